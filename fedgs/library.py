@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedgs.config.fields import Scalar
-from fedgs.config.recipes import is_left_open, overridden
+from fedgs.config.recipes import DEFAULT, is_left_open, overridden
 from fedgs.config.recipes import recipe as named_recipe
 from fedgs.config.run_config import ResolvedConfig, RunConfig, check_names
 from fedgs.config.settings import GIVEN
@@ -91,7 +91,7 @@ def train(
     given = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}
     is_open = recipe is None and is_left_open(given)
     if recipe is None:
-        recipe = "staged" if is_open else "full-participation"
+        recipe = DEFAULT if is_open else "full-participation"
     config = named_recipe(recipe) if isinstance(recipe, str) else recipe
     source: Source | None = None
     if images is not None:

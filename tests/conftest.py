@@ -58,6 +58,11 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedgs.gan.refinement.STEPS", 10)
+
+
+@pytest.fixture(autouse=True)
 def _batched_calls(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

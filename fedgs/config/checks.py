@@ -15,7 +15,7 @@ from fedgs.config.fields import Problem, refuse, shortened
 from fedgs.config.integers import why_too_coarse
 from fedgs.config.placement import read_sizes
 from fedgs.config.settings import Settings
-from fedgs.config.stages import FEATURES, MASS, MOST_FEATURES
+from fedgs.config.stages import FEATURES, FONT_FEATURES, MASS, MOST_FEATURES
 
 FEMNIST_CLASSES = ("all", "merged", "digits", "letters", "merged-letters")
 NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"  # also a file's name: of its key
@@ -211,6 +211,8 @@ def stage_problems(config: Settings) -> Iterator[Problem]:
     if config.stages is None:
         if config.public_data is not None:
             yield "public_data", "there are no stages; give --stages, or leave it out"
+        if config.generator == "refined":
+            yield "generator", "is fitted to features; give --stages with them"
         return
     if config.client_selection != "all":
         yield (
@@ -272,21 +274,26 @@ def _moment_problems(config: Settings) -> Iterator[Problem]:
     if config.moment_size > config.image_size:
         yield "moment_size", f"give --moment-size at most {config.image_size}"
     kinds = [stage.kind for stage in config.stage_list]
+    if config.knows_fonts and config.image_channels != 1:
+        why = f"{FONT_FEATURES} are of grey images"
+        yield "stages", f"{why}; give --stages with features instead"
+    kinds = kinds[:-1] if config.has_features and len(kinds) > 1 else kinds
     # Each needs what the one before found.
     first = ["means", "scatter"] if config.public_data is None else []
     in_order = [*first, *["moments"] * len(kinds)][: len(kinds)]
     if kinds[-1] == "parts" and len(kinds) > len(first):
         in_order[-1] = "parts"
     if kinds != in_order:
-        order = ", ".join([*first, "any number of moments, parts once"])
+        order = ", ".join([*first, "any number of moments, parts once, features"])
         yield "stages", f"moments come in the order {order}; give --stages so"
     for name, kind in (("moment_size", "scatter"), ("latent_dim", "moments")):
         if FEATURES[kind](config.moment_features, config.latent_dim) > MOST_FEATURES:
             why = f"more than {MOST_FEATURES} products of two coordinates"
             yield name, f"{why}; give a smaller --{name.replace('_', '-')}"
-    for name, needed in (("generator", "gaussian"), ("latent", "normal")):
+    generator = "refined" if config.has_features else "gaussian"
+    for name, needed in (("generator", generator), ("latent", "normal")):
         if getattr(config, name) != needed:
-            why = "stages determine a Gaussian"
+            why = "stages determine it"
             yield name, f"{why}; give --{name} {needed}"
 
 

@@ -42,12 +42,13 @@ class RunConfig(Settings):
     @property
     def public_conditions(self) -> tuple[str, ...]:
         """What every epsilon of such a run supposes to be public, in words."""
-        if self.public_data is None:
-            return ()
-        return (
-            f"public data: the images of {Path(self.public_data).name} belong to "
-            "nobody who is protected, and were not chosen by a look at the private "
-            "ones",
+        names = {"fonts"} if self.knows_fonts else set[str]()
+        if self.public_data is not None:
+            names.add(Path(self.public_data).name)
+        return tuple(
+            f"public data: the images of {name} belong to nobody who is protected, and "
+            "were not chosen by a look at the private ones"
+            for name in sorted(names)
         )
 
     @classmethod

@@ -26,7 +26,14 @@ from fedgs.config.fields import (
 from fedgs.config.hub import HubSource, read_hub
 from fedgs.config.integers import clip_units
 from fedgs.config.placement import Placement, hosting, read_sizes
-from fedgs.config.stages import FEATURES, PARTS, Stage, Terms, read_stages
+from fedgs.config.stages import (
+    FEATURES,
+    FONT_FEATURES,
+    PARTS,
+    Stage,
+    Terms,
+    read_stages,
+)
 from fedgs.errors import UserError
 
 # GS-WGAN source/config.py defaults, as published (Chen, Orekondy, Fritz, NeurIPS 2020).
@@ -287,7 +294,8 @@ class Settings:
         "Training",
         "What the first rounds release, one each, and its share of the privacy spent: "
         "means:0.25,scatter:0.25,moments:0.5 for a Gaussian of each class, ...,parts "
-        "for four. Of a stage of weight w, noise_std = 2 * clip_bound * "
+        "for four, ...,features for a refiner behind them, or font-features, of a "
+        "network of fonts. Of a stage of weight w, noise_std = 2 * clip_bound * "
         "noise_multiplier / sqrt(w); without weights equal, sum 1.",
         traits=("mechanism",),
     )
@@ -345,9 +353,9 @@ class Settings:
         "resnet",
         "Model",
         "Generator: resnet or dcgan (the paper), the light upsample, gaussian: one "
-        "Gaussian for each class, which stages determine, or coded: linear layers "
-        "through a short code.",
-        choices=("resnet", "dcgan", "upsample", "gaussian", "coded"),
+        "Gaussian for each class, which stages determine, refined: a U-net behind it, "
+        "or coded: linear layers through a short code.",
+        choices=("resnet", "dcgan", "upsample", "gaussian", "refined", "coded"),
     )
     generator_dim: int = option(64, "Model", "Width of the generator.", at_least=1)
     discriminator_dim: int = option(
@@ -554,6 +562,17 @@ class Settings:
     def num_stages(self) -> int:
         """S, the rounds 1 to S release embeddings; 0 without stages."""
         return len(self.stage_list)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the last stage is one of features, which a refiner is fitted to."""
+        kinds = [stage.kind for stage in self.stage_list]
+        return kinds[-1:] in (["features"], [FONT_FEATURES])
+
+    @property
+    def knows_fonts(self) -> bool:
+        """Whether its features, and its refiner's start, are of public fonts."""
+        return any(stage.kind == FONT_FEATURES for stage in self.stage_list)
 
     @property
     def num_parts(self) -> int:

@@ -23,6 +23,12 @@ MOST_STAGES = 100
 WEIGHTED = "give --stages a positive number for each, as means:0.5,scatter:0.5"
 MOST_FEATURES = 1_000_000  # of one image
 MOST_CHARACTERS = 10_000  # of a text that may come from a hostile server
+# Of the network that makes features (`fedgs.gan.public_networks`): means over 7x7
+# fields of 32 channels, squares over 4x4, 64 channels over 4x4, a last layer; and
+# products of coordinates along the longest axes of the last one.
+LAYER_FEATURES = (32 * 7**2, 32 * 4**2, 64 * 4**2, 128)
+TRUNK_AXES = 64
+FONT_FEATURES = "font-features"  # where that network has seen digits drawn from fonts
 SPLITS = 2  # a class is cut across its longest axes, so many of them
 PARTS = 2**SPLITS  # of a class then
 
@@ -35,13 +41,20 @@ def _moments(coordinates: int, axes: int) -> int:
     return axes + _pairs(axes)
 
 
+def _layers(coordinates: int, axes: int) -> int:
+    return sum(LAYER_FEATURES) + _pairs(TRUNK_AXES)
+
+
 # Number of features of each kind by `moment_features` and `latent_dim`, in the order in
-# which they determine a Gaussian for each class: `fedgs.gan.features` computes them.
+# which they determine a Gaussian for each class, and a network behind it:
+# `fedgs.gan.features` computes them.
 FEATURES: dict[str, Callable[[int, int], int]] = {
     "means": lambda coordinates, axes: coordinates,
     "scatter": lambda coordinates, axes: _pairs(coordinates),
     "moments": _moments,
     "parts": _moments,
+    "features": _layers,
+    FONT_FEATURES: _layers,
 }
 
 

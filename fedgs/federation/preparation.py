@@ -20,6 +20,7 @@ from fedgs.cohorts.files import selection_costs
 from fedgs.config.recipes import HELD_OUT, moments_for
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN, settings_with
+from fedgs.config.stages import FONT_FEATURES
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
@@ -216,7 +217,7 @@ def fitted_to_data(
     given: Mapping[str, Any],
     source: Source | None = None,
 ) -> tuple[RunConfig, FederatedImages]:
-    """Fits the recipe `staged` to what is public of the data, and loads them.
+    """Fits the default recipe to what is public of the data, and loads them.
 
     Size and channels are the images' own. There are as many low frequencies, and parts
     of classes or not, as number of clients, nodes and noise pay for.
@@ -243,6 +244,8 @@ def fitted_to_data(
     (channels, *sides), load = source
     own: dict[str, Any] = {"image_channels": 3 if channels == 3 else 1}
     own["image_size"] = next((s for s in FITTING_SIDES if s >= max(sides)), 64)
+    if channels == 3 and config.stages:
+        own["stages"] = config.stages.replace(FONT_FEATURES, "features")
     config = dataclasses.replace(config, **own | _those(given, own))
     resolved, data = resolve(config, load=load)
     data = with_counted(data, given)

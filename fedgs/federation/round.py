@@ -20,7 +20,7 @@ source/main.py, source/pretrain.py.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -48,6 +48,7 @@ from fedgs.gan.features import StageRelease, embedding
 from fedgs.gan.models import (
     ADAM_BETAS,
     Generator,
+    GeneratorRefined,
     advance_in_place,
     build_generator,
     sample_labels,
@@ -55,6 +56,8 @@ from fedgs.gan.models import (
     update_ema,
 )
 from fedgs.gan.moments import Model, model_of, set_generator, start_of
+from fedgs.gan.public_networks import refiner_of_fonts
+from fedgs.gan.refinement import reference, refine
 from fedgs.gan.stages import make_stage, released
 from fedgs.mechanism.integers import IntegerSum, sanitize_integers
 from fedgs.mechanism.noise import NoiseStream
@@ -100,6 +103,8 @@ def new_server(config: ResolvedConfig) -> ServerState:
     seed = derived_seed(config.seed, "generator")
     # 4: theta_G, and Adam for line 11.
     generator = build_generator(config, seed).to(config.device)
+    if isinstance(generator, GeneratorRefined) and config.knows_fonts:
+        generator.refiner.load_state_dict(refiner_of_fonts(config), strict=False)
     optimizer = torch.optim.Adam(
         generator.parameters(),
         lr=config.generator_learning_rate,
@@ -329,6 +334,9 @@ def stage_request(config: ResolvedConfig, server: ServerState) -> StageRequest:
     Source: docs/privacy.md, "Embedding releases".
     """
     round = server.round + 1
+    if round == config.num_stages and config.has_features:
+        network, centre = reference(config, server.ema)
+        return StageRequest(round, (network,), centre)
     made = make_stage(config, server.stages, round, server.start)
     return StageRequest(round, *made)
 
@@ -360,6 +368,30 @@ def stage_round(
     model = model_of(config, server.stages, server.start)
     set_generator(config, model, server.generator, server.ema)
     server.round += 1
+
+
+def fit_refiner(
+    config: ResolvedConfig, server: ServerState, check: Callable[[int], None]
+) -> None:
+    """Fits the generator to the release of its last stage; repeatable.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        config: the resolved configuration, whose last stage is one of features.
+        server: after the stages; generator and average are changed in place.
+        check: called with each finished step; what it raises ends the fit.
+    """
+    # A fit that was interrupted has moved them.
+    fresh = new_server(config)
+    model = model_of(config, server.stages, server.start)
+    set_generator(config, model, fresh.generator, server.ema)
+    server.generator.load_state_dict(fresh.generator.state_dict())
+    generator, average = server.generator, server.ema
+    if isinstance(generator, GeneratorRefined) and isinstance(
+        average, GeneratorRefined
+    ):
+        refine(config, server.stages[-1], generator, average, check)
 
 
 # ------------------------------------------------------------------ client

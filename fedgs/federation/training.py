@@ -35,6 +35,7 @@ from fedgs.federation.messages import (
 )
 from fedgs.federation.round import (
     draw_fakes,
+    fit_refiner,
     new_server,
     public_fakes,
     select,
@@ -43,6 +44,7 @@ from fedgs.federation.round import (
     stage_round,
     trainees,
 )
+from fedgs.gan.refinement import STEPS as REFINER_STEPS
 from fedgs.mechanism.masks import LEAST_NODES, Announced, Attempt
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.privacy.accounting import Plan
@@ -110,6 +112,7 @@ class RunSession:
         gradients = [event for event in ledger.events if event.release == "gradient"]
         self._prepared = {*last_rounds(self.config, gradients, self.server.round)}
         self._round: _Round | None = None  # between `begin` and `finish`
+        self._is_settled = False  # whether the refiner is fitted, where there is one
 
     @classmethod
     @contextmanager
@@ -149,11 +152,33 @@ class RunSession:
             RunStopped: `stop` was set, and rounds are left.
         """
         while self.server.round < self.config.num_rounds:
+            self._settle(stop)
             yield self.server.round + 1
             if stop.is_set() and self.server.round < self.config.num_rounds:
                 raise RunStopped(f"stopped after round {self.server.round}")
         self._checkpoints.commit()
+        self._settle(stop)
         self._save_generator()
+
+    def _settle(self, stop: Stop) -> None:
+        """Fits the refiner to its stage; after a stop, or a crash, it begins anew.
+
+        Raises:
+            RunStopped: `stop` was set.
+        """
+        is_due = self.config.has_features and not self._is_settled
+        if not is_due or self.server.round != self.config.num_stages:
+            return
+
+        def check(step: int) -> None:
+            if stop.is_set():
+                raise RunStopped(f"stopped in step {step} of the refiner's fit")
+            if step % (REFINER_STEPS // 20) == 0:
+                self.report({"refiner_step": step, "refiner_steps": REFINER_STEPS})
+
+        fit_refiner(self.config, self.server, check)
+        self._is_settled = True
+        self._write_samples(is_last=True)
 
     @cached_property
     def preparation(self) -> FakeBatch:

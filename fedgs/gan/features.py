@@ -4,10 +4,12 @@
     scatter      products of two of them, after the image's class mean is taken off
     moments      the same image along given axes, and products of two coordinates
     parts        the same, by the part of its class that the image lies in
+    features     layers of a random trunk, and products of coordinates of the last one
+    font-features  the same of a trunk that knows fonts
 
-`fedgs.gan.moments` makes them. A network is a dictionary of tensors; its architecture
-is its kind, and the run's settings. So it travels as tensors of shapes that both sides
-know, never as code.
+`fedgs.gan.moments` makes the first four, `fedgs.gan.refinement` the others. A network
+is a dictionary of tensors; its architecture is its kind, and the run's settings. So it
+travels as tensors of shapes that both sides know, never as code.
 
 Privacy: a network depends on earlier releases only.
 
@@ -24,11 +26,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import MASS, PARTS, SPLITS
+from fedgs.config.stages import (
+    FONT_FEATURES,
+    LAYER_FEATURES,
+    MASS,
+    PARTS,
+    SPLITS,
+    TRUNK_AXES,
+)
+from fedgs.gan.public_networks import fonts_trunk, random_trunk, trunk_features
 from fedgs.mechanism.sanitizer import to_dct
 from fedgs.shapes import Images, Labels, TensorDict
 
 QUADRATIC_WEIGHT = 0.5  # of products of coordinates beside the coordinates themselves
+# Of a trunk's features: so that they, and not MASS, are most of an embedding's length.
+FEATURE_SCALE = 2.5
 IMAGES_AT_ONCE = 100
 
 Shapes = dict[str, tuple[int, ...]]
@@ -79,6 +91,12 @@ def _part_shapes(config: ResolvedConfig) -> Shapes:
     return {"axes": (size, axes), "centre": (classes * PARTS, axes), **of_classes}
 
 
+def _trunk_shapes(config: ResolvedConfig) -> Shapes:
+    size = sum(LAYER_FEATURES)
+    axes = (LAYER_FEATURES[-1], TRUNK_AXES)
+    return {"mean": (size,), "scale": (size,), "axes": axes}
+
+
 def low_frequencies(images: Images, count: int) -> Tensor:
     """Returns low DCT coefficients of images, (n, count), from all channels."""
     return to_dct(images, math.isqrt(count // images.shape[1])).flatten(1)
@@ -107,6 +125,17 @@ def _moment_features(net: TensorDict, images: Images, groups: Labels) -> Tensor:
     return torch.cat([residual, QUADRATIC_WEIGHT * products(residual)], dim=1)
 
 
+def _layers(trunk: TensorDict, net: TensorDict, images: Images) -> Tensor:
+    """Returns the trunk's layers, each of one length, and products of the last one's.
+
+    Privacy: no server chooses the trunk, which comes with the package.
+    """
+    centred = trunk_features(trunk, images) - net["mean"]
+    deep = centred[:, -LAYER_FEATURES[-1] :] @ net["axes"]
+    parts = [centred * net["scale"], products(deep) / TRUNK_AXES]
+    return FEATURE_SCALE * torch.cat(parts, dim=1)
+
+
 def products(vectors: Tensor) -> Tensor:
     """Returns the products of two coordinates, a vector of norm ||v||^2.
 
@@ -132,6 +161,12 @@ KINDS = {
     "scatter": Kind(_model_shapes, _scatter_features),
     "moments": Kind(_model_shapes, _moment_features),
     "parts": Kind(_part_shapes, _moment_features, _parts),
+    "features": Kind(
+        _trunk_shapes, lambda net, x, y: _layers(random_trunk(x.shape[1]), net, x)
+    ),
+    FONT_FEATURES: Kind(
+        _trunk_shapes, lambda net, x, y: _layers(fonts_trunk(), net, x)
+    ),
 }
 
 

@@ -341,6 +341,71 @@ class GeneratorGaussian(Generator):
         return images.clamp(0, 1)
 
 
+class GeneratorRefined(GeneratorGaussian):
+    """A Gaussian for each class, and a refiner behind it, which alone is trained.
+
+    Differs from the reference: not in the paper. `fedgs.gan.refinement` fits it.
+    """
+
+    def __init__(self, config: ResolvedConfig) -> None:
+        """Makes the Gaussians, which no gradient moves, and the refiner."""
+        super().__init__(config)
+        self.requires_grad_(False)
+        self.refiner = Refiner(config)
+
+    def forward(self, z: Latents, labels: Labels) -> Images:
+        """Makes images; see `Generator.forward`."""
+        return self.refiner(super().forward(z, labels), labels)
+
+
+class Refiner(nn.Module):
+    """A U-net that sharpens a Gaussian's images, of any side and channels.
+
+        logits = logits of the image + net(image, label)
+
+    It works at the image's side, a half and a quarter of it, with d, 3d and 4d
+    channels, and begins as the identity.
+
+    Source: Ronneberger et al., "U-net", MICCAI 2015, with additive class embeddings.
+    """
+
+    def __init__(self, config: ResolvedConfig) -> None:
+        """Makes the layers; the last one and the embedding are 0."""
+        super().__init__()
+        d, channels = config.generator_dim, config.image_channels
+        widths = self.widths = (d, 3 * d, 4 * d)
+
+        def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+            return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)
+
+        sizes = zip((channels, *widths[:2]), widths, (1, 2, 2), strict=True)
+        self.down = nn.ModuleList(convolution(*size) for size in sizes)
+        self.same = nn.ModuleList(convolution(width, width) for width in widths)
+        self.up = nn.ModuleList([convolution(7 * d, 3 * d), convolution(4 * d, d)])
+        self.last = convolution(d, channels)
+        self.embedding = nn.Embedding(config.num_classes, sum(widths))
+        for layer in (self.last, self.embedding):
+            for parameter in layer.parameters():
+                nn.init.zeros_(parameter)
+
+    def forward(self, images: Images, labels: Labels) -> Images:
+        """Returns images in [0, 1]; changes no state.
+
+        Args:
+            images: of the Gaussian, shape (B, C, S, S) in [0, 1].
+            labels: shape (B,).
+        """
+        of_class = self.embedding(labels)[:, :, None, None].split(self.widths, dim=1)
+        h, passed = 2 * images - 1, []
+        for down, same, added in zip(self.down, self.same, of_class, strict=True):
+            h = F.silu(same(F.silu(down(h) + added)))
+            passed.append(h)  # S -> S / 2 -> S / 4
+        for layer, beside in zip(self.up, passed[-2::-1], strict=True):
+            h = F.interpolate(h, size=beside.shape[-2:])
+            h = F.silu(layer(torch.cat([h, beside], dim=1)))
+        return torch.sigmoid(self.last(h) + torch.logit(images.clamp(0.01, 0.99)))
+
+
 class Discriminator(nn.Module):
     """The paper's projection discriminator: three 5x5 convolutions of stride 2.
 
@@ -395,6 +460,7 @@ GENERATORS: dict[str, type[Generator]] = {
     "dcgan": GeneratorDCGAN,
     "upsample": GeneratorUpsample,
     "gaussian": GeneratorGaussian,
+    "refined": GeneratorRefined,
     "coded": GeneratorCoded,
 }
 

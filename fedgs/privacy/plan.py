@@ -147,7 +147,8 @@ class Plan:
         if values.pop("noise_source") not in ("os", "seeded"):
             raise UserError(f"noise_source = {self.noise_source!r}: give os or seeded")
         # A plan has no generator, so it has the one that suits any stages.
-        values |= {"generator": "gaussian", "latent": "normal"}
+        generator = "refined" if "features" in (self.stages or "") else "gaussian"
+        values |= {"generator": generator, "latent": "normal"}
         if (self.stages or "").startswith(
             ("moments", "parts")
         ):  # where a start allows it

@@ -81,7 +81,7 @@ def test_help_fits_two_screens_and_its_flags_are_the_most_used(fedgs, monkeypatc
     out = printed(fedgs("train", "--help"))
     assert out.count("\n") < 56
     assert "--ema-decay" not in out
-    assert "[default: 3]" in out  # the rounds of `staged`
+    assert "[default: 4]" in out  # the rounds of `warm-start`
     assert re.search("hold out 0.1 of data.*default: 0.1", out, re.DOTALL)
     assert "--ema-decay" in printed(fedgs("train", "--help-all"))
 

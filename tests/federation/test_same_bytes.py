@@ -14,6 +14,7 @@ import pytest
 
 from deployed_grid import Deployment
 from fedgs.federation import local
+from fedgs.federation import round as rounds_of_servers
 from fedgs.files import read_tensors
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs import run_folder
@@ -22,7 +23,7 @@ from runs import Report, attempts, events, generator, ignore, train
 from server.strategy import GsWgan
 from simulated_grid import MODES as SIMULATED
 from simulated_grid import FakeGrid
-from tiny import MOMENTS, digest, tiny_config, write_tiny_npz
+from tiny import MOMENTS, REFINED, digest, tiny_config, write_tiny_npz
 
 pytestmark = pytest.mark.usefixtures("server_process", "clock")
 
@@ -39,6 +40,8 @@ MODES = SIMULATED | {
     # A generator whose spectral vectors move with each step.
     "resnet": {"clients_per_round": 1, "generator": "resnet", "generator_dim": 2},
     "parts": MOMENTS | {"stages": "means,scatter,parts"},
+    # Moments, a refiner, and rounds of discriminators that train it on.
+    "refined": REFINED | {"stages": "means,scatter,features"},
     "public start": MOMENTS | {"stages": "moments,moments", "public_data": "all"},
 }
 
@@ -151,6 +154,7 @@ def check(run, whole: Local) -> None:
 CASES = [
     *((mode, "Workers") for mode in ("selected", "balanced, frozen")),
     *((m, "Flower") for m in ("trains without answering", "public start", "parts")),
+    *(("refined", engine) for engine in ("Flower", "Deployed")),
     *((m, "Hopping") for m in ("selected", "full participation", "staged")),
     *((m, "Deployed") for m in ("selected", "silos that differ", "staged")),
 ]
@@ -235,10 +239,21 @@ def before_the_commit(patch: pytest.MonkeyPatch, round: int) -> None:
     patch.setattr(run_folder, "write_json", crash)
 
 
+def in_the_fit(patch: pytest.MonkeyPatch, step: int) -> None:
+    refine = rounds_of_servers.refine
+
+    def check(done: int) -> None:
+        if done == step:
+            raise Killed
+
+    patch.setattr(rounds_of_servers, "refine", lambda *of: refine(*of[:-1], check))
+
+
 FAULTS: dict[str, list[tuple[Callable, int]]] = {
     "before the first release": [(before_sending, 1)],
     "before the first checkpoint": [(between_nodes_and_commit, 2)],
     "after a step": [(after_the_step, 3)],
+    "in the refiner's fit": [(in_the_fit, 7), (after_the_step, ROUNDS)],
     "with uncommitted node states": [(between_nodes_and_commit, ROUNDS)],
     "at the end": [(before_the_commit, ROUNDS)],
     "four times": [
@@ -255,6 +270,7 @@ BROKEN = [
     ("selected", Local, "at the end"),
     ("selected", Local, "four times"),
     ("resnet", Local, "after a step"),
+    ("refined", Local, "in the refiner's fit"),
     ("staged", Local, "four times"),
     ("public start", Local, "after a step"),
     ("selected", Flower, "after a step"),

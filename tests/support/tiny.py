@@ -62,6 +62,10 @@ STAGED = FULL_PARTICIPATION | {
 # Three stages, and nothing else.
 MOMENTS = STAGED | {"stages": "means:0.5,scatter:1,moments:2"}
 
+# Moments, and a refiner fitted to features.
+REFINED = MOMENTS | {"stages": MOMENTS["stages"] + ",features:2", "num_rounds": 4}
+REFINED |= {"generator": "refined", "generator_dim": 2}
+
 
 def tiny_config(**overrides: object) -> ResolvedConfig:
     """Returns a resolved and valid configuration of the tiny problem.

@@ -39,6 +39,7 @@ from fedgs.app.flags import (
 from fedgs.app.tables import folded
 from fedgs.cohorts.settings import Selection
 from fedgs.config.recipes import (
+    DEFAULT,
     HELD_OUT,
     configure,
     is_left_open,
@@ -65,7 +66,7 @@ app.add_typer(baseline.app, name="baseline")
 MOST_USED = ("data", "test_fraction", "num_clients", "target_epsilon")
 MOST_USED += ("noise_multiplier", "relation", "num_rounds", "engine", "output", "seed")
 # The recipe of a target epsilon alone, whose defaults the help shows.
-CHOSEN = replace(recipe("staged"), test_fraction=HELD_OUT, target_epsilon=None)
+CHOSEN = replace(recipe(DEFAULT), test_fraction=HELD_OUT, target_epsilon=None)
 MOST_USED_TO_DEBUG = ("data", "data_dir", "target_epsilon", "engine", "output", "seed")
 FORMAT_WARNING = warnings.formatwarning
 OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
@@ -121,16 +122,16 @@ def train(
 ) -> None:
     """Train a generator. Settings: recipe, then TOML file, then flags.
 
-    With --target-epsilon and no method: `staged`, fitted to the clients.
+    With --target-epsilon and no method: `warm-start`, fitted to the clients.
     """
     is_open = recipe is None and config is None and is_left_open(settings)
     # Fails before torch is imported.
-    configured = configure("staged" if is_open else recipe, config, settings)
+    configured = configure(DEFAULT if is_open else recipe, config, settings)
     from fedgs.app.commands import train as running
     from fedgs.federation.preparation import with_held_out
 
     configured = with_held_out(configured, settings_in(config) | settings)
-    name = recipe or ("staged" if is_open else "run")
+    name = recipe or (DEFAULT if is_open else "run")
     running.train(configured, name, settings if is_open else None, dry_run)
 
 

@@ -14,7 +14,7 @@ from fedgs.app.commands.progress import say
 from fedgs.app.commands.run_outcome import near
 from fedgs.app.tables import Table
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.recipes import OF_STAGED, moments_for, recipe, signal_of
+from fedgs.config.recipes import DEFAULT
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.sources import has_test_split
@@ -33,28 +33,17 @@ FEW_SECONDS, FLOWER_SECONDS = 5.0, 20.0  # start and end of a run, by engine
 TIMED_SECONDS = 1.0  # of a few clients' rounds, by which all rounds are estimated
 # 60,000 images, 100 low frequencies: 4 CPU seconds (docs/benchmark.md).
 SECONDS_OF_PRODUCT = 4 / (60_000 * 100**2)
-# docs/benchmark.md, "The forecast of a dry run": lowest and highest accuracy of runs
-# around each `signal_of`, in hundredths; FITTED is staged with `moments_for`.
-SIGNALS = (260, 420, 650, 1700, 4000)
-FITTED = "none named"
-MEASURED = {
-    FITTED: ((27, 69), (51, 75), (59, 81), (71, 87), (74, 89)),
-    "staged": ((35, 62), (58, 73), (63, 83), (69, 87), (71, 88)),
-    "staged-parts": ((12, 20), (33, 58), (54, 79), (71, 87), (74, 89)),
-    "staged-fonts": ((72, 78), (75, 81), (80, 83), (84, 85), (83, 83)),
-}
-OF_RECIPE = OF_STAGED | {"num_rounds", "stages", "public_data", "clip_bound"}
+SECONDS_OF_FIT = 300 / 28**2  # on one core; 250 to 300 s at 28 pixels
 ABSURD_EPSILON = 100.0
 OUTSIDE = "scores on private data lie outside every epsilon"
 
 
 def choice(config: ResolvedConfig, data: FederatedImages) -> str:
     """Returns the line that says which recipe was chosen, by what, and how long."""
-    name = "staged" if config.num_parts == 1 else "staged-parts"
     return (
-        f"recipe {name} (none was given): {config.num_rounds} releases of means and "
-        f"covariances, moment_size {config.moment_size} by {config.num_clients} "
-        f"clients and {target(config)}; {duration(config, data)}"
+        f"recipe {DEFAULT} (none was given): {config.num_rounds} releases of means, "
+        f"covariances and features, moment_size {config.moment_size} by "
+        f"{config.num_clients} clients and {target(config)}; {duration(config, data)}"
     )
 
 
@@ -126,6 +115,8 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
     seconds, by = FEW_SECONDS if config.engine == "local" else FLOWER_SECONDS, ""
     if config.num_stages:
         seconds += SECONDS_OF_PRODUCT * len(data.images) * config.moment_features**2
+    if config.has_features:
+        seconds += SECONDS_OF_FIT * config.image_size**2
     if config.num_rounds > config.num_stages:
         seconds += seconds_of_gradients(config, data)
         by = ", by rounds of a few clients timed here, if the cores are idle"
@@ -184,40 +175,6 @@ def _timed_round(
     return of_server, of_client
 
 
-def quality(config: ResolvedConfig) -> str:
-    """Returns the accuracy of a CNN in our runs near this one.
-
-    No run is near of other images than grey ones of 28 pixels and ten classes, of other
-    settings, and of less signal. More of it changes little: noise is no limit any more.
-    """
-    signal, shape = signal_of(config), (config.image_size, config.image_channels)
-    is_alike = (config.num_classes, *shape) == (10, 28, 1) and config.num_stages > 0
-    name = next((name for name in MEASURED if _is_of(config, name)), None)
-    if name is None or not is_alike or signal < SIGNALS[0] / 1.3:
-        return "no run of ours is near (docs/benchmark.md)"
-    low, high = _range(name, signal)
-    return (
-        f"{low:.2f} to {high:.2f}: accuracy of a CNN of 2,000 samples (of 10,000: up "
-        "to 0.1 more); handwriting near the upper end, clothes and fonts near the "
-        "lower one"
-    )
-
-
-def _range(name: str, signal: float) -> tuple[float, float]:
-    """Returns both ends, between the signals of our runs on a line in its logarithm."""
-    at, x = np.log(signal), np.log(SIGNALS)
-    low, high = (float(np.interp(at, x, y)) for y in np.transpose(MEASURED[name]))
-    return (low - 2) / 100, (high + 2) / 100  # another seed of the CNN changes 0.02
-
-
-def _is_of(config: ResolvedConfig, name: str) -> bool:
-    """Tells whether a run has the settings of a row of `MEASURED`."""
-    known = recipe("staged" if name == FITTED else name)
-    if name == FITTED:
-        known = dataclasses.replace(known, **moments_for(config))
-    return all(getattr(config, key) == getattr(known, key) for key in OF_RECIPE)
-
-
 def show(config: ResolvedConfig, data: FederatedImages) -> None:
     """Prints what a run would do; nothing is written, nothing is spent."""
     for name, value in _lines(config, data).items():
@@ -251,6 +208,5 @@ def _lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
         "time": duration(config, data),
         "memory": f"about {held / 1e9:.1f} GB",
         "disk": f"about {math.ceil(3 * state / 1e6) + 10} MB in {folder}",
-        "quality": quality(config),
         "scores": evaluation_note(config, data),
     }

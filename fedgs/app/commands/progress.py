@@ -68,8 +68,15 @@ class Progress:
 
     def rounds(self, total: int, title: str = "round") -> Callable[[Any], None]:
         """Returns what a run of so many rounds calls with each round's metrics."""
-        stage = self.stage(title, title.split()[-1])
-        return lambda metrics: stage(metrics["round"], total)
+        stage, fit = self.stage(title, title.split()[-1]), self.stage("refiner: step")
+
+        def show(metrics: dict[str, Any]) -> None:
+            if "refiner_step" in metrics:
+                fit(metrics["refiner_step"], metrics["refiner_steps"])
+            else:
+                stage(metrics["round"], total)
+
+        return show
 
 
 class Stage:

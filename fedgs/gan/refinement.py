@@ -1,0 +1,144 @@
+"""The refiner's fit: one release of feature means holds what critics would say.
+
+A discriminator that is linear over fixed features has, averaged over the clients, a
+gradient that depends on the generator's features and on the class means of the
+clients' alone. So one release of those means replaces all rounds of all such
+discriminators, and the generator may take as many steps against it as it likes:
+
+    loss = sum over classes of |E f(G(z, y)) - target_y|^2
+
+Features are made by the trunk of `fedgs.gan.public_networks`, and scaled by what the
+generator itself draws before the release.
+
+Privacy: post-processing of DP output.
+
+Source: docs/privacy.md, "Embedding releases"; generative moment matching: Li, Swersky,
+Zemel 2015; over features of a public network: Harder et al., "Pre-trained perceptual
+features improve differentially private image generation", TMLR 2023.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import LAYER_FEATURES, TRUNK_AXES
+from fedgs.gan.features import KINDS, StageRelease
+from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update_ema
+from fedgs.gan.public_networks import fonts_trunk, random_trunk, trunk_features
+from fedgs.randomness import stream
+from fedgs.shapes import Images, Labels, TensorDict
+
+STEPS = 900
+SAMPLES = 10  # of each class in a step
+REFERENCE_STEPS = 40  # whose samples scale the features
+LEAST_VARIANCE = 0.01  # of an axis, of the mean over all
+LEARNING_RATE = 1e-3
+BETAS = (0.5, 0.99)
+# Of the means of the steps before, in the factor that stands for E f(G(z, y)): without
+# it a step's own noise would count as a distance, and pictures of one kind be nearer.
+MEMORY = 0.95
+AVERAGED = 0.98  # decay of the averaged refiner
+
+
+def reference(
+    config: ResolvedConfig, generator: Generator
+) -> tuple[TensorDict, Tensor]:
+    """Returns how features are scaled, and their means, by the generator's own samples.
+
+    Each layer has mean length 1 around its mean. The axes are the longest of the last
+    layer, along which it has variance 1.
+
+    Privacy: post-processing of DP output.
+
+    Returns:
+        What a stage sends: the network, and the centre, shape (1, classes, features).
+    """
+    channels = config.image_channels
+    trunk = fonts_trunk() if config.knows_fonts else random_trunk(channels)
+    with torch.no_grad():
+        samples = [
+            _drawn(config, generator, step) for step in range(-REFERENCE_STEPS, 0)
+        ]
+        found = torch.cat([trunk_features(trunk, images) for images, _ in samples])
+        mean = found.double().mean(0)
+        centred = found.double() - mean
+        lengths = [part.norm(dim=1).mean() for part in centred.split(LAYER_FEATURES, 1)]
+        scale = 1 / torch.stack(lengths).clamp_min(1e-9)
+        scale = scale.repeat_interleave(
+            torch.tensor(LAYER_FEATURES, device=mean.device)
+        )
+        deep = centred[:, -LAYER_FEATURES[-1] :]
+        variances, axes = torch.linalg.eigh(deep.T @ deep / len(deep))  # upwards
+        # An axis that the samples hardly vary along would have the largest products.
+        least = max(float(LEAST_VARIANCE * variances.mean()), 1e-9)
+        axes = axes[:, -TRUNK_AXES:] / variances[-TRUNK_AXES:].clamp_min(least).sqrt()
+        network = {"mean": mean, "scale": scale, "axes": axes}
+        network = {name: value.float().contiguous() for name, value in network.items()}
+        sums = [class_means(config, network, *drawn) for drawn in samples]
+    centre = torch.stack(sums).mean(0)
+    return {n: v.cpu() for n, v in network.items()}, centre.unsqueeze(0).cpu()
+
+
+def class_means(
+    config: ResolvedConfig, net: TensorDict, images: Images, labels: Labels
+) -> Tensor:
+    """Returns the mean features of each class, which all have as many images.
+
+    Args:
+        config: the resolved configuration.
+        net: tensors of the stage.
+        images: shape (n, C, S, S).
+        labels: shape (n,), as of `_drawn`.
+    """
+    kind = config.stage_list[-1].kind
+    features = KINDS[kind].features(net, images, labels)
+    return features.unflatten(0, (SAMPLES, -1)).mean(0)
+
+
+def _drawn(
+    config: ResolvedConfig, generator: Generator, step: int
+) -> tuple[Images, Labels]:
+    """Draws as many images of each class, in turns; the same ones for the same step."""
+    labels = torch.arange(config.num_classes).repeat(SAMPLES)
+    rng = stream(config.seed, "refinement", step + REFERENCE_STEPS)
+    z = sample_latents(config, rng, len(labels)).to(config.device)
+    labels = labels.to(config.device)
+    return generator(z, labels), labels
+
+
+def refine(
+    config: ResolvedConfig,
+    release: StageRelease,
+    generator: GeneratorRefined,
+    average: GeneratorRefined,
+    check: Callable[[int], None] = lambda step: None,
+) -> None:
+    """Fits the refiner to a release of feature means.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        config: the resolved configuration.
+        release: of the stage `features`.
+        generator: whose refiner is trained; the averaged one at the end.
+        average: of the same architecture; the averaged one at the end.
+        check: called with each finished step; what it raises ends the fit.
+    """
+    net = {name: value.to(config.device) for name, value in release.networks[0].items()}
+    target = release.target[0].to(config.device)
+    adam = torch.optim.Adam(generator.refiner.parameters(), LEARNING_RATE, BETAS)
+    generator.train()
+    found: Tensor | None = None
+    for step in range(STEPS):
+        adam.param_groups[0]["lr"] = LEARNING_RATE * max(0.05, 1 - step / STEPS)
+        means = class_means(config, net, *_drawn(config, generator, step))
+        now = means.detach()
+        found = now if found is None else torch.lerp(now, found, MEMORY)
+        adam.zero_grad(set_to_none=True)
+        ((found - target) * means).sum().backward()
+        adam.step()
+        update_ema(average.refiner, generator.refiner, step, AVERAGED)
+        check(step + 1)
+    generator.load_state_dict(average.state_dict())

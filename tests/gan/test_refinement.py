@@ -1,0 +1,120 @@
+"""The refiner: public networks, features scaled by the generator, and the fit."""
+
+import copy
+import hashlib
+
+import pytest
+import torch
+
+from fedgs.config.stages import LAYER_FEATURES
+from fedgs.federation.round import new_server
+from fedgs.gan import public_networks, refinement
+from fedgs.gan.features import FEATURE_SCALE, StageRelease
+from fedgs.gan.public_networks import (
+    fonts_trunk,
+    random_trunk,
+    refiner_of_fonts,
+    trunk_features,
+)
+from refusals import assert_refused
+from tiny import REFINED, digest, tiny_config
+
+
+def after_moments(**settings: object):
+    """A server whose only stage left is that of features."""
+    config = tiny_config(**REFINED | settings)
+    server = new_server(config)
+    torch.manual_seed(0)
+    server.generator.mean.uniform_(0, 1)
+    server.generator.factor.mul_(6)
+    server.ema.load_state_dict(server.generator.state_dict())
+    server.round = config.num_stages - 1
+    return config, server
+
+
+def test_a_random_trunk_is_the_same_everywhere_and_keeps_the_size_of_its_input():
+    assert digest(random_trunk(1)) == digest(random_trunk.__wrapped__(1))
+    images = torch.rand(8, 3, 20, 20, generator=torch.Generator().manual_seed(0))
+    found = trunk_features(random_trunk(3), images)
+    assert found.shape == (8, sum(LAYER_FEATURES))
+    assert all(0.05 < part.std() < 5 for part in found.split(LAYER_FEATURES, dim=1))
+
+
+def test_the_packages_networks_are_those_of_the_hash(tmp_path, monkeypatch):
+    content = public_networks.FONTS.read_bytes()
+    assert hashlib.sha256(content).hexdigest() == public_networks.FONTS_SHA256
+    assert {n: v.shape for n, v in fonts_trunk().items()} == {
+        n: v.shape for n, v in random_trunk(1).items()
+    }
+    damaged = tmp_path / "fonts.json"
+    damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    monkeypatch.setattr(public_networks, "FONTS", damaged)
+    assert_refused(
+        "is not the file of this version",
+        public_networks._of_fonts.__wrapped__,
+        "trunk.",
+    )
+
+
+@pytest.mark.parametrize(("classes", "dim", "count"), [(10, 16, 19), (4, 16, 18)])
+def test_a_refiner_begins_with_what_fits_it(classes, dim, count):
+    config = tiny_config(num_classes=classes, generator_dim=dim)
+    assert len(refiner_of_fonts(config)) == count
+    assert refiner_of_fonts(tiny_config(generator_dim=dim + 1)) == {}
+
+
+def test_without_public_networks_the_refiner_begins_as_the_identity():
+    config, server = after_moments()
+    z, labels = torch.zeros(3, config.latent_dim), torch.arange(3)
+    found = server.generator(z, labels)
+    assert torch.allclose(found, server.generator.mean[labels].clamp(0.01, 0.99))
+
+
+def test_features_have_length_one_in_each_layer_and_the_axes_variance_one():
+    config, server = after_moments()
+    net, centre = refinement.reference(config, server.ema)
+    drawn = [refinement._drawn(config, server.ema, step) for step in range(-40, 0)]
+    found = torch.cat([trunk_features(random_trunk(1), x) for x, _ in drawn])
+    layers = ((found - net["mean"]) * net["scale"]).split(LAYER_FEATURES, dim=1)
+    assert [float(layer.norm(dim=1).mean()) for layer in layers] == pytest.approx(
+        [1.0] * 4, rel=1e-4
+    )
+    along = (found - net["mean"])[:, -LAYER_FEATURES[-1] :] @ net["axes"]
+    assert along.var(0).max() == pytest.approx(1, rel=0.01)
+    means = [refinement.class_means(config, net, *batch) for batch in drawn]
+    assert torch.allclose(torch.stack(means).mean(0), centre[0], atol=1e-4)
+    assert FEATURE_SCALE > 1
+
+
+def released(config, server) -> StageRelease:
+    """A release whose target is what another generator draws."""
+    net, _ = refinement.reference(config, server.ema)
+    other = copy.deepcopy(server.ema).requires_grad_(False)
+    other.refiner.last.bias.sub_(1.0)  # darker
+    drawn = [refinement._drawn(config, other, step) for step in range(20)]
+    means = [refinement.class_means(config, net, *batch) for batch in drawn]
+    target = torch.stack(means).mean(0, keepdim=True)
+    return StageRelease("features", (net,), target, torch.zeros(config.num_classes))
+
+
+def distance(config, server) -> float:
+    release = server.stages[-1]
+    net, target = release.networks[0], release.target[0]
+    with torch.no_grad():
+        drawn = [refinement._drawn(config, server.ema, step) for step in range(20)]
+        means = [refinement.class_means(config, net, *batch) for batch in drawn]
+    return float((torch.stack(means).mean(0) - target).square().sum())
+
+
+def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
+    monkeypatch.setattr(refinement, "STEPS", 60)
+    monkeypatch.setattr(refinement, "LEARNING_RATE", 0.02)
+    monkeypatch.setattr(refinement, "AVERAGED", 0.8)
+    config, server = after_moments()
+    server.stages.append(released(config, server))
+    before, mean = distance(config, server), server.generator.mean.clone()
+    refinement.refine(config, server.stages[-1], server.generator, server.ema)
+    assert distance(config, server) < 0.6 * before
+    assert torch.equal(server.generator.mean, mean)
+    states = server.generator.state_dict(), server.ema.state_dict()
+    assert digest(states[0]) == digest(states[1])
