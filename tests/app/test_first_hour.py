@@ -236,7 +236,7 @@ def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
     assert out.startswith("does:       30000 rounds, 1 of 30 clients each")
     assert "will not be possible" not in out
     assert re.search(r"time: +about \d+ (days|hours|minutes), by rounds of a few", out)
-    for word in ("memory:", "disk:", "quality:", "zero-out"):
+    for word in ("memory:", "disk:", "zero-out"):
         assert word in out
     assert list(tmp_path.iterdir()) == []
 
