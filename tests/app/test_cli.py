@@ -142,8 +142,8 @@ def test_sampled_npz_holds_images_and_labels(trained, fedgs, tmp_path):
     before = tree(trained)
     out = printed(fedgs("sample", trained, "-n", 300, "-o", tmp_path / "s.npz"))
     assert f"300 images in {tmp_path}/s.npz" in out
-    found = np.load(tmp_path / "s.npz", allow_pickle=False)
-    images, labels = found["images"], found["labels"]
+    with np.load(tmp_path / "s.npz", allow_pickle=False) as found:
+        images, labels = found["images"], found["labels"]
     assert (images.shape, images.dtype) == ((300, 1, SIDE, SIDE), np.float32)
     assert 0 <= images.min() < images.max() <= 1
     assert np.bincount(labels, minlength=NUM_CLASSES).min() > 60  # 100 expected

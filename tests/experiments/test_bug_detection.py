@@ -162,9 +162,9 @@ def test_own_cohorts_from_files_to_diagnosis(fedgs, done):
     assert len({c.seed for c in configs}) == 8
     assert {c.corruption_seed for c in configs} == {3}
     assert (path / "diagnosis.png").read_bytes().startswith(b"\x89PNG")
-    samples = np.load(path / "samples" / "suspicious-3.npz")
-    assert samples["images"].shape == (60, 1, 16, 16)
-    assert np.bincount(samples["labels"]).tolist() == [20, 20, 20]
+    with np.load(path / "samples" / "suspicious-3.npz") as samples:
+        assert samples["images"].shape == (60, 1, 16, 16)
+        assert np.bincount(samples["labels"]).tolist() == [20, 20, 20]
     assert found["verdict"] in ("none", "undecided")
     assert found["num_splits"] == 35
     assert [row["bug"] for row in found["ranking"]][-1] == "other"
