@@ -142,6 +142,16 @@ def warm_start() -> RunConfig:
     )
 
 
+def gs_wgan() -> RunConfig:
+    """The warm start with four fifths of mu^2, then 40 rounds of GS-WGAN."""
+    return dataclasses.replace(
+        warm_start(),
+        num_rounds=44,
+        stages="means:640,scatter:640,moments:1280,font-features:2560",
+        generator_learning_rate=1e-4,
+    )
+
+
 def class_means() -> RunConfig:
     """One release of class means, which tell cohorts apart at a small epsilon."""
     return dataclasses.replace(staged(), num_rounds=1, stages="means", moment_size=6)
@@ -224,6 +234,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "algorithm-2": algorithm_2,
     "full-participation": full_participation,
     "warm-start": warm_start,
+    "gs-wgan": gs_wgan,
     "staged": staged,
     "staged-parts": staged_parts,
     "staged-fonts": staged_fonts,
