@@ -124,7 +124,10 @@ def main(grid: Grid, context: Context) -> None:
 
     def report(metrics: dict[str, Any]) -> None:
         every = max(1, folder.config.num_rounds // 20)
-        if metrics["round"] % every == 0:
+        if "refiner_step" in metrics:
+            steps = metrics["refiner_step"], metrics["refiner_steps"]
+            log(INFO, "refiner: step %d of %d", *steps)
+        elif metrics["round"] % every == 0:
             log(INFO, "round %d of %d", metrics["round"], folder.config.num_rounds)
         log_event("round", **metrics)
 

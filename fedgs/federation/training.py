@@ -44,7 +44,7 @@ from fedgs.federation.round import (
     stage_round,
     trainees,
 )
-from fedgs.gan.refinement import STEPS as REFINER_STEPS
+from fedgs.gan import refinement
 from fedgs.mechanism.masks import LEAST_NODES, Announced, Attempt
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.privacy.accounting import Plan
@@ -173,8 +173,9 @@ class RunSession:
         def check(step: int) -> None:
             if stop.is_set():
                 raise RunStopped(f"stopped in step {step} of the refiner's fit")
-            if step % (REFINER_STEPS // 20) == 0:
-                self.report({"refiner_step": step, "refiner_steps": REFINER_STEPS})
+            if step % max(1, refinement.STEPS // 20) == 0:
+                steps = {"refiner_step": step, "refiner_steps": refinement.STEPS}
+                self.report({"round": self.server.round, **steps})
 
         fit_refiner(self.config, self.server, check)
         self._is_settled = True
