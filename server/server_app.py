@@ -6,6 +6,7 @@ pass the settings themselves, and the run folder is created here.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import threading
@@ -122,15 +123,7 @@ def main(grid: Grid, context: Context) -> None:
     flower, is_deployed = folder.path / ".flower", bool(folder.config.node_names)
     flower.mkdir(exist_ok=True)
 
-    def report(metrics: dict[str, Any]) -> None:
-        every = max(1, folder.config.num_rounds // 20)
-        if "refiner_step" in metrics:
-            steps = metrics["refiner_step"], metrics["refiner_steps"]
-            log(INFO, "refiner: step %d of %d", *steps)
-        elif metrics["round"] % every == 0:
-            log(INFO, "round %d of %d", metrics["round"], folder.config.num_rounds)
-        log_event("round", **metrics)
-
+    report = functools.partial(log_progress, folder.config.num_rounds)
     stop = StopFile(flower / "stop")
     strategy = strategy_of(folder, report, stop)
     if is_deployed:
@@ -148,6 +141,17 @@ def main(grid: Grid, context: Context) -> None:
             stack.enter_context(stop.on_signals())
         with recorded_outcome(flower / "result.json", ended):
             strategy.start(grid)
+
+
+def log_progress(num_rounds: int, metrics: dict[str, Any]) -> None:
+    """Logs public metrics of a round, or how far the refiner's fit is."""
+    every = max(1, num_rounds // 20)
+    if "refiner_step" in metrics:
+        steps = metrics["refiner_step"], metrics["refiner_steps"]
+        log(INFO, "refiner: step %d of %d", *steps)
+    elif metrics["round"] % every == 0:
+        log(INFO, "round %d of %d", metrics["round"], num_rounds)
+    log_event("round", **metrics)
 
 
 def strategy_of(folder: RunFolder, report: Report, stop: Stop) -> FlowerStrategy:

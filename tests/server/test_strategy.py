@@ -3,6 +3,7 @@
 The nodes are in this process, see `simulated_grid`.
 """
 
+import functools
 import logging
 import threading
 import tomllib
@@ -20,12 +21,13 @@ from fedgs.federation.training import RunStopped
 from fedgs.files import read_tensors
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
-from fedgs.runs.run_folder import state_rounds
+from fedgs.runs.run_folder import RunFolder, state_rounds
 from refusals import assert_refused
 from runs import attempts, limit_clients, train
 from server import server_app, strategy
 from server.strategy import GsWgan
 from simulated_grid import MODES, FakeGrid, product, spoil_at, start
+from tiny import REFINED, tiny_config, tiny_data
 
 # ------------------------------------------------------------------ workers
 
@@ -162,3 +164,16 @@ def test_refused_settings_are_said_with_the_remedy_of_who_gave_them(
     remedy = "num_rounds = -1: give --num-rounds at least 1"
     assert said[0].startswith(f"the settings of this run are refused: {remedy}")
     assert said[0].endswith("key a_flag of --run-config") == is_plain
+
+
+def test_the_log_has_rounds_and_the_steps_of_the_refiners_fit(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        server_app, "log", lambda level, text, *of: said.append(text % of)
+    )
+    settings = REFINED | {"num_rounds": 4, "output": str(tmp_path / "run")}
+    folder = RunFolder.create(tiny_config(**settings))
+    data = tiny_data(folder.config)
+    train(folder, functools.partial(server_app.log_progress, 4), data)
+    assert said[3:5] == ["round 4 of 4", "refiner: step 1 of 10"]
+    assert said[-1] == "refiner: step 10 of 10"
