@@ -3,9 +3,9 @@
     python -m experiments.public_networks
 
 It writes `fedgs/gan/fonts.json` and prints the hash that
-`fedgs.gan.public_networks` expects. The trunk learns to tell the digits apart. The
-refiner learns to make a digit out of what the fonts' own Gaussians draw near it, and
-then to match the fonts' own feature means, as it does in a run.
+`fedgs.gan.public_networks` expects: another one on other processors, and where an
+architecture changed since. The trunk learns to tell the digits apart, the refiner to
+make a digit out of what the fonts' own Gaussians draw near it.
 
 Privacy: public; no person's image is in it.
 """
@@ -104,9 +104,8 @@ def main() -> None:
     images = torch.from_numpy(records.images.copy()).float() / 255
     labels = torch.from_numpy(records.labels.copy()).long()
     sizes = {"num_classes": 10, "num_clients": 2, "clients_per_round": 2, "seed": 0}
-    config = ResolvedConfig.from_flat(
-        sizes | {"noise_multiplier": 1.0, "public_data": "fonts"}, recipe("warm-start")
-    )
+    sizes |= {"noise_multiplier": 1.0}
+    config = ResolvedConfig.from_flat(sizes, recipe("warm-start"))
     trunk = trained_trunk(images, labels)
     refiner = trained_refiner(config, images, labels)
     tensors = {TRUNK + name: value.half() for name, value in trunk.items()}

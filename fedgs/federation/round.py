@@ -373,25 +373,22 @@ def stage_round(
 def fit_refiner(
     config: ResolvedConfig, server: ServerState, check: Callable[[int], None]
 ) -> None:
-    """Fits the generator to the release of its last stage; repeatable.
+    """Fits the generator to the release of its last stage.
 
     Privacy: post-processing of DP output.
 
     Args:
         config: the resolved configuration, whose last stage is one of features.
-        server: after the stages; generator and average are changed in place.
+        server: as its last stage left it; generator and average are changed in place.
         check: called with each finished step; what it raises ends the fit.
     """
-    # A fit that was interrupted has moved them.
-    fresh = new_server(config)
-    model = model_of(config, server.stages, server.start)
-    set_generator(config, model, fresh.generator, server.ema)
-    server.generator.load_state_dict(fresh.generator.state_dict())
     generator, average = server.generator, server.ema
-    if isinstance(generator, GeneratorRefined) and isinstance(
-        average, GeneratorRefined
+    if not (
+        isinstance(generator, GeneratorRefined)
+        and isinstance(average, GeneratorRefined)
     ):
-        refine(config, server.stages[-1], generator, average, check)
+        raise TypeError("no other generator is fitted to features")
+    refine(config, server.stages[-1], generator, average, check)
 
 
 # ------------------------------------------------------------------ client

@@ -161,7 +161,9 @@ class RunSession:
         self._save_generator()
 
     def _settle(self, stop: Stop) -> None:
-        """Fits the refiner to its stage; after a stop, or a crash, it begins anew.
+        """Fits the refiner to its stage, from the stage's checkpoint on.
+
+        After a stop, or a crash, it begins anew, and gives the same bytes.
 
         Raises:
             RunStopped: `stop` was set.
