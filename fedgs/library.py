@@ -61,7 +61,7 @@ def train(
         labels: shape (N,), integers from 0; or the name of a column. None: no labels.
         clients: shape (N,), the owner of each image, integers or strings; or the name
             of a column. None: `num_clients` shards.
-        recipe: the settings to start from, by name or as they are. None: `staged`,
+        recipe: the settings to start from, by name or as they are. None: `moments`,
             fitted to the data, where `target_epsilon` and nothing of a method is
             given, as `fedgs train` chooses; `full-participation` else.
         progress: called with the public metrics of each round.

@@ -31,7 +31,7 @@ LIMIT = 15 * 60 * 2  # CPU seconds: 15 minutes on two cores
 
 
 def overview(data: str, kind: str, rows: Sequence[Row]) -> Table:
-    """Returns the accuracies of all methods of a unit by epsilon.
+    """Returns the accuracies and FIDs of all methods of a unit by epsilon.
 
     Args:
         data: of the table.
@@ -47,7 +47,7 @@ def overview(data: str, kind: str, rows: Sequence[Row]) -> Table:
         [marked, *(cells.get((method, asked), CANNOT) for asked in columns)]
         for method, marked in {row.method: row.marked for row in chosen}.items()
     ]
-    return Table(f"{data}: accuracy of the CNN by {UNITS[kind]}", head, shown)
+    return Table(f"{data}: accuracy of the CNN, FID, by {UNITS[kind]}", head, shown)
 
 
 def details(data: str, kind: str, rows: Sequence[Row]) -> Table:
@@ -83,6 +83,7 @@ def _details(row: Row, kind: str) -> dict[str, str]:
         "CNN": f"{row.accuracy:.3f}" + (spread if len(accuracies) > 1 else ""),
         "13": _thirteen(row),
         "FID": _number(row.mean("fid"), ".1f"),
+        "coverage": _number(row.mean("coverage"), ".2f"),
         "audited (one release)": _audit(first["audit"]),
         "bytes/client": num_bytes(sent) if sent else CANNOT,
         "releases": str(first["releases"]),

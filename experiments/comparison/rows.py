@@ -37,7 +37,7 @@ class Row:
 
     def mean(self, name: str) -> float | None:
         """Returns the mean of a number over the seeds that have it; None if none."""
-        known = [line[name] for line in self.done if line[name] is not None]
+        known = [n for line in self.done if (n := line.get(name)) is not None]
         return mean(known) if known else None
 
     @property
@@ -52,10 +52,11 @@ class Row:
 
     @property
     def shown(self) -> str:
-        """Accuracy and number of seeds, or why there is none."""
+        """Accuracy, FID and number of seeds, or why there is none."""
         if self.done:
-            count = len(self.done)
-            return f"{self.accuracy:.3f}" + (f" ({count})" if count > 1 else "")
+            count, fid = len(self.done), self.mean("fid")
+            text = f"{self.accuracy:.3f}" + ("" if fid is None else f", {fid:.0f}")
+            return text + (f" ({count})" if count > 1 else "")
         return FAILED if self.lines else NOT_RUN
 
     @property

@@ -54,6 +54,7 @@ def line_of(cell: Cell, run: Path, scores: Line) -> Line:
         "accuracy_by_classifier": scores.get("classifiers", {}).get("accuracy"),
         "inception_score": _score(scores, "is_lenet"),
         "fid": _score(scores, "fid_lenet"),
+        "coverage": _score(scores, "coverage_lenet"),
         "fid_network": scores.get("network"),
         "num_synthetic": scores.get("num_synthetic"),
         **{name: cost.get(name) for name in COSTS},

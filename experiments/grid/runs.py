@@ -24,11 +24,11 @@ from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.tables import Table
 from fedgs.baselines import find
 from fedgs.baselines.target import Asked
-from fedgs.config.recipes import overridden, recipe
+from fedgs.config.recipes import DEFAULT, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.sources import load_records
 from fedgs.errors import UserError
-from fedgs.federation.preparation import check_device, new_run
+from fedgs.federation.preparation import check_device, fitted_to_data, new_run
 from fedgs.files import read_json_lines, write_atomically, write_json
 from fedgs.process import forget_peak_memory, peak_memory
 from fedgs.runs import sample
@@ -158,6 +158,8 @@ def _train(cell: Cell, path: Path) -> None:
             baselines.train(name, of_method, of_run)
         return None
     config = overridden(recipe(cell.how.recipe), values)
+    if cell.how.recipe == DEFAULT:  # as `fedgs train --target-epsilon` does
+        config, _ = fitted_to_data(config, values)
     folder, data = new_run(config)
     with _measured(path):
         is_told_to_stop = train_from_checkpoint(folder, data)

@@ -38,7 +38,7 @@ from fedgs.mechanism.sanitizer import SanitizedGradients
 
 INSTEAD = (
     f"deployed clients answer {METHOD.name} (`fedgs deploy baseline {METHOD.name}`) "
-    "and GS-WGAN (`fedgs deploy submit`; one release: --recipe staged)"
+    "and GS-WGAN (`fedgs deploy submit`; one release: --recipe moments)"
 )
 # A cap on images would be of data that the server does not see.
 ASKED = tuple(spec.name for spec in dataclasses.fields(Target))

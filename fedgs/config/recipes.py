@@ -89,7 +89,7 @@ def gs_wgan_demo() -> RunConfig:
     )
 
 
-def staged() -> RunConfig:
+def moments() -> RunConfig:
     """Means and covariances of every class in three releases: a Gaussian generator.
 
     Pictures are blurred, and there in seconds.
@@ -107,13 +107,13 @@ def staged() -> RunConfig:
     )
 
 
-def staged_parts() -> RunConfig:
-    """`staged`, and a fourth release of four parts of every class.
+def moments_parts() -> RunConfig:
+    """`moments`, and a fourth release of four parts of every class.
 
     For many clients or a large epsilon: a part has a quarter of the images.
     """
     return dataclasses.replace(
-        staged(),
+        moments(),
         num_rounds=4,
         stages="means:0.1,scatter:0.2,moments:0.2,parts:0.5",
         moment_size=12,
@@ -121,10 +121,10 @@ def staged_parts() -> RunConfig:
     )
 
 
-def staged_fonts() -> RunConfig:
+def moments_fonts() -> RunConfig:
     """One release: what the moments of public digits, drawn from fonts, lack."""
     return dataclasses.replace(
-        staged(), public_data="fonts", num_rounds=1, stages="moments"
+        moments(), public_data="fonts", num_rounds=1, stages="moments"
     )
 
 
@@ -135,7 +135,7 @@ def warm_start() -> RunConfig:
     The weights, steps and rates were chosen on MNIST's writers, with scores in view.
     """
     return dataclasses.replace(
-        staged(),
+        moments(),
         num_rounds=4,
         stages="means:0.25,scatter:0.25,moments:0.5,font-features:1",
         generator="refined",
@@ -154,17 +154,17 @@ def gs_wgan() -> RunConfig:
 
 def class_means() -> RunConfig:
     """One release of class means, which tell cohorts apart at a small epsilon."""
-    return dataclasses.replace(staged(), num_rounds=1, stages="means", moment_size=6)
+    return dataclasses.replace(moments(), num_rounds=1, stages="means", moment_size=6)
 
 
 def demo() -> RunConfig:
     """Stages at the size of scikit-learn's digits: seconds on a laptop."""
-    return dataclasses.replace(staged(), clients_per_node=90, seed=0)
+    return dataclasses.replace(moments(), clients_per_node=90, seed=0)
 
 
 CLASS_MEANS, DEFAULT = "class-means", "warm-start"
 # What `fedgs train` without a recipe leaves to the user, and what decides a method.
-OF_STAGED = {"moment_size", "latent_dim"}
+OF_MOMENTS = {"moment_size", "latent_dim"}
 OF_METHOD = {"client_selection", "clients_per_round", "discriminator_training"}
 OF_METHOD |= {"noise_multiplier", "clip_bound", "batch_size"}
 OF_METHOD |= {"dct_size", "amplification"}
@@ -187,7 +187,7 @@ def is_left_open(given: Mapping[str, Any]) -> bool:
     """
     of_method = {spec.name for spec in settings_of("Training", "Model")} | OF_METHOD
     chosen = of_method & given.keys()
-    return "target_epsilon" in given and chosen <= OF_STAGED
+    return "target_epsilon" in given and chosen <= OF_MOMENTS
 
 
 def moments_for(config: RunConfig) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
     Args:
         config: resolved, so with noise.
 
-    >>> config = dataclasses.replace(staged(), num_clients=539, noise_multiplier=0.63)
+    >>> config = dataclasses.replace(moments(), num_clients=539, noise_multiplier=0.63)
     >>> moments_for(config)  # epsilon 1
     {'moment_size': 6}
     """
@@ -207,7 +207,7 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"latent_dim": axes} if axes else {}
     if axes:
         last = config.stage_list[-1:] if config.has_features else ()
-        stages = (*staged_parts().stage_list, *last)
+        stages = (*moments_parts().stage_list, *last)
         found |= {"num_rounds": len(stages), "stages": written(stages)}
     # As many coordinates with every number of channels.
     size = max(2, round(side / config.image_channels**0.5))
@@ -235,9 +235,9 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "full-participation": full_participation,
     "warm-start": warm_start,
     "gs-wgan": gs_wgan,
-    "staged": staged,
-    "staged-parts": staged_parts,
-    "staged-fonts": staged_fonts,
+    "moments": moments,
+    "moments-parts": moments_parts,
+    "moments-fonts": moments_fonts,
     CLASS_MEANS: class_means,
 }
 

@@ -100,7 +100,7 @@ def test_the_moments_are_those_of_the_best_row_of_the_table_of_pictures(
 ):
     given = {"num_clients": clients, "clients_per_node": per_node, "num_classes": 10}
     given |= {"target_epsilon": epsilon, "clients_per_round": clients, "seed": 0}
-    config = with_noise(overridden(recipe("staged"), given))
+    config = with_noise(overridden(recipe("moments"), given))
     found = moments_for(config)
     assert found["moment_size"] == side
     colour = dataclasses.replace(config, image_channels=3)
@@ -272,7 +272,7 @@ def test_time_of_gradients_counts_every_clients_steps(monkeypatch, given, second
         ({}, {"target_epsilon": 1e9}, r"target_epsilon = 1e\+09 protects nobody"),
         (
             {"clients": np.zeros(8, int)},
-            {"noise_multiplier": 0.0, "recipe": "staged"},
+            {"noise_multiplier": 0.0, "recipe": "moments"},
             "num_clients = 1: one owner alone",
         ),
         (

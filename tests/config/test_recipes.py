@@ -82,7 +82,7 @@ def test_full_participation_asks_everybody_every_round():
 @pytest.mark.parametrize(
     ("demo", "full", "sizes"),
     [
-        ("demo", "staged", {"clients_per_node", "seed"}),
+        ("demo", "moments", {"clients_per_node", "seed"}),
         (
             "gs-wgan-demo",
             "full-participation",

@@ -99,7 +99,7 @@ def test_data_without_owners_is_held_out_as_a_whole():
     ],
 )
 def test_a_share_is_held_out_where_scores_need_it(settings, given, share):
-    config = overridden(recipe("staged"), settings)
+    config = overridden(recipe("moments"), settings)
     assert with_held_out(config, given).test_fraction == share
 
 
@@ -114,7 +114,7 @@ def test_baselines_and_programs_hold_out_the_same(source, monkeypatch):
     monkeypatch.setattr(library, "new_run", stop)
     given = {"data": source}
     assert_refused("stop", baselines.new_run, "dp-merf", {}, Asked(), given)
-    assert_refused("stop", library.train, recipe="staged", **given)
+    assert_refused("stop", library.train, recipe="moments", **given)
     assert shares == [HELD_OUT, HELD_OUT]
 
 

@@ -69,13 +69,13 @@ def test_rows_of_users_of_records_and_without_privacy_stand_apart(call, tmp_path
     assert code == 0
     found = tables(tmp_path)
     titles = (
-        "accuracy of the CNN by epsilon of one user (a client with all its images)",
+        "accuracy of the CNN, FID, by epsilon of one user (a client with all its images)",
         "epsilon of one user (a client with all its images), what was run",
         "epsilon of one record (one image), what was run",
         "nobody: no guarantee, what was run",
     )
     by_epsilon, users, records, nobody = (found[title] for title in titles)
-    assert by_epsilon["staged"] == ["not run"] * 4
+    assert by_epsilon["moments"] == ["not run"] * 4
     assert by_epsilon["pate-gan"][1:] == ["not run"] * 2 + ["–"]
     assert [{*rows} - {"method"} for rows in (users, records, nobody)] == [
         {"pate-gan"},
@@ -108,9 +108,10 @@ def test_every_registered_method_has_rows():
     assert methods.unit(known.methods["steps"]) == "record"
     cells = [cell.name for cell in known.of_seeds([0])]
     assert len(cells) == len({*cells})
-    assert {"mnist-by-writer-staged-eps10-seed0", "mnist-gs-wgan-epsinf-seed0"} <= {
-        *cells
-    }
+    assert {
+        "mnist-by-writer-moments-eps10-seed0",
+        "mnist-full-participation-epsinf-seed0",
+    } <= {*cells}
     assert [name for name in cells if name.startswith("mnist-steps")] == [
         f"mnist-steps-eps{epsilon}-seed0" for epsilon in (10, 3, 1)
     ]
@@ -153,7 +154,7 @@ def test_a_failed_cell_stands_on_the_page_with_its_reason():
 
 
 def test_thirteen_classifiers_stand_below_the_papers():
-    ours = line("staged", 0.9, True) | {"data": "mnist"}
+    ours = line("moments", 0.9, True) | {"data": "mnist"}
     ours["accuracy_by_classifier"] = dict.fromkeys(NAMES, 0.75)
     gan = ours | {"cell": "gan", "method": "wgan-gp", "asked_epsilon": None}
     older = line("dp-merf", 0.8, False, "record") | {"data": "mnist"}
@@ -163,7 +164,7 @@ def test_thirteen_classifiers_stand_below_the_papers():
     names = [row[0] for row in table.rows]
     place = names.index("GAN (non-private), published")
     assert names[place + 1] == "wgan-gp, no noise"
-    assert names[-1] == "staged, epsilon 10 of one user"
+    assert names[-1] == "moments, epsilon 10 of one user"
     assert not any(name.startswith("dp-merf") for name in names)
     assert table.rows[place][-1] == "0.63"
     assert table.rows[-1][1:] == ["0.750"] * 14
@@ -195,8 +196,8 @@ def test_at_full_scale_no_setting_is_below_its_method():
         {cell.method: cell for cell in methods.grid(asked, {}).of_seeds([0])}
         for asked in (CompareRequest(full=True), CompareRequest())
     )
-    assert small["gs-wgan"].settings["num_rounds"] == 50
-    assert "num_rounds" not in full["gs-wgan"].settings
+    assert small["full-participation"].settings["num_rounds"] == 50
+    assert "num_rounds" not in full["full-participation"].settings
     assert small["wgan-gp"].settings["steps"] == 700
     assert not any(cell.how.reduced for cell in full.values())
 
@@ -205,7 +206,7 @@ def test_at_full_scale_no_setting_is_below_its_method():
     ("words", "said"),
     [
         (["--print"], "output = .*out: no cells are stored there; give --output"),
-        (["--only=nope"], "only = 'nope': .* METHOD of staged, .*, dp-merf"),
+        (["--only=nope"], "only = 'nope': .* METHOD of warm-start, .*, dp-merf"),
         (["--device=cuda"], "device = cuda: no GPU is here"),
         (["--data=npz:/no.npz"], "data = 'npz:/no.npz': .* does not exist"),
         (["--metrics=fid"], "metrics = 'fid': give --metrics"),
@@ -250,9 +251,10 @@ def test_the_documentation_ends_with_the_page_of_the_stored_lines(rows):
 
 
 def test_rows_that_were_tuned_on_what_they_are_scored_on_are_marked(rows):
-    digits = {"staged", "staged-parts", "staged-fonts", "gs-wgan", "fedavg-gan"}
+    digits = {name for name, how in methods.KNOWN.methods.items() if how.recipe}
+    digits |= {"fedavg-gan", "wgan-gp"}
     expected = dict.fromkeys(methods.KNOWN.data, digits)
-    expected["fashion-mnist"] = {"staged", "staged-parts"}
+    expected["fashion-mnist"] = {"moments", "moments-parts"}
     for data, names in expected.items():
         for table in (overview(data, "user", rows), details(data, "user", rows)):
             first = [row[0].split(" ") for row in table.rows]

@@ -31,7 +31,7 @@ CELLS = Cells(
         )
     },
     {
-        "full-participation": Method("staged", TINY, {10.0: {}, NO_NOISE: {}}),
+        "full-participation": Method("moments", TINY, {10.0: {}, NO_NOISE: {}}),
         "fedavg-gan": Method(
             "", UPDATES, {9.0: {"noise_per_clip": 0.5}}, baseline="fedavg-gan"
         ),

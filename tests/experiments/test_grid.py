@@ -29,8 +29,8 @@ SMALL = {"image_size": 16, "moment_size": 3, "latent_dim": 4}
 TINY = Cells(
     {"digits": Source(FEW)},
     {
-        "broken": Method("staged", SMALL, {10.0: {"generator": "upsample"}}),
-        "tiny": Method("staged", SMALL, {10.0: {}, NO_NOISE: {}}),
+        "broken": Method("moments", SMALL, {10.0: {"generator": "upsample"}}),
+        "tiny": Method("moments", SMALL, {10.0: {}, NO_NOISE: {}}),
     },
 )
 

@@ -14,7 +14,7 @@ Every setting of a run is a flag of `fedgs train`, a key of a TOML file (`--conf
 a keyword of `fedgs.train`: `--batch-size 16`, `batch_size = 16`. A flag overrides the
 file, and the file the recipe. `fedgs train --help-all` prints them, too.
 
-The default is that without a recipe. `staged` is the recipe of a target epsilon alone,
+The default is that without a recipe. `moments` is the recipe of a target epsilon alone,
 which also takes size and channels of the images, low frequencies by the number of
 clients, and holds out a tenth of every owner's images; `full-participation` is GS-WGAN
 with every client in every round. Where they say nothing, the default holds.
@@ -30,10 +30,10 @@ def on_files(files: Any, config: Any) -> None:
 
 def page() -> str:
     """Returns the page, in Markdown."""
-    configs = [RunConfig(), recipe("staged"), recipe("full-participation")]
+    configs = [RunConfig(), recipe("moments"), recipe("full-participation")]
     parts = [HEAD]
     for group in GROUPS:
-        parts.append(f"\n## {group}\n\n| setting | what it is | default | `staged` |")
+        parts.append(f"\n## {group}\n\n| setting | what it is | default | `moments` |")
         parts[-1] += " `full-participation` |\n|---|---|---|---|---|\n"
         for spec in settings_of(group):
             default, *others = (getattr(config, spec.name) for config in configs)

@@ -108,7 +108,7 @@ def _format_warning(
     return FORMAT_WARNING(message, category, *where, **line)
 
 
-@app.command(epilog="Defaults: `staged`, which --target-epsilon alone chooses.")
+@app.command(epilog="Defaults: `moments`, which --target-epsilon alone chooses.")
 @settings_flags(shown=MOST_USED, defaults=vars(CHOSEN))
 def train(
     recipe: RecipeOption = None,
