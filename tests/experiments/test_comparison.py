@@ -68,9 +68,10 @@ def test_rows_of_users_of_records_and_without_privacy_stand_apart(call, tmp_path
     code, shown, _ = call(only, "--method=baselines:STEPS")  # of somebody else
     assert code == 0
     found = tables(tmp_path)
+    unit = "epsilon of one user (a client with all its images)"
     titles = (
-        "accuracy of the CNN, FID, by epsilon of one user (a client with all its images)",
-        "epsilon of one user (a client with all its images), what was run",
+        f"accuracy of the CNN, FID, by {unit}",
+        f"{unit}, what was run",
         "epsilon of one record (one image), what was run",
         "nobody: no guarantee, what was run",
     )
