@@ -12,6 +12,8 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from experiments.grid.cells import Cell, Cells, Request
 from experiments.grid.lines import COST, NUM_SAMPLES, line_of
 from experiments.store import Line, Store, each, end
@@ -81,10 +83,8 @@ def fill(
             if cell.name in failed:
                 store.add(cell.name, cell.identity | {"failed": failed[cell.name]})
     request.output.mkdir(parents=True, exist_ok=True)
-    for cell in chosen:
-        run, picture = request.output / cell.name, request.output / f"{cell.row}.png"
-        if (run / "generator.safetensors").exists() and not picture.exists():
-            draw_grid(run, picture)
+    if not request.printed:
+        draw_rows(chosen, request.output)
     page = request.output / "table.md"
     write_atomically(page, page_of(store.lines).encode())
     for table in tables_of(store.lines):
@@ -182,10 +182,29 @@ def _measured(run: Path) -> Iterator[None]:
     write_json(run / COST, cost)
 
 
-def draw_grid(run: Path, picture: Path) -> None:
-    """Draws a finished run's sample grid, of the first latents.
+def draw_rows(cells: Sequence[Cell], output: Path) -> None:
+    """Draws one picture for each data set and epsilon: a row for every method.
 
-    Privacy: post-processing of DP output.
+    A column is a class. Samples are of the first latents and of the first seed that
+    was run; the last row has the first real image of every class.
+
+    Privacy: the last row is private; the others are post-processing of DP output.
     """
-    folder = RunFolder.open(run)
-    sample.write_grid(picture, folder.config, sample.load_generator(folder))
+    tables: dict[str, dict[str, RunFolder]] = {}
+    for cell in cells:
+        if (output / cell.name / "generator.safetensors").exists():
+            rows = tables.setdefault(f"{cell.data}-eps{cell.epsilon:g}", {})
+            rows.setdefault(cell.method, RunFolder.open(output / cell.name))
+    for name, rows in tables.items():
+        config = next(iter(rows.values())).config
+        labels = np.arange(config.num_classes)
+        images = [
+            sample.draw(folder.config, sample.load_generator(folder), labels, seed=0)
+            for folder in rows.values()
+        ]
+        real = load_records(config)
+        _, first = np.unique(real.labels, return_index=True)
+        images.append((real.images[first] / 255).astype(np.float32))
+        picture = output / f"{name}.png"
+        sample.save_images(picture, np.concatenate(images), columns=len(labels))
+        say(f"rows  {picture}: {', '.join(rows)}, real images")

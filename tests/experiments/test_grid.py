@@ -66,8 +66,8 @@ def test_cells_are_made_once_and_printed_from_their_lines(fill, tmp_path, monkey
     assert set(noise_free["epsilons"]["release"].values()) == {None}
     assert private["cpu_seconds"] > 0
     assert private["rounds"] == 3
-    grids = {"digits-tiny-eps10", "digits-tiny-epsinf"}
-    assert {path.stem for path in out.glob("*.png")} == grids
+    pictures = sorted(path.stem for path in out.glob("*.png"))
+    assert pictures == ["digits-eps10", "digits-epsinf"]
     for path in out.iterdir():
         if path.name != "cells.jsonl":
             path.rename(tmp_path / path.name)
