@@ -31,6 +31,7 @@ LOCK_VARIABLE = "FEDGS_LAUNCHER_LOCK"
 SERVER_VARIABLE = "FEDGS_SERVER"  # the state directory of a deployed server
 FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # of simulations; "0": off
 RUNS_VARIABLE = "FEDGS_RUNS"  # the folder of all run folders; a deployed server has one
+FIT = "fit.json"  # in `.flower`: how far the refiner's fit is
 REFUSED = "the settings of this run are refused"  # what a server says of a submission
 PROTOCOL = 4  # of joining and answering a deployed run
 WATCH_SECONDS = 0.5

@@ -35,6 +35,7 @@ from fedgs.federation.preparation import check_capacity, resolve, resolve_deploy
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import make_folder, write_json
 from fedgs.process import (
+    FIT,
     REFUSED,
     RUNS_VARIABLE,
     STOP_SECONDS,
@@ -123,7 +124,7 @@ def main(grid: Grid, context: Context) -> None:
     flower, is_deployed = folder.path / ".flower", bool(folder.config.node_names)
     flower.mkdir(exist_ok=True)
 
-    report = functools.partial(log_progress, folder.config.num_rounds)
+    report = functools.partial(log_progress, folder)
     stop = StopFile(flower / "stop")
     strategy = strategy_of(folder, report, stop)
     if is_deployed:
@@ -143,12 +144,14 @@ def main(grid: Grid, context: Context) -> None:
             strategy.start(grid)
 
 
-def log_progress(num_rounds: int, metrics: dict[str, Any]) -> None:
+def log_progress(folder: RunFolder, metrics: dict[str, Any]) -> None:
     """Logs public metrics of a round, or how far the refiner's fit is."""
+    num_rounds = folder.config.num_rounds
     every = max(1, num_rounds // 20)
     if "refiner_step" in metrics:
         steps = metrics["refiner_step"], metrics["refiner_steps"]
         log(INFO, "refiner: step %d of %d", *steps)
+        write_json(folder.path / ".flower" / FIT, metrics)
     elif metrics["round"] % every == 0:
         log(INFO, "round %d of %d", metrics["round"], num_rounds)
     log_event("round", **metrics)

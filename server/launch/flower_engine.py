@@ -87,7 +87,7 @@ def _simulate(
     """
     flower, token, log = folder.path / ".flower", secrets.token_hex(16), ""
     # What was asked of an earlier start must not stop this one.
-    for name in ("stop", "result.json"):
+    for name in ("stop", "result.json", process.FIT):
         (flower / name).unlink(missing_ok=True)
     # Before anything is started: a launcher that is killed leaves what it can be found
     # by.
@@ -175,9 +175,9 @@ def _submit(control: Control, folder: RunFolder, components: tuple[str, str]) ->
 def _follow(
     folder: RunFolder, report: Report, stop: Stop, status: Callable[[], str]
 ) -> None:
-    """Reports rounds as they are finished, until the run has an outcome."""
-    path = folder.path / "metrics.jsonl"
-    result = folder.path / ".flower" / "result.json"
+    """Reports rounds and the refiner's fit, until the run has an outcome."""
+    path, flower = folder.path / "metrics.jsonl", folder.path / ".flower"
+    result, fit, steps = flower / "result.json", flower / process.FIT, dict[str, Any]()
     # Rounds of earlier starts were reported by them.
     position, has_started = path.stat().st_size if path.exists() else 0, False
     started = time.monotonic()
@@ -192,10 +192,12 @@ def _follow(
             while (line := lines.readline()).endswith("\n"):
                 position = lines.tell()
                 report(json.loads(line))
+        if fit.exists() and (found := read_json(fit)) != steps:
+            report(steps := found)
         if is_over:
             return
         if stop.is_set():
-            (folder.path / ".flower" / "stop").touch()
+            (flower / "stop").touch()
         is_training = _is_locked(folder)
         # The ServerApp has died without an outcome.
         if has_started and not is_training and not result.exists():

@@ -18,9 +18,10 @@ from flwr.serverapp.strategy import Strategy
 from fedgs.errors import UserError
 from fedgs.federation import node
 from fedgs.federation.training import RunStopped
-from fedgs.files import read_tensors
+from fedgs.files import read_json, read_tensors
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
+from fedgs.process import FIT
 from fedgs.runs.run_folder import RunFolder, state_rounds
 from refusals import assert_refused
 from runs import attempts, limit_clients, train
@@ -174,6 +175,9 @@ def test_the_log_has_rounds_and_the_steps_of_the_refiners_fit(tmp_path, monkeypa
     settings = REFINED | {"num_rounds": 4, "output": str(tmp_path / "run")}
     folder = RunFolder.create(tiny_config(**settings))
     data = tiny_data(folder.config)
-    train(folder, functools.partial(server_app.log_progress, 4), data)
+    (folder.path / ".flower").mkdir()
+    train(folder, functools.partial(server_app.log_progress, folder), data)
     assert said[3:5] == ["round 4 of 4", "refiner: step 1 of 10"]
     assert said[-1] == "refiner: step 10 of 10"
+    fit = read_json(folder.path / ".flower" / FIT)
+    assert fit == {"round": 4, "refiner_step": 10, "refiner_steps": 10}
