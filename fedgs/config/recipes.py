@@ -77,18 +77,6 @@ def full_participation() -> RunConfig:
     )
 
 
-def gs_wgan_demo() -> RunConfig:
-    """Full participation at the size of scikit-learn's digits: minutes on a laptop."""
-    return dataclasses.replace(
-        full_participation(),
-        clients_per_node=90,
-        dct_size=10,
-        num_rounds=250,
-        fakes_per_round=128,
-        seed=0,
-    )
-
-
 def moments() -> RunConfig:
     """Means and covariances of every class in three releases: a Gaussian generator.
 
@@ -158,8 +146,8 @@ def class_means() -> RunConfig:
 
 
 def demo() -> RunConfig:
-    """Stages at the size of scikit-learn's digits: seconds on a laptop."""
-    return dataclasses.replace(moments(), clients_per_node=90, seed=0)
+    """`gs_wgan` at the size of scikit-learn's digits: minutes on a laptop."""
+    return dataclasses.replace(gs_wgan(), clients_per_node=90, moment_size=6, seed=0)
 
 
 CLASS_MEANS, DEFAULT = "class-means", "warm-start"
@@ -229,7 +217,6 @@ def signal_of(config: RunConfig) -> float:
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "demo": demo,
-    "gs-wgan-demo": gs_wgan_demo,
     "algorithm-1": algorithm_1,
     "algorithm-2": algorithm_2,
     "full-participation": full_participation,

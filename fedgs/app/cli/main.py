@@ -6,7 +6,6 @@ exit code 2; a run that stopped early or failed is exit code 1 and can be resume
 
 import json
 import sys
-import time
 import warnings
 from dataclasses import fields, replace
 from pathlib import Path
@@ -108,7 +107,7 @@ def _format_warning(
     return FORMAT_WARNING(message, category, *where, **line)
 
 
-@app.command(epilog="Defaults: `moments`, which --target-epsilon alone chooses.")
+@app.command(epilog="Defaults: `warm-start`, which --target-epsilon alone chooses.")
 @settings_flags(shown=MOST_USED, defaults=vars(CHOSEN))
 def train(
     recipe: RecipeOption = None,
@@ -150,13 +149,13 @@ def resume(run: RunArgument) -> None:
 
 @app.command()
 def demo(
-    output: Annotated[Path | None, typer.Option(help="Folder for both runs.")] = None,
+    output: Annotated[str, typer.Option(help="Folder of the run.")] = "",
 ) -> None:
-    """Train two generators on handwritten digits at one epsilon, in minutes."""
+    """Train on handwritten digits, through Flower: `train --recipe demo`."""
     from fedgs.app.commands import train as running
 
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    running.demo(output or Path("runs") / f"demo-{stamp}")
+    config = replace(recipe("demo"), engine="flower", output=output)
+    running.train(config, "demo")
 
 
 @app.command()

@@ -76,6 +76,7 @@ class Progress:
                 return
             if not fits:  # a bar that appears when there is a fit
                 fits.append(self.stage("refiner: step"))
+            stage.first = None  # its time is no round's
             fits[0](metrics["refiner_step"], metrics["refiner_steps"])
 
         return show

@@ -1,6 +1,5 @@
-"""What `fedgs train`, `resume`, `sample` and `demo` do."""
+"""What `fedgs train`, `resume`, and `sample` do."""
 
-import dataclasses
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +17,6 @@ from fedgs.app.commands.run_outcome import (
     to_quote,
 )
 from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
-from fedgs.config.recipes import recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
@@ -27,14 +25,13 @@ from fedgs.federation import local
 from fedgs.federation.preparation import (
     fitted_to_data,
     free_output,
-    new_run,
     planned_run,
 )
 from fedgs.federation.training import RunStopped, stop_on_signal
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
-from fedgs.runs.run_folder import GENERATOR, RunFolder, check_free
+from fedgs.runs.run_folder import GENERATOR, RunFolder
 from fedgs.runs.sample import Output, check_output, draw_samples
 from server.launch import flower_engine
 
@@ -194,28 +191,3 @@ def sample(asked: SampleRequest) -> None:
     label = privacy_label(folder.path) if asked.card else None
     drawn.write(asked.output, label)
     say(f"{count} images in {Output.of(asked.output).path}")
-
-
-def demo(output: Path) -> None:
-    """Trains the demo's two recipes at one epsilon, and says where to look.
-
-    Raises:
-        UserError: the output exists.
-        typer.Exit: a run stopped early or failed.
-    """
-    check_free(str(output))
-    configs = [
-        dataclasses.replace(recipe(name), engine="flower", output=str(output / name))
-        for name in ("demo", "gs-wgan-demo")
-    ]
-    for title, config in zip(("stages", "GS-WGAN"), configs, strict=True):
-        console.rule(f"demo: {title}")
-        _run(*new_run(config))
-    first = configs[0]
-    console.rule("demo: compare the pictures, one column per digit")
-    say(
-        f"both: epsilon {first.target_epsilon:g} ({first.adversary}, {first.relation}, "
-        f"delta {first.delta:g}, unit: one {first.privacy_unit})"
-    )
-    for title, config in zip(("stages", "GS-WGAN"), configs, strict=True):
-        say(f"{config.output}/samples/round-{config.num_rounds:07d}.png  {title}")
