@@ -79,7 +79,7 @@ OUTSIDE = [(name, value) for name in FIELDS for value in outside(FIELDS[name])]
     st.fixed_dictionaries({}, optional={n: inside(s) for n, s in FIELDS.items()}),
     st.dictionaries(st.sampled_from([*FIELDS]), WRONG, max_size=1),
 )
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 def test_any_settings_are_a_configuration_or_refused_by_name(name, chosen, wrong):
     base = None if name is None else recipe(name)
     try:
