@@ -11,6 +11,7 @@ import pytest
 from flwr.app import Message
 
 import runs
+import tiny
 from clients.deployed_client import DeployedClient
 from command_line import refused
 from deployed_grid import (
@@ -41,25 +42,16 @@ from server.launch import submit
 from server.roll_call import public_settings
 from server.server_app import open_folder, strategy_of
 from simulated_grid import spoil_at
-from tiny import NUM_CLASSES, SIDE, write_tiny_npz
+from tiny import write_tiny_npz
 
 pytestmark = pytest.mark.usefixtures("server_process", "clock")
 
 OWN: dict[str, Any] = {"steps": 3, "batch_size": 4, "noise_per_clip": 2.0}
 OWN |= {"discriminator_steps": 1, "generator_steps": 1}
-SETTINGS: dict[str, Any] = {
-    "image_size": SIDE,
-    "num_classes": NUM_CLASSES,
-    "num_clients": 6,
-    "clients_per_node": 2,
-    "generator_dim": 4,
-    "discriminator_dim": 4,
-    "latent_dim": 4,
-    "seed": 5,
-    "noise_seed": 7,
-    "round_timeout": 60.0,
-    "checkpoint_every": 1,
-}
+NAMED = ("image_size", "num_classes", "num_clients", "seed", "noise_seed")
+NAMED += ("generator_dim", "discriminator_dim", "latent_dim")
+SETTINGS: dict[str, Any] = {name: tiny.SETTINGS[name] for name in NAMED}
+SETTINGS |= {"clients_per_node": 2, "round_timeout": 60.0, "checkpoint_every": 1}
 ALLOWED = LIMITS + "allow_updates = true\n"
 EPSILON = 'client_epsilon = %s\ndelta = 1e-5\nrelation = "replace-one"\n'
 
@@ -121,12 +113,12 @@ def in_process(run: Updates) -> bytes:
 
 def test_updates_that_no_server_reads_are_refused(monkeypatch):
     monkeypatch.setattr(preparation, "MOST_ANSWER_BYTES", 40_000)
-    narrow, wide = (
-        deployed.split(submitted(OWN, discriminator_dim=width)) for width in (4, 16)
-    )
-    deployed.planned(RunConfig.from_flat(narrow[0]), narrow[1])
-    asked = RunConfig.from_flat(wide[0]), wide[1]
-    assert_refused("an answer of this run weighs", deployed.planned, *asked)
+    asked = []
+    for width in (4, 16):
+        told, own = deployed.split(submitted(OWN, discriminator_dim=width))
+        asked.append((RunConfig.from_flat(told), own))
+    deployed.planned(*asked[0])
+    assert_refused("an answer of this run weighs", deployed.planned, *asked[1])
 
 
 # ------------------------------------------------------------------ bits and faults
@@ -241,8 +233,6 @@ def test_a_clients_log_names_the_method_its_settings_and_its_cost(updates, log):
     place.join(told)
     (text,) = [line for line in log if "what is agreed" in line]
     assert "fedavg-gan, a round releases one update: steps = 3, clients_per_" in text
-    assert "discriminator_steps = 1" in text
-    assert "allow_updates = True" in text
     # Three rounds; one of three nodes adds least to a client's cost.
     mu = 2 * 3**0.5 * 3**0.5 / OWN["noise_per_clip"]
     assert f"epsilon {epsilon_from_mu(mu, 1e-5):.4g} (replace-one" in text
@@ -260,9 +250,7 @@ def test_a_clients_log_names_the_method_its_settings_and_its_cost(updates, log):
 )
 def test_a_clients_limits_refuse_a_run_when_it_joins(updates, limits, limit):
     told, place = joining(updates(limits))
-    refusal = place.join(told).refusal
-    assert refusal is not None
-    assert limit in str(refusal)
+    assert limit in str(place.join(told).refusal)
     assert not (place.folder / "run.json").exists()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedgs.config.recipes import RECIPES, configure, recipe
 from fedgs.config.run_config import ResolvedConfig, RunConfig, check_names
-from fedgs.config.settings import GROUPS, field_type, settings_of, settings_with
+from fedgs.config.settings import field_type, settings_of, settings_with
 from fedgs.errors import UserError
 from fedgs.privacy.plan import Plan
 from refusals import assert_refused
@@ -71,12 +71,6 @@ def outside(spec) -> list[object]:
 OUTSIDE = [(name, value) for name in FIELDS for value in outside(FIELDS[name])]
 
 
-def message(given: dict[str, object]) -> str:
-    with pytest.raises(UserError) as caught:
-        RunConfig(**given).validate()
-    return str(caught.value)
-
-
 # ------------------------------------------------------------------ any settings
 
 
@@ -85,7 +79,7 @@ def message(given: dict[str, object]) -> str:
     st.fixed_dictionaries({}, optional={n: inside(s) for n, s in FIELDS.items()}),
     st.dictionaries(st.sampled_from([*FIELDS]), WRONG, max_size=1),
 )
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 def test_any_settings_are_a_configuration_or_refused_by_name(name, chosen, wrong):
     base = None if name is None else recipe(name)
     try:
@@ -120,7 +114,9 @@ def test_a_wrong_value_is_refused_by_its_setting_alone(pair):
 
 @pytest.mark.parametrize(("name", "value"), OUTSIDE)
 def test_value_outside_its_range_is_refused_by_name_value_and_remedy(name, value):
-    text = message({name: value})
+    with pytest.raises(UserError) as caught:
+        RunConfig(**{name: value}).validate()
+    text = str(caught.value)
     assert text.startswith(f"{name} = {value!r}")
     assert "give " in text
     assert (f"give --{name.replace('_', '-')}" in text) == (name in SETTINGS)
@@ -130,18 +126,9 @@ def test_value_outside_its_range_is_refused_by_name_value_and_remedy(name, value
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"num_rounds": 0}, "num_rounds = 0: give --num-rounds at least 1"),
-        ({"clip_bound": 0.0}, "clip_bound = 0.0: give --clip-bound a number above 0"),
-        ({"delta": 1.0}, "delta = 1.0: give --delta a number below 1"),
-        ({"delta": 0.0}, "delta = 0.0: give --delta"),
-        ({"noise_multiplier": -0.1}, "noise_multiplier = -0.1: give"),
-        ({"target_epsilon": 0.0}, "target_epsilon = 0.0: give"),
         ({"num_rounds": 1.0}, "num_rounds = 1.0: must be of type int"),
-        ({"num_rounds": "10"}, "num_rounds = '10': must be of type int"),
         ({"num_rounds": True}, "num_rounds = True: must be of type int"),
-        ({"clip_bound": "1"}, "clip_bound = '1': must be of type float"),
         ({"spectral_norm": 1}, "spectral_norm = 1: must be of type bool"),
-        ({"data": 3}, "data = 3: must be of type str"),
         ({"num_rounds": 2**63}, "num_rounds = 9223372036.*give at most 2\\^63 - 1"),
         ({"num_rounds": None}, "num_rounds is unset: give --num-rounds"),
         ({"num_rounds": ""}, "num_rounds is unset: give --num-rounds"),
@@ -181,13 +168,6 @@ def test_what_cannot_be_is_refused_by_name_value_and_remedy(given, named):
 # ------------------------------------------------------------------ what hangs on them
 
 
-def test_every_setting_has_a_group_and_a_help_text():
-    specs = settings_of()
-    assert {spec.metadata["group"] for spec in specs} == set(GROUPS)
-    assert all(spec.metadata["help"].endswith(".") for spec in specs)
-    assert len(specs) <= 55
-
-
 def test_what_decides_the_epsilons_is_a_plan():
     told = {"noise_source", "public_conditions"}
     of_plan = {spec.name for spec in dataclasses.fields(Plan)} - told
@@ -212,16 +192,11 @@ def test_what_commands_set_is_no_setting_of_a_file(tmp_path, name):
 # ------------------------------------------------------------------ sources
 
 
-def test_whole_numbers_serve_as_floats():
-    config = RunConfig(clip_bound=2, delta=1e-3)
-    assert isinstance(config.clip_bound, float)
-    assert config.clip_bound == 2.0
-
-
 def test_empty_string_unsets_an_optional_setting_of_the_base():
     base = RunConfig(noise_multiplier=1.0, seed=3)
-    config = RunConfig.from_flat({"noise_multiplier": ""}, base)
+    config = RunConfig.from_flat({"noise_multiplier": "", "clip_bound": 2}, base)
     assert (config.noise_multiplier, config.seed) == (None, 3)
+    assert isinstance(config.clip_bound, float)  # whole numbers serve as floats
 
 
 def test_flags_override_the_file_which_overrides_the_recipe(tmp_path):
@@ -240,12 +215,6 @@ def test_noise_and_target_of_a_later_source_replace_each_other(tmp_path, name):
     file.write_text(f"{other} = 1.5\n")
     config = configure(None, file, {name: 3.0})
     assert (getattr(config, name), getattr(config, other)) == (3.0, None)
-
-
-def test_noise_beside_a_target_in_one_source_is_a_budget():
-    both = {"noise_multiplier": 1.0, "target_epsilon": 3.0}
-    config = configure("algorithm-1", None, both)
-    assert (config.noise_multiplier, config.target_epsilon) == (1.0, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -269,18 +238,6 @@ def test_bad_file_is_refused(tmp_path, content, named):
 
 
 @pytest.mark.parametrize(
-    ("given", "stacked"),
-    [
-        ({"discriminator_dim": 32}, True),
-        ({"discriminator_dim": 33}, False),
-        ({"discriminator_dim": 64, "device": "cuda"}, True),
-    ],
-)
-def test_discriminators_are_stacked_where_that_is_faster(given, stacked):
-    assert RunConfig(**given).stacked is stacked
-
-
-@pytest.mark.parametrize(
     ("given", "sent", "is_public"),
     [
         ({}, 160, False),  # n_dis * B, the paper's five batches of 32
@@ -293,22 +250,11 @@ def test_number_of_fakes_sent_and_what_the_warm_start_uses(given, sent, is_publi
     assert (config.fakes_sent, config.is_warm_start_public) == (sent, is_public)
 
 
-def test_nodes_are_the_clients_divided_upwards():
-    assert RunConfig(num_clients=539, clients_per_node=49).num_nodes == 11
-    assert RunConfig(num_clients=540, clients_per_node=49).num_nodes == 12
-    with pytest.raises(UserError, match=r"num_clients is unset.*--num-clients"):
-        _ = RunConfig().num_nodes
-
-
-def test_noise_follows_the_published_code():
-    assert RunConfig(noise_multiplier=1.07, clip_bound=0.5).noise_std == 1.07
-    with pytest.raises(UserError, match=r"noise_multiplier is unset.*--noise"):
-        _ = RunConfig().noise_std
-
-
-def test_release_has_the_shape_of_the_gradients_basis():
-    assert RunConfig().release_shape == (32, 1, 28, 28)
-    assert RunConfig(dct_size=14).release_shape == (32, 1, 14, 14)
+@pytest.mark.parametrize(
+    ("name", "needs"), [("num_nodes", "num_clients"), ("noise_std", "noise_multiplier")]
+)
+def test_what_follows_from_an_unset_setting_is_refused(name, needs):
+    assert_refused(f"^{needs} is unset.*--", getattr, RunConfig(), name)
 
 
 # ------------------------------------------------------------------ resolved
@@ -337,7 +283,6 @@ def test_a_resolved_configuration_is_written_and_read_like_any_other():
 @pytest.mark.parametrize("unset", [None, ""])
 def test_what_a_run_uses_cannot_be_unset(name, unset):
     flag = f"--{name.replace('_', '-')}"
-    with pytest.raises(UserError, match=f"{name} is unset: give {flag}"):
-        ResolvedConfig(**RESOLVED | {name: unset})
-    with pytest.raises(UserError, match=f"{name} is unset"):
-        dataclasses.replace(ResolvedConfig(**RESOLVED), **{name: None})
+    words, resolved = f"{name} is unset: give {flag}", ResolvedConfig(**RESOLVED)
+    assert_refused(words, lambda: ResolvedConfig(**RESOLVED | {name: unset}))
+    assert_refused(words, dataclasses.replace, resolved, **{name: None})

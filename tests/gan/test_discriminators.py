@@ -7,7 +7,7 @@ from torch.nn.functional import normalize
 
 from fedgs.config.run_config import RunConfig
 from fedgs.gan.discriminators import Discriminators
-from fedgs.gan.losses import DRIFT_WEIGHT, PENALTY_WEIGHT
+from fedgs.gan.losses import discriminator_loss
 from fedgs.gan.models import ADAM_BETAS, build_discriminator
 from fedgs.randomness import derived_seed
 from tiny import client_digest, digest, tiny_config
@@ -81,8 +81,8 @@ def _plain_steps(config: RunConfig, client: int) -> nn.Module:
         penalty = ((grads.flatten(1).norm(dim=1) - 1) ** 2).mean()
         real_scores = module(real, real_labels)
         loss = module(fake, fake_labels).mean() - real_scores.mean()
-        loss = loss + PENALTY_WEIGHT * penalty
-        loss = loss + DRIFT_WEIGHT * (real_scores**2).mean()
+        loss = loss + 10.0 * penalty  # WGAN-GP, Algorithm 1
+        loss = loss + 1e-3 * (real_scores**2).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -125,10 +125,8 @@ def test_training_equals_plain_torch(stacking, spectral_norm, subset):
 def test_a_gpu_trains_as_the_cpu(stacking, spectral_norm, cuda):
     settings = {"spectral_norm": spectral_norm}
     there, here = (_trained(device=device, **settings) for device in (cuda, "cpu"))
-    for name, value in there.state().items():
-        torch.testing.assert_close(
-            value.cpu(), here.state()[name], **TOLERANCE, msg=name
-        )
+    moved = {name: value.cpu() for name, value in there.state().items()}
+    torch.testing.assert_close(moved, here.state(), **TOLERANCE)
 
 
 @both_ways
@@ -149,6 +147,15 @@ def test_answers_are_the_gradients_of_minus_the_score(stacking):
             torch.testing.assert_close(answers[row], expected, rtol=1e-4, atol=1e-6)
 
 
+def test_a_zero_image_gradient_has_a_finite_penalty_gradient():
+    scale, (images, labels) = torch.zeros((), requires_grad=True), _question()
+    half = torch.full((BATCH,), 0.5)
+    batch = torch.ones_like(images), labels, 0 * images, labels, half
+    loss = discriminator_loss(lambda x, _: scale * x.flatten(1).sum(1), *batch, 0.0)
+    # d/ds (0 - 256 s); the penalty's own gradient is smoothed to 0 at s = 0.
+    assert float(torch.autograd.grad(loss, scale)[0]) == pytest.approx(-256.0)
+
+
 # ---------------------------------------------------------------------- separation
 
 
@@ -167,11 +174,7 @@ def test_no_layer_of_the_discriminator_normalises_over_the_batch():
 
 @pytest.mark.parametrize(
     ("overrides", "num_clients"),
-    [
-        ({"discriminator_dim": 2}, 6),
-        ({"spectral_norm": False}, 6),
-        ({}, 5),
-    ],
+    [({"discriminator_dim": 2}, 6), ({"spectral_norm": False}, 6), ({}, 5)],
 )
 def test_the_state_of_another_architecture_is_refused(overrides, num_clients):
     other = Discriminators(_config(**overrides), range(num_clients)).state()

@@ -10,11 +10,9 @@ from torch.func import functional_call, grad
 
 from fedgs.config.run_config import RunConfig
 from fedgs.gan.models import (
-    advance_in_place,
     advance_spectral_vectors,
     build_discriminator,
     build_generator,
-    ema_weight,
     sample_labels,
     sample_latents,
     update_ema,
@@ -23,7 +21,7 @@ from fedgs.shapes import TensorDict
 from tiny import digest
 
 GENERATORS = ("resnet", "dcgan", "upsample", "coded")
-BATCH = 3
+BATCH, SEED = 3, 2**63 - 1
 # Bound of rounding in a sum of 1e4 float32 products of order 1.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -63,9 +61,7 @@ def _normalised_layers(module: nn.Module) -> dict[str, nn.Module]:
 def test_networks_take_and_make_images_of_every_shape(kind, side, channels):
     shape = {"image_size": side, "image_channels": channels}
     config = _config(**shape, generator=kind, spectral_norm=kind == "resnet")
-    first, other, again = (
-        build_generator(config, s) for s in (2**63 - 1, 1, 2**63 - 1)
-    )
+    first, other, again = (build_generator(config, s) for s in (SEED, 1, SEED))
     z, labels = _inputs(config)
     images = first(z, labels)
     assert images.shape == (BATCH, channels, side, side)
@@ -87,9 +83,7 @@ def test_networks_take_and_make_images_of_every_shape(kind, side, channels):
     [
         (build_generator, {}, 3_826_177),
         (build_discriminator, {}, 1_071_105),
-        (build_discriminator, {"spectral_norm": False}, 1_071_105),
         (build_generator, {"generator": "dcgan", "generator_dim": 64}, 1_114_305),
-        (build_generator, {"generator": "upsample", "generator_dim": 16}, 89_089),
         (build_generator, {"generator": "upsample", "generator_dim": 32}, 224_257),
         (build_generator, {"generator": "coded", "generator_dim": 100}, 93_494),
     ],
@@ -151,10 +145,10 @@ def _upsample(plain: nn.Module, h: Tensor) -> Tensor:
     return (plain.conv3(h) - 2).sigmoid()
 
 
-@pytest.mark.parametrize(
-    ("kind", "forward"),
-    [("resnet", _resnet), ("dcgan", _dcgan), ("upsample", _upsample)],
-)
+FORWARDS = {"resnet": _resnet, "dcgan": _dcgan, "upsample": _upsample}
+
+
+@pytest.mark.parametrize(("kind", "forward"), FORWARDS.items())
 def test_generator_is_the_published_or_documented_one(kind, forward):
     config = _config(generator=kind)
     z, labels = _inputs(config)
@@ -178,28 +172,15 @@ def test_one_power_iteration_is_the_published_one():
     assert buffers["a.u"].tolist() == pytest.approx([0.6, 0.8])  # input untouched
 
 
-def test_generator_advances_in_place_as_the_pure_function_says():
-    generator = build_generator(_config(), 0)
-    expected = advance_spectral_vectors(*_tensors(generator))
-    advance_in_place(generator)
-    assert set(expected) == set(dict(generator.named_buffers()))
-    for name, value in generator.named_buffers():
-        assert value.equal(expected[name])
-        assert not value.requires_grad
-
-
 def test_gradient_flows_through_sigma():
     # W / sigma(W) does not change with the scale of W, so <dD/dW, W> = 0. Without the
     # gradient of sigma it would not be.
-    config = _config()
-    discriminator = build_discriminator(config, 0)
-    images, labels = _images(config, BATCH), torch.arange(BATCH)
+    discriminator = build_discriminator(_config(), 0)
+    batch = _images(_config(), BATCH), torch.arange(BATCH)
     params, buffers = _tensors(discriminator)
 
     def score(tensors: TensorDict) -> Tensor:
-        return functional_call(
-            discriminator, (tensors, buffers), (images, labels)
-        ).sum()
+        return functional_call(discriminator, (tensors, buffers), batch).sum()
 
     grads = grad(score)(params)
     for name in _normalised_layers(discriminator):
@@ -212,18 +193,12 @@ def test_gradient_flows_through_sigma():
 # Average
 
 
-def test_average_ramps_up_to_its_decay():
-    # GS-WGAN source/ops.py: min(1 - 1 / (step + 1), decay).
-    weights = [ema_weight(step, 0.999) for step in (0, 1, 3, 998, 999, 20_000)]
-    assert weights == pytest.approx([0, 0.5, 0.75, 1 - 1 / 999, 0.999, 0.999])
-
-
 def test_average_of_parameters_and_copy_of_buffers():
     average, *generators = (build_generator(_config(), seed) for seed in range(4))
     average.requires_grad_(False)
     for step, generator in enumerate(generators):
         update_ema(average, generator, step, decay=0.6)
-    # Weights of the past: 0, 0.5, 0.6.
+    # Weights of the past, by source/ops.py: 0, 0.5, 0.6 = min(1 - 1 / (step + 1), 0.6).
     for name, param in average.named_parameters():
         first, second, third = (each.get_parameter(name) for each in generators)
         expected = 0.6 * (0.5 * first + 0.5 * second) + 0.4 * third
@@ -246,9 +221,8 @@ def test_average_of_parameters_and_copy_of_buffers():
 )
 def test_latents_have_their_distribution(latent, mean, variance, least, most):
     config = _config(latent=latent, latent_dim=20)
-    z, again = (
-        sample_latents(config, np.random.default_rng(0), 5_000) for _ in range(2)
-    )
+    drawn = (sample_latents(config, np.random.default_rng(0), 5_000) for _ in "ab")
+    z, again = drawn
     assert z.shape == (5_000, 20)
     assert z.dtype == torch.float32
     assert least <= z.min() <= z.max() <= most

@@ -13,18 +13,13 @@ from fedgs.federation.round import new_server, stage_request
 from fedgs.gan import moments
 from fedgs.gan.features import QUADRATIC_WEIGHT, StageRelease, embedding, products
 from fedgs.gan.models import build_generator
-from fedgs.gan.moments import (
-    expected,
-    model_of,
-    set_generator,
-    start_of,
-    symmetric,
-)
+from fedgs.gan.moments import expected, model_of, set_generator, start_of, symmetric
 from fedgs.gan.stages import released
 from tiny import MOMENTS, tiny_config
 
 CLASSES, FREQUENCIES, AXES = 3, 16, 4  # 4 x 4 low frequencies, latent_dim
-ALL_AXES = MOMENTS | {"latent_dim": FREQUENCIES, "noise_multiplier": 0.0}
+SILENT = {"noise_multiplier": 0.0}
+ALL_AXES = MOMENTS | SILENT | {"latent_dim": FREQUENCIES}
 TWICE = ALL_AXES | {"stages": "means,scatter,moments,moments", "num_rounds": 4}
 
 
@@ -42,8 +37,7 @@ def images_of(seed: int = 0, count: int = 60):
     return torch.from_numpy(images).float(), torch.from_numpy(labels)
 
 
-PUBLIC = ALL_AXES | {"stages": "moments", "num_rounds": 1}
-PUBLIC |= {"public_data": "fonts"}
+PUBLIC = ALL_AXES | {"stages": "moments", "num_rounds": 1, "public_data": "fonts"}
 
 
 def in_bytes(images):
@@ -74,32 +68,21 @@ def staged(config, clients, answer=None):
     same: this is what a release is where all embeddings are equally long.
     """
     server = new_server(config)
-    for round in range(1, config.num_stages + 1):
+    for round, stage in enumerate(config.stage_list, start=1):
         request = stage_request(config, server)
-        kind = config.stage_list[round - 1].kind
-        asked = (kind, request.networks, request.centre)
-        total = torch.stack([embedding(*asked, *client) for client in clients]).sum(0)
+        asked = (request.networks, request.centre)
+        total = sum(embedding(stage.kind, *asked, *client) for client in clients)
         total, noise_std = (total, 0.0) if answer is None else answer(total)
-        # A clip bound that nobody reaches: the most weight is 1 for each client.
-        wide = dataclasses.replace(
-            config, num_clients=len(clients), clip_bound=2 * CLASSES**0.5
-        )
-        asked = (round, request.networks, request.centre)
-        server.stages.append(released(wide, *asked, total, noise_std))
+        wide = unclipped(config, len(clients))
+        server.stages.append(released(wide, round, *asked, total, noise_std))
         server.round += 1
     return server
 
 
-# ------------------------------------------------------------------ products
-
-
-@given(st.integers(1, 9), st.integers(0, 100))
-def test_symmetric_inverts_products(size, seed):
-    vectors = torch.from_numpy(np.random.default_rng(seed).normal(size=(5, size)))
-    outer = vectors[:, :, None] * vectors[:, None, :]
-    assert torch.allclose(symmetric(products(vectors), size), outer)
-    norms = products(vectors).norm(dim=1)
-    assert torch.allclose(norms, vectors.square().sum(1))
+def unclipped(config, num_clients):
+    """With a clip bound that nobody reaches: the most weight is 1 for each client."""
+    bound = 2 * CLASSES**0.5
+    return dataclasses.replace(config, num_clients=num_clients, clip_bound=bound)
 
 
 # ------------------------------------------------------------------ without noise
@@ -108,29 +91,23 @@ def test_symmetric_inverts_products(size, seed):
 @pytest.mark.parametrize("settings", [ALL_AXES, TWICE])
 def test_without_noise_the_model_is_numpys_means_and_covariances(settings):
     """Of all images pooled: the clients have as many images and weigh the same."""
-    config = tiny_config(**settings)
-    images, labels = images_of()
-    halves = (slice(0, 60, 2), slice(1, 60, 2))
-    clients = [(images[half], labels[half]) for half in halves]
+    config, (images, labels) = tiny_config(**settings), images_of()
+    clients = [(images[first::2], labels[first::2]) for first in (0, 1)]
     model = model_of(config, staged(config, clients).stages)
     assert_moments(model, images, labels, 1e-4, 2e-3)
 
 
 def test_the_generator_draws_the_models_means_and_covariances():
-    config = tiny_config(**ALL_AXES)
-    images, labels = images_of()
+    config, (images, labels) = tiny_config(**ALL_AXES), images_of()
     server = staged(config, [(images, labels)])
     model = model_of(config, server.stages)
     set_generator(config, model, server.generator, server.ema)
-    label = 1
-    own = low(images[labels == label])
-    mean, factor = server.ema.mean[label], server.ema.factor[label]
-    assert np.allclose(low(mean[None].detach()), own.mean(0), atol=1e-3)
-    spread = low(factor.detach())  # of 16 latents
+    own = low(images[labels == 1])
+    mean, spread = server.ema.mean[1:2].detach(), low(server.ema.factor[1].detach())
+    assert np.allclose(low(mean), own.mean(0), atol=1e-3)
     assert np.allclose(spread.T @ spread, np.cov(own.T, bias=True), atol=5e-3)
-    z = torch.zeros(1, FREQUENCIES)
-    picture = server.ema(z, torch.tensor([label]))
-    assert torch.equal(picture, mean[None].clamp(0, 1))
+    picture = server.ema(torch.zeros(1, FREQUENCIES), torch.tensor([1]))
+    assert torch.equal(picture, mean.clamp(0, 1))
 
 
 @pytest.mark.parametrize("is_public", [False, True])
@@ -143,10 +120,9 @@ def test_a_stage_of_moments_adds_what_the_model_does_not_explain(is_public):
     else:
         stages, start = staged(config, [(others, their_labels)]).stages[:3], None
     before = start or model_of(config, stages)
-    asked = ("moments", (before.network,), expected(before, "moments", CLASSES, 152))
-    total = embedding(*asked, images, labels)
-    wide = dataclasses.replace(config, num_clients=1, clip_bound=2 * CLASSES**0.5)
-    last = released(wide, len(stages) + 1, *asked[1:], total, 0.0)
+    asked = (before.network,), expected(before, "moments", CLASSES, 152)
+    total = embedding("moments", *asked, images, labels)
+    last = released(unclipped(config, 1), len(stages) + 1, *asked, total, 0.0)
     after = model_of(config, [*stages, last], *([start] if start else []))
     assert_moments(after, images, labels, 1e-3, 5e-3)
     for label in range(CLASSES):
@@ -228,8 +204,7 @@ def assert_longest_axes(model, covariance, added=0.0):
 
 
 def test_fewer_axes_are_the_longest_ones():
-    config = tiny_config(**MOMENTS | {"noise_multiplier": 0.0})
-    images, labels = images_of()
+    config, (images, labels) = tiny_config(**MOMENTS | SILENT), images_of()
     model = model_of(config, staged(config, [(images, labels)]).stages[:2])
     mean = np.stack([low(images)[labels.numpy() == c].mean(0) for c in range(CLASSES)])
     within = np.cov((low(images) - mean[labels.numpy()]).T, bias=True)
@@ -253,10 +228,8 @@ def test_a_release_that_is_all_noise_leaves_what_makes_the_public_classes_differ
     config = tiny_config(**PUBLIC)
     start = start_of(config, in_bytes(images_of()[0]), images_of()[1])
     blank = expected(start, "moments", CLASSES, 152)
-    noise = torch.from_numpy(np.random.default_rng(0).normal(0, 1.0, blank.shape))
-    release = StageRelease(
-        "moments", (), blank + noise.float(), torch.full((CLASSES,), 3.0)
-    )
+    all_noise = blank + torch.randn(blank.shape, generator=torch.manual_seed(0))
+    release = StageRelease("moments", (), all_noise, torch.full((CLASSES,), 3.0))
     after = model_of(config, [release], start)
     assert torch.equal(after.mean, start.mean)
     moved = after.covariance - start.covariance
@@ -310,12 +283,6 @@ def test_an_eigenvalue_is_corrected_for_what_noise_adds_to_it():
     assert np.mean(found) == pytest.approx(1, abs=0.02)  # uncorrected: 1.02
 
 
-def test_belief_is_the_share_that_is_not_noise():
-    values = torch.tensor([3.0, 4.0])
-    assert moments._belief(values, torch.tensor(2.5)) == pytest.approx(0.8)
-    assert moments._belief(values, torch.tensor(12.5)) == 0
-
-
 @settings(max_examples=20)
 @given(st.integers(0, 1000), st.sampled_from([1.0, 1e3, 1e9]), st.booleans())
 def test_noise_of_any_size_leaves_finite_pictures(seed, noise_std, is_parted):
@@ -335,12 +302,9 @@ def test_noise_of_any_size_leaves_finite_pictures(seed, noise_std, is_parted):
 
 
 def test_the_expected_features_of_a_model_are_those_of_its_samples():
-    config = tiny_config(**MOMENTS)
-    rng = torch.Generator().manual_seed(0)
-    root = torch.rand(CLASSES, AXES, AXES, generator=rng, dtype=torch.float64)
-    model = dataclasses.replace(
-        model_of(config, []), covariance=root @ root.mT, centre=root[:, 0]
-    )
+    root = torch.from_numpy(np.random.default_rng(0).random((CLASSES, AXES, AXES)))
+    own, any_model = root @ root.mT, model_of(tiny_config(**MOMENTS), [])
+    model = dataclasses.replace(any_model, covariance=own, centre=root[:, 0])
     found = expected(model, "moments", CLASSES, AXES + 10)[0]
     second = symmetric(found[:, AXES:].double(), AXES) / QUADRATIC_WEIGHT
     assert not found[:, :AXES].any()  # features are measured from the centre

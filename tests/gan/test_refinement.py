@@ -107,8 +107,8 @@ def distance(config, server) -> float:
 
 
 def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
-    monkeypatch.setattr(refinement, "STEPS", 60)
-    monkeypatch.setattr(refinement, "LEARNING_RATE", 0.02)
+    monkeypatch.setattr(refinement, "STEPS", 30)
+    monkeypatch.setattr(refinement, "LEARNING_RATE", 0.04)
     monkeypatch.setattr(refinement, "AVERAGED", 0.8)
     config, server = after_moments()
     server.stages.append(released(config, server))

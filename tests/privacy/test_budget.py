@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import pytest
@@ -17,6 +18,7 @@ from plans import (
     STAGED,
     TABLE_1,
     TABLE_2,
+    epsilons,
     event,
     everybody,
     frozen,
@@ -24,17 +26,10 @@ from plans import (
 from refusals import assert_refused
 
 DELTA = 1e-5
-UNIFORM = replace(
-    FULL, client_selection="uniform", clients_per_round=20, noise_multiplier=12.0
-)
-SMALL = Plan(
-    num_clients=10,
-    clients_per_round=1,
-    num_rounds=60,
-    batch_size=4,
-    noise_multiplier=4.0,
-    discriminator_training="frozen",
-)
+DRAWN = replace(FULL, client_selection="uniform")
+UNIFORM = replace(DRAWN, clients_per_round=20, noise_multiplier=12.0)
+TEN = {"num_clients": 10, "clients_per_round": 1, "num_rounds": 60, "batch_size": 4}
+SMALL = replace(DRAWN, **TEN, noise_multiplier=4.0, discriminator_training="frozen")
 AMPLIFIED = replace(SMALL, amplification=True)
 SILOS = replace(FULL, clients_per_node=49)
 MASKED = replace(SILOS, noise_multiplier=4.0, secure_aggregation=True)
@@ -42,11 +37,8 @@ MASKED = replace(SILOS, noise_multiplier=4.0, secure_aggregation=True)
 
 def least(stated, adversary, relation):
     """The better one of the amplified and the plain guarantee."""
-    return min(
-        s.epsilon
-        for s in stated
-        if (s.adversary, s.relation) == (adversary, relation) and s.guarantee
-    )
+    asked = {"adversary": adversary, "relation": relation}
+    return min(epsilons(stated, guarantee=True, **asked))
 
 
 # A plan, who looks, a target, and what else is asked.
@@ -97,7 +89,12 @@ def test_rounds_within_a_small_target_are_stages(target, rounds):
     assert largest_num_rounds(plan, *asked) == rounds
 
 
-@pytest.mark.parametrize("what", [calibrate_noise, largest_num_rounds, Budget])
+each_user = pytest.mark.parametrize(
+    "what", [calibrate_noise, largest_num_rounds, Budget]
+)
+
+
+@each_user
 @pytest.mark.parametrize(
     ("plan", "asked", "message"),
     [
@@ -115,20 +112,15 @@ def test_impossible_targets_are_refused(what, plan, asked, message):
     assert_refused(message, what, plan, *asked)
 
 
-@pytest.mark.parametrize("what", [calibrate_noise, largest_num_rounds, Budget])
-@pytest.mark.parametrize(
-    ("target", "adversary", "message"),
-    [
+@each_user
+def test_targets_that_a_selection_alone_exceeds_are_refused(what):
+    for target, adversary, message in (
         (2.0, "release", r"the private selection of the cohort alone costs \d"),
         (50.0, "server", "is unbounded for adversary = server, .* --adversary release"),
-    ],
-)
-def test_targets_that_a_selection_alone_exceeds_are_refused(
-    what, target, adversary, message
-):
-    asked = (target, DELTA, adversary, "replace-one")
-    words = f"target_epsilon = {target:g}: .*{message}"
-    assert_refused(words, what, FULL, *asked, selections=[COST])
+    ):
+        asked = (FULL, target, DELTA, adversary, "replace-one")
+        words = f"target_epsilon = {target:g}: .*{message}"
+        assert_refused(words, what, *asked, selections=[COST])
 
 
 def test_no_noise_can_and_none_need_not_reach_a_target():
@@ -146,84 +138,61 @@ def test_no_noise_can_and_none_need_not_reach_a_target():
 # ------------------------------------------------------------------------------- budget
 
 
-def repeated(rounds, make=event, **changes):
-    """Rounds of which some are attempted twice."""
-    for t in count(1):
-        yield make(t, **changes)
-        if t in rounds:
-            yield make(t, attempt=2, **changes)
+def masked(round, attempt):
+    """Of a round that is asked again, of fewer nodes."""
+    nodes = {"counted_nodes": 11 - attempt}
+    return everybody(round, kind="discrete", attempt=attempt, **nodes)
 
 
-def events(make=event, **changes):
-    return (make(t, **changes) for t in count(1))
+def quieter_later(round, attempt):
+    return event(round, attempt=attempt, noise_std=40.0 if round < 30 else 60.0)
 
 
-NODES = {"planned_nodes": 3, "counted_nodes": 2}
-LOUD, QUIET = {"noise_std": 6.0}, {"noise_std": 16.0}
+def trained_later(round, attempt):
+    return (frozen if round < 9 else event)(round, attempt=attempt)
+
+
 BALANCED, AMPLIFY = {"client_selection": "balanced"}, {"amplification": True}
 SUMS = {"client_selection": "all", "clients_per_round": 10, "secure_aggregation": True}
-SELECTED = {"selections": [COST]}
-
-
-def masked():
-    """Every round is asked again, of fewer nodes."""
-    for t in count(1):
-        for attempt in (1, 2):
-            counted = {"attempt": attempt, "counted_nodes": 11 - attempt}
-            yield everybody(t, kind="discrete", **counted)
-
-
-# What differs from SMALL, who looks, the events, and what statements must know.
+FEWER, SELECTED = {"clients_per_round": 2}, {"selections": [COST]}
+nodes = partial(event, planned_nodes=3, counted_nodes=2)
+balanced, loud = partial(event, **BALANCED), partial(event, noise_std=6.0)
+quiet = partial(frozen, noise_std=16.0)
+EVERY, FIFTHS, FIRST = range(1, 9999), range(5, 9999, 5), range(1, 11)
+# What differs from SMALL, who looks, the events, which rounds have two attempts, and
+# what statements must know.
 BUDGETS = {
-    "drawn": ({}, "server", lambda: events(**NODES), {}),
-    "balanced": (BALANCED, "release", lambda: events(**BALANCED), {}),
-    "every fifth repeated": ({}, "server", lambda: repeated(range(5, 9999, 5)), {}),
-    "other noise": (
-        {},
-        "server",
-        lambda: (event(t, noise_std=40.0 if t < 30 else 60.0) for t in count(1)),
-        {},
-    ),
-    "fewer than drawn": ({"clients_per_round": 2}, "server", events, {}),
-    "masked, some collude": (SUMS, "server", masked, {"colluding": 3}),
-    "amplified": (AMPLIFY, "release", lambda: events(frozen, **QUIET), {}),
-    "amplified, repeated": (
-        AMPLIFY,
-        "release",
-        lambda: repeated(range(1, 11), frozen, **QUIET),
-        {},
-    ),
-    "amplification ends": (
-        AMPLIFY,
-        "release",
-        lambda: (frozen(t) if t < 9 else event(t) for t in count(1)),
-        {},
-    ),
-    "selected": ({}, "release", lambda: events(**LOUD), SELECTED),
+    "drawn": ({}, "server", nodes, (), {}),
+    "balanced": (BALANCED, "release", balanced, (), {}),
+    "every fifth repeated": ({}, "server", event, FIFTHS, {}),
+    "other noise": ({}, "server", quieter_later, (), {}),
+    "fewer than drawn": (FEWER, "server", event, (), {}),
+    "masked, some collude": (SUMS, "server", masked, EVERY, {"colluding": 3}),
+    "amplified": (AMPLIFY, "release", quiet, (), {}),
+    "amplified, repeated": (AMPLIFY, "release", quiet, FIRST, {}),
+    "amplification ends": (AMPLIFY, "release", trained_later, (), {}),
+    "selected": ({}, "release", loud, (), SELECTED),
 }
 
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_budget_stops_before_it_is_exceeded(coarse_grid, name):
     """The same events, judged by the statements afterwards."""
-    changes, adversary, make, more = BUDGETS[name]
+    changes, adversary, make, repeated, more = BUDGETS[name]
     plan, done = replace(SMALL, **changes), []
     target = 14.0 if "selections" in more else 3.0
     relation = "zero-out" if name in ("balanced", "amplified") else "replace-one"
     budget = Budget(plan, target, DELTA, adversary, relation, **more)
-    for candidate in make():
+    tries = ((t, a) for t in count(1) for a in (1, 2) if a == 1 or t in repeated)
+    for candidate in (make(t, attempt=a) for t, a in tries):
         if not budget.allows(candidate):
             break
         budget.add(candidate)
         done.append(candidate)
 
     def spent(events):
-        config = RunConfig(
-            engine="flower",
-            num_rounds=events[-1].round,
-            clients_per_round=plan.clients_per_round,
-            amplification=plan.amplification,
-        )
+        own = {n: getattr(plan, n) for n in ("clients_per_round", "amplification")}
+        config = RunConfig(engine="flower", num_rounds=events[-1].round, **own)
         stated = statements_of_runs([Run(config, events)], DELTA, **more)
         return least(stated, adversary, relation)
 
@@ -242,11 +211,10 @@ def test_a_calibrated_run_uses_its_whole_budget(changes):
     config = replace(STAGED, **changes)
     noise = calibrate_noise(Plan.from_config(config), *asked)
     config = replace(config, noise_multiplier=noise)
-    budget = Budget(config, *asked)
-    for round in range(1, config.num_rounds + 1):
-        new = new_event(config, round, "all", 1)
-        assert budget.allows(new)
-        budget.add(new)
+    planned = [new_event(config, t, "all", 1) for t in range(1, config.num_rounds + 1)]
+    budget = Budget(config, *asked, planned[:-1])
+    assert budget.allows(planned[-1])
+    budget.add(planned[-1])
     assert not budget.allows(new_event(config, config.num_rounds, "all", 2))
 
 

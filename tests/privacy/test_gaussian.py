@@ -5,7 +5,6 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom
 
 from fedgs.privacy.gaussian import (
     binomial_law,
@@ -42,18 +41,7 @@ def test_epsilon_and_mu_are_those_of_the_page(epsilon, delta, mu):
     assert epsilon_from_mu(mu, delta) == pytest.approx(epsilon, rel=3e-4)
 
 
-# ------------------------------------------------------------------------------ oracles
-
-
-def test_the_mixture_is_the_sum_over_participation_counts():
-    total, rate, ratio = 40, 0.3, 1.7
-    law = binomial_law({1: total}, rate, ratio)
-    expected = sum(
-        binom.pmf(n, total, rate) * delta_from_mu(math.sqrt(n) / ratio, 2.0)
-        for n in range(total + 1)
-    )
-    assert law.delta(2.0) == pytest.approx(expected, rel=1e-9)
-    assert law.epsilon(expected) == pytest.approx(2.0, abs=1e-8)
+# ------------------------------------------------------------------------- mixture
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,7 @@ def rounds(count, make=event, **changes):
 
 def of(*clients, **changes):
     """One round after the other, each of one client."""
-    asked = enumerate(clients, start=1)
-    return [event(t, participants=(client,), **changes) for t, client in asked]
+    return [event(t, participants=(c,), **changes) for t, c in enumerate(clients, 1)]
 
 
 def deployed(events, nodes, sizes, **settings):
@@ -68,6 +67,10 @@ def ten_and(*events, **settings):
     return [run([*TEN, *events], **settings)]
 
 
+def mixed_and(events, **settings):
+    return [run(MIXED), run(events, **settings)]
+
+
 LOUDER, QUIET = COST * (40 / 23) ** 2, {"noise_std": 23.0}
 MIXED, TEN = rounds(20), rounds(10)
 AGAIN = [*MIXED, event(18, attempt=2), event(21)]
@@ -79,6 +82,9 @@ NOISES = [event(t, noise_std=40.0 + t) for t in range(1, 21)]
 LATER = COST * ((40 / 41) ** 2 + (40 / 51) ** 2)  # of client 1, which is charged most
 ONE, TWO = (of(c, c, **BALANCED) for c in (0, 1))
 A_B, B_A = deployed(ONE, "a,b", "9,1"), deployed(TWO, "b,a", "1,9")
+OTHER_ORDER = [deployed(MIXED, nodes, "5,5") for nodes in ("a,b", "b,a")]
+ALL_IN_BOTH = [run(rounds(5, **ALL)), run(rounds(3, **ALL, **QUIET))]
+TEN_QUIET = rounds(10, **QUIET)
 ASKED = "asked of fewer clients than were drawn"
 # Runs, the law of mu^2 that the server's row must have, and why no law is mixed.
 CHARGED = {
@@ -89,51 +95,23 @@ CHARGED = {
     "a busy client": ([run(of(0, 1, 1, 2, 1, **BALANCED))], law(3 * COST), "balanced"),
     "a louder round": (ten_and(event(11, **QUIET)), law(COST + LOUDER), "noise, C, B"),
     "one balanced": (ten_and(event(11, **BALANCED)), law(2 * COST), "is balanced"),
-    "a repeat of others": (
-        ten_and(OTHERS),
-        law(2 * COST),
-        "repeated round asked others",
-    ),
+    "a repeat": (ten_and(OTHERS), law(2 * COST), "a repeated round asked others"),
     "fewer than were drawn": (ten_and(clients_per_round=2), law(COST), ASKED),
     "ended early": ([run(ENDED, num_rounds=20)], law(4 * COST), "end after 6 of 20"),
     # A node that is away, or a client that refuses, ends its round.
     "asked at once": ([run(AT_ONCE)], law(5 * COST), "round was asked again at once"),
-    "everybody in both": (
-        [run(rounds(5, **ALL)), run(rounds(3, **ALL, **QUIET))],
-        law(5 * COST + 3 * LOUDER),
-        "the selection is all",
-    ),
-    "two seeds": (
-        [run(MIXED), run(rounds(10, **QUIET), seed=2)],
-        law(0, (20, COST), (10, LOUDER)),
-        "",
-    ),
-    "one seed": (
-        [run(MIXED), run(rounds(20, **QUIET))],
-        law(0, (20, COST + LOUDER)),
-        "",
-    ),
+    "everybody in both": (ALL_IN_BOTH, law(5 * COST + 3 * LOUDER), "selection is all"),
+    "two seeds": (mixed_and(TEN_QUIET, seed=2), law(0, (20, COST), (10, LOUDER)), ""),
+    "one seed": (mixed_and(rounds(20, **QUIET)), law(0, (20, COST + LOUDER)), ""),
     # Client 9: twice, and in 1 to 8.
-    "others": ([run(MIXED), run(NINE)], law(10 * COST), "the same seed 1 asked others"),
-    "irregular": (
-        [run(MIXED), run(NOISES)],
-        law(2 * COST + LATER),
-        "share the selection",
-    ),
+    "others": (mixed_and(NINE), law(10 * COST), "the same seed 1 asked others"),
+    "irregular": (mixed_and(NOISES), law(2 * COST + LATER), "share the selection"),
     # Balanced draws are from another stream.
-    "balanced": (
-        [run(MIXED), run(rounds(30, **BALANCED))],
-        law(3 * COST, (20, COST)),
-        "",
-    ),
+    "balanced": (mixed_and(rounds(30, **BALANCED)), law(3 * COST, (20, COST)), ""),
     # Client 0 of the one run is the first of node b, number 1, in the other.
     "deployed": ([A_B, B_A], law(4 * COST), "balanced"),
     "another place": ([A_B, B_A._replace(events=ONE)], law(2 * COST), "balanced"),
-    "another order": (
-        [deployed(MIXED, "a,b", "5,5"), deployed(MIXED, "b,a", "5,5")],
-        law(4 * COST),
-        "the same seed 1 asked others",
-    ),
+    "another order": (OTHER_ORDER, law(4 * COST), "the same seed 1 asked others"),
 }
 
 
@@ -141,9 +119,8 @@ CHARGED = {
 def test_events_are_charged_by_the_theorem_that_fits_them(name):
     runs, expected, said = CHARGED[name]
     found = statements_of_runs(runs, 1e-5, at_epsilon=AT)
-    (row,) = [
-        s for s in found if (s.adversary, s.relation) == ("server", "replace-one")
-    ]
+    asked = ("server", "replace-one")
+    (row,) = [s for s in found if (s.adversary, s.relation) == asked]
     delta = sum(p * delta_from_mu(math.sqrt(m), AT) for m, p in expected.items())
     assert row.delta == pytest.approx(max(delta, LEAST_DELTA), rel=1e-6)
     text = conditions(found, "server")
@@ -190,11 +167,11 @@ def test_runs_whose_clients_cannot_be_matched_are_refused(one, two, message):
 @pytest.mark.parametrize("delta", [1e-5, 1e-3])
 def test_a_run_that_its_budget_ended_keeps_the_mixture(delta):
     """The budget is of the run's own delta, whichever one is asked for."""
-    settings = {"num_rounds": 1000, "num_clients": 10, "clients_per_round": 1}
+    asked = {"adversary": "server", "relation": "replace-one"}
+    settings = {"num_rounds": 1000, "num_clients": 10, "clients_per_round": 1, **asked}
     settings |= {"batch_size": 4, "noise_multiplier": 20.0, "target_epsilon": 1.0}
-    settings |= {"adversary": "server", "relation": "replace-one"}
     config, events = run([], **settings).config, []
-    budget = Budget(config, 1.0, 1e-5, "server", "replace-one")
+    budget = Budget(config, 1.0, 1e-5, **asked)
     while budget.allows(new := event(len(events) + 1)):
         budget.add(new)
         events.append(new)
@@ -211,7 +188,8 @@ def test_a_run_that_its_budget_ended_keeps_the_mixture(delta):
 # ------------------------------------------------------------------------ amplification
 
 NODES = {"participants": (1, 2, 3), "planned_nodes": 3, "counted_nodes": 2}
-TURNS = range(1, 21)
+TWICE = [frozen(t, attempt=a) for t in range(1, 21) for a in (1, 2)]
+TWENTY, FIVE = rounds(20, frozen), rounds(5, frozen, noise_std=20.0)
 ASK = {"amplification": True, "discriminator_training": "frozen"}
 AMPLIFIED = {
     "all nodes that must answer hide the release": (
@@ -219,14 +197,11 @@ AMPLIFIED = {
         [Sampled(10, 3, 10.0 * math.sqrt(2), 20)],
     ),
     "attempts are one draw of more noisy answers": (
-        [run([frozen(t, attempt=a) for t in TURNS for a in (1, 2)], **ASK)],
+        [run(TWICE, **ASK)],
         [Sampled(10, 1, 10.0 / math.sqrt(2), 20)],
     ),
     "runs are composed": (
-        [
-            run(rounds(20, frozen), **ASK),
-            run(rounds(5, frozen, noise_std=20.0), seed=2, **ASK),
-        ],
+        [run(TWENTY, **ASK), run(FIVE, seed=2, **ASK)],
         [Sampled(10, 1, 10.0, 20), Sampled(10, 1, 5.0, 5)],
     ),
 }
@@ -241,7 +216,8 @@ def test_events_are_amplified_as_the_rounds_that_they_are(coarse_grid, name):
 
 
 FROZEN = rounds(10, frozen)
-REPEAT, KINDS = frozen(10, attempt=2, participants=(5,)), range(1, 41)
+REPEAT = frozen(10, attempt=2, participants=(5,))
+FORTY = [frozen(t, noise_std=40.0 + t) for t in range(1, 41)]
 NOT_AMPLIFIED = {
     "not requested (--amplification": [run(FROZEN, **ASK), run(FROZEN, seed=2)],
     "discriminator_training = selected": [run([*FROZEN, event(11)], **ASK)],
@@ -249,9 +225,7 @@ NOT_AMPLIFIED = {
     "a repeated round asked others": [run([*FROZEN, REPEAT], **ASK)],
     "every client takes part": [run([*FROZEN, frozen(11, participants="all")], **ASK)],
     "the events end after 10 of 20": [run(FROZEN, **ASK, num_rounds=20)],
-    "rounds of 40 kinds; at most 32": [
-        run([frozen(t, noise_std=40.0 + t) for t in KINDS], **ASK)
-    ],
+    "rounds of 40 kinds; at most 32": [run(FORTY, **ASK)],
 }
 
 
