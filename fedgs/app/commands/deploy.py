@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from clients.client_command import Client, become
-from fedgs.config.recipes import configure
+from fedgs.config.recipes import DEFAULT, configure, is_left_open, moments_for
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import reject
 from fedgs.files import make_folder
@@ -63,7 +63,8 @@ def submit(
 
     Args:
         submission: without the run's settings.
-        recipe: of the run; None starts from the defaults.
+        recipe: of the run; None takes the default one for a target epsilon alone, with
+            the moments that it pays for, and the settings' own defaults else.
         config: TOML file of settings over it.
         settings: over both.
 
@@ -77,6 +78,12 @@ def submit(
         reject(given, "--resume takes the run's own settings; leave out")
     else:
         given = {"engine": "flower", "nodes": ",".join(names), **settings}
+        if recipe is None and config is None and is_left_open(settings):
+            from fedgs.federation.preparation import resolve_deployed
+
+            recipe = DEFAULT
+            resolved = resolve_deployed(configure(recipe, None, given))
+            given = moments_for(resolved) | given
         configured = _named(configure(recipe, config, given), recipe or "run")
         flat = submitting.run_settings(configured, names)
         submission = dataclasses.replace(submission, settings=flat)
