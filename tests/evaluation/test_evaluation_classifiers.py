@@ -107,17 +107,3 @@ def test_result_that_cannot_be_read_is_computed_again(cache, content):
     (path,) = cache.glob("classifier-*.json")
     path.write_text(content)
     assert run(task(), ("lda",))["lda"]["accuracy"] > 0.8
-
-
-# ------------------------------------------------------------------ bad input
-
-
-def test_classifier_that_cannot_be_trained_is_named_and_costs_no_other():
-    few, reports = task(train=labelled(2, 0)), []
-    found, failed = run_classifiers(
-        few, ("lda", "gaussian_nb"), lambda *report: reports.append(report[:2])
-    )
-    assert list(found) == ["gaussian_nb"]
-    assert failed["lda"].startswith("classifiers = lda: cannot be trained on 2 images")
-    assert ("lda", None) in reports
-    assert not classifiers.cached_results(few, ("lda",))
