@@ -24,14 +24,7 @@ from fedgs.privacy.accounting import statements
 from fedgs.privacy.gaussian import fixed_law
 from fedgs.privacy.plan import Plan
 from report_folders import make_run
-from tiny import (
-    MOMENTS,
-    NUM_CLASSES,
-    SIDE,
-    STAGED,
-    tiny_config,
-    tiny_data,
-)
+from tiny import MOMENTS, NUM_CLASSES, SIDE, STAGED, tiny_config, tiny_data
 
 
 @pytest.fixture(scope="module")

@@ -99,10 +99,7 @@ def one_round(selecting: Selecting):
 
 @pytest.mark.parametrize(
     "thresholds",
-    [
-        {"below": 0.3, "above": 0.4},
-        {"below": 40, "above": 60, "are_percentiles": True},
-    ],
+    [{"below": 0.3, "above": 0.4}, {"below": 40, "above": 60, "are_percentiles": True}],
 )
 def test_every_client_is_where_its_own_accuracy_puts_it(make, thresholds):
     selecting = make(**thresholds)

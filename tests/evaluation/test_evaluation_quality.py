@@ -5,12 +5,7 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from fedgs.evaluation.quality import (
-    fid,
-    inception_score,
-    manifold_scores,
-    memorisation,
-)
+from fedgs.evaluation.quality import fid, inception_score, manifold_scores, memorisation
 from refusals import assert_refused
 
 
