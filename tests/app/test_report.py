@@ -124,10 +124,8 @@ def test_other_verdicts_name_no_bug_or_several():
         ("none", "No bug of the kinds tested"),
         ("other", "Different, but not by a known bug"),
     ):
-        title, _ = DebugFacts(
-            "", {}, (), {}, diagnosed() | {"verdict": verdict}
-        ).verdict
-        assert title.startswith(words)
+        facts = DebugFacts("", {}, (), {}, diagnosed() | {"verdict": verdict})
+        assert facts.verdict[0].startswith(words)
 
 
 def test_debug_folders_are_not_added_up(folders):

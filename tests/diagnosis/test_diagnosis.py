@@ -121,9 +121,8 @@ def test_a_turn_in_part_of_the_healthy_cohort_is_not_excluded(digits, change, bu
 
 
 def test_what_generators_of_one_public_start_share_was_not_learned(digits):
-    own = diagnosis.diagnose(
-        digits[:G], digits[G:], 10, None, FEW, has_shared_start=True
-    )
+    cohorts = digits[:G], digits[G:]
+    own = diagnosis.diagnose(*cohorts, 10, None, FEW, has_shared_start=True)
     assert not own.has_learned
     assert diagnosis.EXCLUDED not in [s.decision for s in own.ranking]
 
@@ -195,10 +194,11 @@ def test_less_structure_is_no_bug(digits):
     own = with_images(lambda x: 0.5 + 0.6 * (x - 0.5), digits[G:])
     assert not {INVERT, ROTATE} & set(diagnose(digits[:G], own, 10).bugs)
     is_kept = np.arange(120)[:, None, None, None] % 2  # no direction is left
-    half = with_images(
-        lambda x: np.where(is_kept, x, np.rot90(x, axes=(2, 3))), digits[G:]
-    )
-    found = diagnose(digits[:G], half, 10)
+
+    def turn_half(x):
+        return np.where(is_kept, x, np.rot90(x, axes=(2, 3)))
+
+    found = diagnose(digits[:G], with_images(turn_half, digits[G:]), 10)
     assert suspect(found, ROTATE).effect == pytest.approx(0.5, abs=0.1)
 
 
@@ -247,29 +247,21 @@ def test_json_has_no_nan_and_all_of_the_rule(digits):
 # ------------------------------------------------------------------ bad input
 
 
-def with_one(at, change):
-    """The groups, one of which is changed, as two cohorts."""
-
-    def spoil(groups):
-        groups[at] = groups[at]._replace(**change(groups[at]))
-        return groups[:G], groups[G:]
-
-    return spoil
-
-
 @pytest.mark.parametrize(
-    ("spoil_input", "words"),
+    ("at", "change", "words"),
     [
-        (lambda g: (g[:3], g[4:7]), "from 4 to 6"),
-        (lambda g: (g[:4], g[4:7]), "same number"),
-        (with_one(4, lambda g: {"images": g.images[:9]}), "group 4.*one data set"),
-        (with_one(7, lambda g: {"images": g.images * np.nan}), "group 7.*diverged"),
-        (with_one(0, lambda g: {"images": g.images + 1}), "diverged"),
-        (with_one(7, lambda g: {"labels": g.labels + 1}), r"outside \[0, 10\)"),
+        (4, lambda g: {"images": g.images[:9]}, "group 4.*one data set"),
+        (7, lambda g: {"images": g.images * np.nan}, "group 7.*diverged"),
+        (0, lambda g: {"images": g.images + 1}, "diverged"),
+        (7, lambda g: {"labels": g.labels + 1}, r"outside \[0, 10\)"),
     ],
 )
-def test_groups_that_cannot_be_compared_are_refused(digits, spoil_input, words):
-    assert_refused(words, diagnose, *spoil_input(list(digits)), 10)
+def test_groups_that_cannot_be_compared_are_refused(digits, at, change, words):
+    groups = list(digits)
+    groups[at] = groups[at]._replace(**change(groups[at]))
+    assert_refused(words, diagnose, groups[:G], groups[G:], 10)
+    assert_refused("from 4 to 6", diagnose, digits[:3], digits[4:7], 10)
+    assert_refused("same number", diagnose, digits[:4], digits[4:7], 10)
 
 
 @pytest.mark.parametrize("name", ["alpha", "min_effect"])

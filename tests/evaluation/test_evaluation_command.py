@@ -15,7 +15,6 @@ from PIL import Image
 from command_line import printed, refused
 from evaluation_data import labelled, write_mnist
 from fedgs.app.evaluation import evaluate as evaluation
-from fedgs.app.evaluation import report as evaluation_report
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.evaluation.tables import classifier_table
 from fedgs.evaluation import classifiers, lenet, quality
@@ -54,9 +53,7 @@ def fedgs(fedgs, monkeypatch, real, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(classifiers, "NAMES", QUICK)
 
-    def evaluate(
-        source: object, *arguments: object, names_data: bool = True
-    ) -> tuple[int, str, str]:
+    def evaluate(source, *arguments, names_data=True):
         if "--data" not in arguments and names_data:
             arguments += ("--data", "mnist", "--data-dir", real)
         return fedgs("evaluate", source, *arguments)
@@ -268,15 +265,6 @@ def test_a_run_is_compared_with_its_data_as_it_reads_them(tmp_path, monkeypatch)
     assert (other.background, other.test_fraction) == ("auto", 0)
     assert (other.num_classes, other.data_dir) == (None, "x")
     assert (other.image_size, other.image_channels) == (config.image_size, 3)
-
-
-def test_samples_stand_in_columns_by_class(tmp_path):
-    images, labels = labelled(30, 0)
-    part = evaluation.LabelledImages(images, labels)
-    rows = evaluation_report.rows_by_class(part, 4, 8).reshape(8 * 4, 1, 16, 16)
-    assert (rows[1] == images[labels == 1][0]).all()
-    assert (rows[4 * 7 + 2] == images[labels == 2][7]).all()
-    assert rows[3::4].max() == 0  # no image of that class
 
 
 def test_one_classifier_that_fails_costs_no_other_result(fedgs, tmp_path):

@@ -66,9 +66,8 @@ def test_real_images_are_clean_complete_and_at_most_as_many_as_asked_for(tmp_pat
     spoiled = {"corruption": "invert", "corruption_fraction": 1.0, "num_clients": 9}
     found = images.load_real(config(tmp_path, **spoiled))
     assert (found.train.images == clean.train.images).all()
-    few, again = (images.load_real(config(tmp_path), most=50).train for _ in "ab")
+    few = images.load_real(config(tmp_path), most=50).train
     assert len(few.labels) == 50
-    assert (few.images == again.images).all()
     assert min(np.bincount(few.labels)) > 5
 
 

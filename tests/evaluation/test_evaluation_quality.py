@@ -11,9 +11,8 @@ from refusals import assert_refused
 
 def normal(count: int, dim: int, seed: int, shift: float = 0.0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return (rng.normal(size=(count, dim)) * (1 + np.arange(dim)) + shift).astype(
-        np.float32
-    )
+    values = rng.normal(size=(count, dim)) * (1 + np.arange(dim))
+    return (values + shift).astype(np.float32)
 
 
 # ------------------------------------------------------------------ Inception Score

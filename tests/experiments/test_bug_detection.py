@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tiny
 from command_line import flags, printed, refused
 from experiments.debug import bug_detection, bug_table, power
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import plan as debug_plan
 from experiments.debug.bug_table import table
 from experiments.debug.plan import read_debug
+from experiments.store import Store
 from fedgs.app.flags import run_command
 from fedgs.cohorts.files import (
     EXCLUDED,
@@ -48,20 +50,10 @@ SMALL = {
     "noise_multiplier": 0.05,
     "samples_per_group": 60,
 }
-GAN = {
-    "recipe": "full-participation",
-    "num_rounds": 2,
-    "batch_size": 4,
-    "discriminator_batch_size": 4,
-    "fakes_per_round": 8,
-    "warm_start_rounds": 1,
-    "generator_dim": 4,
-    "discriminator_dim": 4,
-    "latent_dim": 4,
-    "dct_size": 8,
-}
-
-
+GAN = {n: v for n, v in tiny.SETTINGS.items() if n.endswith(("_dim", "batch_size"))}
+GAN |= {"recipe": "full-participation", "num_rounds": 2, "warm_start_rounds": 1}
+GAN |= {"fakes_per_round": 8, "dct_size": 8}
+OF_NO_SEED = {"bug": "flip", "healthy": "/h", "suspicious": "/s", "seed": None}
 MASKED = {"bug": "rotate", "engine": "flower", "secure_aggregation": True}
 
 
@@ -362,10 +354,7 @@ def test_cohorts_of_different_sources_are_refused(debug, tmp_path, files):
         ({"bug": "flip", "cohort": "c.txt"}, "leave out --cohort"),
         ({"healthy": "/nowhere"}, "give --suspicious too"),
         ({"healthy": "/no", "suspicious": "/no"}, "healthy = /no: cannot be read (No"),
-        (
-            {"bug": "flip", "healthy": "/h", "suspicious": "/s", "seed": None},
-            "give the --seed that they were selected with",
-        ),
+        (OF_NO_SEED, "give the --seed that they were selected with"),
     ],
 )
 @pytest.mark.usefixtures("no_training")
@@ -433,18 +422,15 @@ def test_the_command_that_is_kept_can_be_typed_again(monkeypatch):
         assert debug_plan._command(7) == f"fedgs debug {given}{seed}"
 
 
-@pytest.mark.parametrize(
-    ("verdict", "bug", "wanted"),
-    [
+def test_outcome_of_an_experiment():
+    for verdict, bug, wanted in (
         ("invert", "invert", "right"),
         ("undecided", "none", "undecided"),
         ("none", "rotate", "wrong"),
         ("invert and rotate", "rotate", "wrong"),
         ("rotate", "none", "wrong"),
-    ],
-)
-def test_outcome_of_an_experiment(verdict, bug, wanted):
-    assert bug_detection.outcome(verdict, bug) == wanted
+    ):
+        assert bug_detection.outcome(verdict, bug) == wanted
 
 
 # ------------------------------------------------------------------ the table
@@ -458,7 +444,8 @@ def test_cells_of_the_table_are_done_once_and_seed_by_seed(tmp_path, monkeypatch
     def fill(cell, config, store):
         done.append(cell.name)
         assert Path(config.output) == output / cell.name
-        store.add(cell.name, {})
+        outcome = "right" if cell.epsilon is None else "wrong"
+        store.add(cell.name, cell._asdict() | {"outcome": outcome})
 
     monkeypatch.setattr(bug_table, "_fill", fill)
     for _ in range(2):
@@ -467,18 +454,9 @@ def test_cells_of_the_table_are_done_once_and_seed_by_seed(tmp_path, monkeypatch
     wanted = [("flip", 0), ("none", 0), ("none", 1)]
     noise = ("noise-free", "epsilon-1")
     assert done == [f"{bug}-{seed}-{level}" for bug, seed in wanted for level in noise]
-
-
-def test_table_counts_outcomes():
-    rows = [
-        {"cell": "a", "bug": "flip", "epsilon": None, "outcome": "right"},
-        {"cell": "b", "bug": "flip", "epsilon": None, "outcome": "wrong"},
-        {"cell": "c", "bug": "none", "epsilon": 1.0, "outcome": "undecided"},
-    ]
-    assert table(rows).splitlines()[2:] == [
-        "| noise-free | 1 / 0 / 1 | 0 / 0 / 0 |",
-        "| 1 | 0 / 0 / 0 | 0 / 1 / 0 |",
-    ]
+    rows = table(Store(output / "table.jsonl").lines.values()).splitlines()[2:]
+    counts = ["| noise-free | 1 / 0 / 0 | 2 / 0 / 0 |", "| 1 | 0 / 0 / 1 | 0 / 0 / 2 |"]
+    assert rows == counts
 
 
 def test_a_selection_replaces_what_an_interrupted_one_left(tmp_path, monkeypatch):
