@@ -176,10 +176,8 @@ def test_epsilon_is_that_of_one_group(original):
 
 def test_the_largest_epsilon_of_the_groups_counts():
     config = RunConfig(num_clients=3, clients_per_round=3, noise_multiplier=2)
-    groups = [
-        statements(Plan.from_config(dataclasses.replace(config, num_rounds=n)), 1e-5)
-        for n in (2, 4, 2)
-    ]
+    configs = [dataclasses.replace(config, num_rounds=count) for count in (2, 4, 2)]
+    groups = [statements(Plan.from_config(each), 1e-5) for each in configs]
     found = bug_detection.worst_case(groups)
     assert [r.epsilon for r in found] == [r.epsilon for r in groups[1]]
 

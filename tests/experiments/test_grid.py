@@ -40,7 +40,7 @@ TINY = Cells(
 def fill(monkeypatch, tmp_path) -> Callable[..., runs.Lines]:
     """Fills cells whose only data are a few digits, and whose methods are tiny."""
     monkeypatch.setattr(runs, "NUM_SAMPLES", 200)
-    monkeypatch.setattr(lines, "TRIALS", 2000)
+    monkeypatch.setattr(lines, "TRIALS", 300)
     monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
 
     def fill(only: str, **asked: object) -> runs.Lines:
