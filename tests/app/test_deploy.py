@@ -117,36 +117,30 @@ def test_client_makes_its_own_key_without_an_authority(tmp_path):
     assert sorted(content(tmp_path / "own")) == ["clients/a.key", "clients/a.pub"]
 
 
-def garbage(name: str):
-    return lambda certs: (certs / name).write_text("no PEM\n")
-
-
-def missing(name: str):
-    return lambda certs: (certs / name).unlink()
-
-
-def without_server(spoil):
-    return lambda certs: (missing("server.crt")(certs), spoil(certs))
+def spoil(certs: Path, removed: str, garbled: str) -> None:
+    for name in removed.split():
+        (certs / name).unlink()
+    for name in garbled.split():
+        (certs / name).write_text("no PEM\n")
 
 
 @pytest.mark.parametrize(
-    ("spoil", "host", "words"),
+    ("removed", "garbled", "host", "words"),
     [
-        (None, "10.9.9.9", r"is not for 10\.9\.9\.9; delete it"),
-        (None, "10.0.0.1:8000", r"host = '10\.0\.0\.1:8000': .* no port"),
-        (None, "", "give --host of the server"),
-        (garbage("server.crt"), "10.1.2.3", "server.crt: is no certificate of a host"),
-        (without_server(garbage("ca.crt")), "10.1.2.3", "ca.crt: is no certificate"),
-        (without_server(garbage("ca.key")), "10.1.2.3", "ca.key: is no private key"),
-        (without_server(missing("ca.key")), "10.1.2.3", "ca.key: is not here"),
-        (missing("clients/a.key"), "a", "is not here; delete its .pub"),
+        ("", "", "10.9.9.9", r"is not for 10\.9\.9\.9; delete it"),
+        ("", "", "10.0.0.1:8000", r"host = '10\.0\.0\.1:8000': .* no port"),
+        ("", "", "", "give --host of the server"),
+        ("", "server.crt", "10.1.2.3", "server.crt: is no certificate of a host"),
+        ("server.crt", "ca.crt", "10.1.2.3", "ca.crt: is no certificate"),
+        ("server.crt", "ca.key", "10.1.2.3", "ca.key: is no private key"),
+        ("server.crt ca.key", "", "10.1.2.3", "ca.key: is not here"),
+        ("clients/a.key", "", "a", "is not here; delete its .pub"),
     ],
 )
 def test_certificates_that_cannot_be_made_are_refused_and_nothing_is_written(
-    certs, spoil, host, words
+    certs, removed, garbled, host, words
 ):
-    if spoil is not None:
-        spoil(certs)
+    spoil(certs, removed, garbled)
     before, clients = content(certs), ["a"] if host == "a" else []
     hosts = [] if clients or not host else [host]
     assert_refused(words, make_certificates, certs, hosts, clients)
@@ -160,17 +154,16 @@ def test_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
     assert content(tmp_path) == {"ca.key": b"the other one's"}
 
 
-@pytest.mark.parametrize(
-    ("name", "is_valid"),
-    [("a" * 63, True), ("A.b-c_1", True), ("a" * 64, False), ("_a", False)]
-    + [(name, False) for name in ("../a", "a/b", "a b", ".a", 'a"')],
-)
-def test_a_run_accepts_the_names_that_have_keys(name, is_valid):
-    run = RunConfig(engine="flower", nodes=name, client_selection="all")
-    for check in (run.validate, lambda: check_name(name)):
-        if is_valid:
+def test_a_run_accepts_the_names_that_have_keys():
+    def checks(name):
+        run = RunConfig(engine="flower", nodes=name, client_selection="all")
+        return run.validate, lambda: check_name(name)
+
+    for name in ("a" * 63, "A.b-c_1"):
+        for check in checks(name):
             check()
-        else:
+    for name in ("a" * 64, "_a", "../a", "a/b", "a b", ".a", 'a"'):
+        for check in checks(name):
             assert_refused("at most 63, a letter or digit first", check)
 
 
@@ -204,25 +197,21 @@ def test_insecure_server_is_asked_for_once_on_the_loopback_alone(host):
     assert "--insecure" in server.superexec()
 
 
-def checked(tmp_path: Path, **given: object) -> None:
-    """Checks a server on a port that is free."""
-    Server(state=tmp_path, port=free_port(), **given).check()
-
-
-def with_the_key_of_another(certs: Path) -> None:
-    make_certificates(certs.parent / "others", ["10.1.2.3"], [])
-    (certs.parent / "others/server.key").replace(certs / "server.key")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [(garbage(name), "broken.*anew") for name in ("ca.crt", "server.crt", "server.key")]
-    + [(with_the_key_of_another, "mismatch")],
-)
-def test_server_with_a_broken_certificate_is_refused(certs, tmp_path, spoil, words):
-    checked(tmp_path, certs=certs)
-    spoil(certs)
-    assert_refused(f"certs = {certs}: .*{words}", checked, tmp_path, certs=certs)
+def test_server_with_a_broken_certificate_is_refused(certs, tmp_path):
+    server = Server(state=tmp_path, port=free_port(), certs=certs)
+    server.check()
+    intact = content(certs)
+    make_certificates(tmp_path / "others", ["10.1.2.3"], [])
+    other = (tmp_path / "others/server.key").read_bytes()
+    for name, wrong, words in (
+        ("ca.crt", b"no PEM\n", "broken.*anew"),
+        ("server.crt", b"no PEM\n", "broken.*anew"),
+        ("server.key", b"no PEM\n", "broken.*anew"),
+        ("server.key", other, "mismatch"),
+    ):
+        (certs / name).write_bytes(wrong)
+        assert_refused(f"certs = {certs}: .*{words}", server.check)
+        (certs / name).write_bytes(intact[name])
 
 
 def test_server_without_its_port_is_refused(tmp_path):
@@ -277,8 +266,6 @@ CLIENT = "client a --data digits --server"
     [
         ("server --certs /nowhere", r"certs = .*ca\.crt: no such file"),
         ("server --insecure --host 0.0.0.0", PLAIN),
-        ("server --insecure --host ::", PLAIN),
-        ("server --insecure --host 10.0.0.1", PLAIN),
         ("server --insecure --host gs.example.org", PLAIN),
         (f"{CLIENT} a:1 --insecure", PLAIN),
         (f"{CLIENT} a:1", "ca is unset: give --ca"),
@@ -287,7 +274,6 @@ CLIENT = "client a --data digits --server"
         (f"{CLIENT} ::1:1 --insecure --limits no.toml", "limits = .*: no such file"),
         (f"{CLIENT} ::1:1 --min-peers 1", "give --min-peers at least 2"),
         (f"{CLIENT} 10.1.2.3", "server = .*: give HOST:PORT"),
-        (f"{CLIENT} host:port", "server = .*: give HOST:PORT"),
         (f"{CLIENT} host:99999", "server = .*: give HOST:PORT"),
         (f"{CLIENT} ::1:1 --insecure --data 'npz:\"x'", "data = .* double quotes"),
         ("submit --server ::1:1 --client a=no", "client = .*no: no such file"),
@@ -404,6 +390,7 @@ def test_submit_registers_starts_and_follows_a_run(certs, control, fedgs, monkey
     settings = control.app["config"]
     assert settings.pop("run_folder") == ""
     assert settings["nodes"] == "b,a"  # the order of the flags
+    assert re.fullmatch(r"run-\d{8}T\d{6}Z", settings["output"])
     assert RunConfig.from_flat(settings).num_rounds == 20
     assert control.asked_after == [0.0, 5.0]  # no line twice after a restart
     lines = ("a is registered", "run 17 is submitted", "round 1", "round 2")
@@ -412,22 +399,6 @@ def test_submit_registers_starts_and_follows_a_run(certs, control, fedgs, monkey
     _, out, _ = fedgs(*SUBMIT, *clients, "--resume", "digits-1")
     assert out.count("was registered before") == 2
     assert control.app["config"]["run_folder"] == "digits-1"
-
-
-@pytest.mark.parametrize(
-    ("plan", "flag", "name"),
-    [
-        ("", (), r"run-\d{8}T\d{6}Z"),
-        ('output = "from-file"', ("--output", "from-flag"), "from-flag"),
-    ],
-)
-def test_a_run_has_the_name_that_was_chosen_or_the_time(
-    control, fedgs, tmp_path, plan, flag, name
-):
-    (tmp_path / "plan.toml").write_text(plan)
-    words = ("--client", "a", "--client", "b", *flags(**PLAN), *flag)
-    fedgs(*SUBMIT, *words, "--config", tmp_path / "plan.toml")
-    assert re.fullmatch(name, control.app["config"]["output"])
 
 
 REFUSED = "ServerApp failed with exception: the settings of this run are refused: "
@@ -501,15 +472,10 @@ def test_server_that_is_starting_is_waited_for(certs, control, fedgs, monkeypatc
 
 @pytest.mark.parametrize(
     ("key", "problem"),
-    [
-        ("a.key", "is no public key"),
-        ("no key", "is no public key"),
-        ("a.pub", "has the key of a;"),
-    ],
+    [("a.key", "is no public key"), ("a.pub", "has the key of a;")],
 )
 def test_a_wrong_key_is_refused_before_any_work(certs, control, fedgs, key, problem):
     path = certs / "clients" / key
-    path.touch()
     words = (client(certs, "a"), f"--client=b={path}", "--resume", "digits-1")
     code, _, err = fedgs(*SUBMIT, *words)
     assert code == 2
@@ -525,23 +491,17 @@ def scope(path: str, client: str | None, server: str = "10.0.0.1") -> dict:
     return {"type": "http", "path": path, "client": peer, "server": (server, 8000)}
 
 
-@pytest.mark.parametrize(
-    ("path", "is_open"),
-    [
-        ("/v1/fleet/pull-messages", True),
-        ("/health", True),
-        ("/v1/control/start-run", False),
-        ("/v1/runtime/acquire-task", False),
-        ("/v1/fleet/../control/start-run", False),
-        ("/", False),
-    ],
-)
-def test_guard_lets_only_this_machine_control(path, is_open):
+OPEN = ("/v1/fleet/pull-messages", "/health")
+CLOSED = ("/v1/control/start-run", "/v1/runtime/acquire-task", "/")
+
+
+@pytest.mark.parametrize("path", [*OPEN, *CLOSED, "/v1/fleet/../control/start-run"])
+def test_guard_lets_only_this_machine_control(path):
     guard = Guard(None)
     for own in ("127.0.0.1", "::1", "10.0.0.1", "::ffff:127.0.0.1"):
         assert guard.may_pass(scope(path, own)), own
     for other in ("10.0.0.2", "::ffff:10.0.0.2", "2001:db9::1", "unix", None):
-        assert guard.may_pass(scope(path, other)) == is_open, other
+        assert guard.may_pass(scope(path, other)) == (path in OPEN), other
 
 
 @pytest.mark.parametrize("size", [None, 0, MOST_BYTES, MOST_BYTES + 1])

@@ -39,11 +39,3 @@ def test_a_terminal_gets_a_bar_and_no_lines():
         report({"round": 2})
     assert "round 2 of 2" in out.getvalue()
     assert "min left" not in out.getvalue()
-
-
-def test_a_note_is_a_line_at_every_step():
-    out = io.StringIO()
-    with Progress(Console(file=out)) as progress:
-        stage = progress.stage("classifiers:")
-        stage(1, 2, "lda [0.9]")
-    assert out.getvalue() == "classifiers: 1 of 2, lda [0.9]\n"

@@ -14,6 +14,7 @@ from fedgs.app.report.page import read_page, render, report
 from fedgs.errors import UserError
 from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
+from plans import epsilon
 from report_folders import diagnosed, make_debug, make_run
 
 
@@ -61,11 +62,7 @@ def text_of(page: str) -> str:
 
 def test_one_run_shows_picture_and_epsilon_first(folders):
     page = page_of(folders / "private")
-    (stated,) = [
-        row.epsilon
-        for row in epsilons.of_run(folders / "private")
-        if row.relation == "replace-one"
-    ]
+    stated = epsilon(epsilons.of_run(folders / "private"), relation="replace-one")
     glance = page[: page.index('id="training"')]
     assert f"= {stated:.4g}" in glance or f"= {stated:.2f}" in glance
     assert "weak" in text_of(glance)  # between 10 and 100
@@ -120,40 +117,21 @@ def test_debug_folder_answers_first(folders):
     assert page.count("any difference no difference seen – – –") == 1
 
 
-@pytest.mark.parametrize(
-    ("verdict", "words"),
-    [
+def test_other_verdicts_name_no_bug_or_several():
+    for verdict, words in (
         ("one of invert, my_module:blur", "Bug: inverted or my_module:blur"),
         ("undecided", "Undecided"),
         ("none", "No bug of the kinds tested"),
         ("other", "Different, but not by a known bug"),
-    ],
-)
-def test_other_verdicts_name_no_bug_or_several(verdict, words):
-    found = diagnosed() | {"verdict": verdict}
-    title, _ = DebugFacts("", {}, (), {}, found).verdict
-    assert title.startswith(words)
+    ):
+        facts = DebugFacts("", {}, (), {}, diagnosed() | {"verdict": verdict})
+        assert facts.verdict[0].startswith(words)
 
 
 def test_debug_folders_are_not_added_up(folders):
     debug = folders / "debug"
     assert "Not added up" in page_of(debug, folders / "private")
     assert "Not added up" not in page_of(debug)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("debug.json", b'{"format": 2}', "broken debug.json"),
-        ("diagnosis.json", b'{"format": 1, "verdict": "none"}', "broken debug.json"),
-        ("diagnosis.json", b"[]", "is not a JSON object"),
-        ("*/samples/*.png", None, "no samples yet"),
-    ],
-)
-def test_a_broken_debug_folder_is_refused(debug, name, content, message):
-    for path in debug.glob(name):
-        path.unlink() if content is None else path.write_bytes(content)
-    assert message in refused([debug], debug.parent / "page.html")
 
 
 def test_unfinished_debug_folder_says_so(debug):
@@ -221,13 +199,8 @@ def test_page_asks_for_nothing_and_its_links_lead_to_one_place(folders):
 
 
 def test_seeds_of_an_amplified_run_are_left_out(tmp_path):
-    amplified = make_run(
-        tmp_path / "run",
-        seed=918273,
-        amplification=True,
-        discriminator_training="every_round",
-    )
-    page = page_of(amplified)
+    amplified = {"amplification": True, "discriminator_training": "every_round"}
+    page = page_of(make_run(tmp_path / "run", seed=918273, **amplified))
     assert "918273" not in page
     assert "Seeds are left out" in page
     assert "918273" in page_of(make_run(tmp_path / "other", seed=918273))
@@ -254,19 +227,24 @@ def refused(paths: list[Path], output: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("of", "name", "content", "message"),
     [
-        ("samples/round-0000003.png", b"no picture", "no readable PNG"),
-        ("metrics.jsonl", b"{broken\n", "is no JSON object"),
-        ("ledger.jsonl", b"{}\n", "altered, deleted or moved"),
-        ("config.json", None, "no run folder"),
-        ("samples/*.png", None, "no samples yet"),
+        ("run", "samples/round-0000003.png", b"no picture", "no readable PNG"),
+        ("run", "metrics.jsonl", b"{broken\n", "is no JSON object"),
+        ("run", "ledger.jsonl", b"{}\n", "altered, deleted or moved"),
+        ("run", "config.json", None, "no run folder"),
+        ("run", "samples/*.png", None, "no samples yet"),
+        ("debug", "debug.json", b'{"format": 2}', "broken debug.json"),
+        ("debug", "diagnosis.json", b'{"format": 1}', "broken debug.json"),
+        ("debug", "diagnosis.json", b"[]", "is not a JSON object"),
+        ("debug", "*/samples/*.png", None, "no samples yet"),
     ],
 )
-def test_a_broken_run_is_refused(run, tmp_path, name, content, message):
-    for path in [*run.glob(name)] or [run / name]:
+def test_a_broken_folder_is_refused(request, tmp_path, of, name, content, message):
+    folder = request.getfixturevalue(of)
+    for path in folder.glob(name):
         path.unlink() if content is None else path.write_bytes(content)
-    assert message in refused([run], tmp_path / "x.html")
+    assert message in refused([folder], tmp_path / "x.html")
 
 
 def test_a_grid_of_other_images_is_refused(run, tmp_path):

@@ -106,15 +106,12 @@ def test_broken_noise_is_exit_code_1_and_membership_uses_the_test_split(
         (("--trials", 10), "trials = 10: give --trials at least 1000"),
         (("--rounds", 5), "rounds = 5: is for --full"),
         (("--full", "--rounds", 0), "rounds = 0: give --rounds at least 1"),
+        (("--full",), "num_clients = 12: --full needs"),
     ],
 )
-def test_bad_numbers_are_exit_code_2(run, fedgs, arguments, message):
-    refused(fedgs("audit", run, *arguments), message)
-
-
-def test_full_audit_of_few_clients_is_exit_code_2(run, fedgs, monkeypatch):
+def test_bad_numbers_are_exit_code_2(run, fedgs, monkeypatch, arguments, message):
     monkeypatch.setattr(audit, "FEWEST_CANARIES", 13)
-    refused(fedgs("audit", run, "--full"), "num_clients = 12: --full needs")
+    refused(fedgs("audit", run, *arguments), message)
 
 
 def test_no_run_folder_and_broken_ledger_are_exit_code_2(run, fedgs, tmp_path):

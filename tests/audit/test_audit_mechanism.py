@@ -179,9 +179,11 @@ def test_integers_of_a_secure_aggregation_are_attacked_with_every_share_of_noise
     ratio = mu["unmasked", "replace-one"] / mu["server", "replace-one"]
     assert ratio == pytest.approx(3**0.5, rel=0.2)
     discrete = NoiseStream.discrete
-    monkeypatch.setattr(
-        NoiseStream, "discrete", lambda self, *args: discrete(self, *args) // 2
-    )
+
+    def half(self, *given):
+        return discrete(self, *given) // 2
+
+    monkeypatch.setattr(NoiseStream, "discrete", half)
     assert verdicts(audited(config)) == {REFUTED}
 
 
@@ -230,14 +232,9 @@ def test_one_round_refutes_the_published_composition():
     num_clients, noise_multiplier, batch_size, trials = 1000, 1.07, 32, 100_000
     rate = 1 / num_clients
     claimed = autodp_epsilon(noise_multiplier, batch_size, rate, DELTA)
-    config = ResolvedConfig(
-        num_clients=num_clients,
-        clients_per_round=1,
-        num_classes=10,
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        seed=0,
-    )
+    drawn = {"num_clients": num_clients, "clients_per_round": 1, "num_classes": 10}
+    noise = {"noise_multiplier": noise_multiplier, "batch_size": batch_size}
+    config = ResolvedConfig(**drawn, **noise, seed=0)
     total = int(trials * (1 + CHOICE_SHARE))
     is_asked = np.random.default_rng(0).random(total) < rate
     inside = node_scores(config, np.where(is_asked, 1.0, -1.0))

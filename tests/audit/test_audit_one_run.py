@@ -38,9 +38,7 @@ def twelve_clients(config: RunConfig) -> FederatedImages:
     few = tiny_data(dataclasses.replace(config, num_clients=6))
     records = np.array_split(np.arange(len(few.images)), CLIENTS)
     names = tuple(map(str, range(CLIENTS)))
-    return FederatedImages(
-        few.images, few.labels, tuple(records), names, few.num_classes, few.name
-    )
+    return dataclasses.replace(few, client_records=tuple(records), client_names=names)
 
 
 def canaries_of(config: RunConfig, relation: str = "replace-one") -> Canaries:
@@ -133,10 +131,8 @@ def test_gradients_follow_the_coins():
     for relation, out in (("replace-one", -1.0), ("zero-out", 0.0)):
         canaries = canaries_of(config, relation)
         assert 0 < canaries.is_in.sum() < 10
-        images = canaries.images(config)
-        for client, is_in, e in zip(
-            canaries.clients, canaries.is_in, images, strict=True
-        ):
+        each = (canaries.clients, canaries.is_in, canaries.images(config))
+        for client, is_in, e in zip(*each, strict=True):
             expected = (1.0 if is_in else out) * 20 * e
             assert torch.allclose(canaries.gradients(config)[client], expected.float())
 

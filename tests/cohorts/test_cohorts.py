@@ -104,11 +104,7 @@ def test_run_uses_the_clients_of_its_cohort_only(config):
         ("x\n1\n9\n", {}, r"has no client '9', 'x' \(2 of 3 names\)"),
         ("5\n4\n2\n", {"num_clients": 4}, "num_clients = 4: cohort = .* has 3 cli"),
         ("1\n", {"data": "digits", "num_classes": None}, "names no clients"),
-        (
-            "1\n",
-            {"partition": "iid", "num_clients": 2},
-            "cohort = .*: partition = iid makes clients",
-        ),
+        ("1\n", {"partition": "iid", "num_clients": 2}, "cohort = .*: partition = iid"),
     ],
 )
 def test_cohorts_that_the_data_do_not_have_are_refused(config, text, settings, named):

@@ -69,10 +69,8 @@ def make(tmp_path) -> Callable[..., Selecting]:
         settings = {"num_rounds": 3, "clients_per_round": 4, "below": 0.5} | settings
         config = tiny_config(data=data, num_clients=K, corruption=corruption)
         write_plan(path, config, Selection(**settings))
-        reports = []
-        selecting = Selecting(
-            path, Grid(num_workers), reports.append, threading.Event()
-        )
+        reports, grid = [], Grid(num_workers)
+        selecting = Selecting(path, grid, reports.append, threading.Event())
         selecting.reports = reports
         return selecting
 
@@ -97,15 +95,9 @@ def one_round(selecting: Selecting):
     return before, replies, lambda answers: strategy.aggregate_train(1, answers)[0]
 
 
-@pytest.mark.parametrize(
-    "thresholds",
-    [
-        {"below": 0.3, "above": 0.4},
-        {"below": 40, "above": 60, "are_percentiles": True},
-    ],
-)
-def test_every_client_is_where_its_own_accuracy_puts_it(make, thresholds):
-    selecting = make(**thresholds)
+def test_every_client_is_where_its_own_accuracy_puts_it(make):
+    percentiles = {"below": 40, "above": 60, "are_percentiles": True}
+    selecting = make(**percentiles)
     found = selecting.run()
     states = [context.state for context in selecting.grid.contexts.values()]
     own = np.array([s.config_records[classifier_app.OWN]["accuracy"] for s in states])
@@ -116,14 +108,11 @@ def test_every_client_is_where_its_own_accuracy_puts_it(make, thresholds):
     assert found["cohorts"][SINGLE_IMAGE_CLIENT] == "rest"
     numbers = [report["round"] for report in selecting.reports]
     assert numbers == list(range(1, len(numbers) + 1))
-    if "are_percentiles" not in thresholds:
-        assert (found["low"], found["high"]) == (0.3, 0.4)
-    else:
-        for limit, percentile in ((found["low"], 40), (found["high"], 60)):
-            counts = [(own <= asked / 256).sum() for asked in range(1, 256)]
-            nearest = min(abs(count - percentile / 100 * K) for count in counts)
-            assert abs((own <= limit).sum() - percentile / 100 * K) == nearest
-    threads = make(num_workers=3, **thresholds)
+    for limit, percentile in ((found["low"], 40), (found["high"], 60)):
+        counts = [(own <= asked / 256).sum() for asked in range(1, 256)]
+        nearest = min(abs(count - percentile / 100 * K) for count in counts)
+        assert abs((own <= limit).sum() - percentile / 100 * K) == nearest
+    threads = make(num_workers=3, **percentiles)
     assert threads.run() == found  # their number changes nothing
 
 

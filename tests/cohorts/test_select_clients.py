@@ -35,9 +35,7 @@ def select(fedgs, tmp_path):
     def select(name: str = "cohorts", **settings: object) -> tuple[int, str, str, Path]:
         path = tmp_path / name
         given = {"data": data, "output": path, "engine": "local"} | SETTINGS | settings
-        switches = [f"--{n.replace('_', '-')}" for n, v in given.items() if v is True]
-        rest = flags(**{n: value for n, value in given.items() if value is not True})
-        return (*fedgs("select-clients", *rest, *switches), path)
+        return (*fedgs("select-clients", *flags(**given)), path)
 
     return select
 

@@ -66,14 +66,9 @@ def test_real_images_are_clean_complete_and_at_most_as_many_as_asked_for(tmp_pat
     spoiled = {"corruption": "invert", "corruption_fraction": 1.0, "num_clients": 9}
     found = images.load_real(config(tmp_path, **spoiled))
     assert (found.train.images == clean.train.images).all()
-    few, again = (images.load_real(config(tmp_path), most=50).train for _ in "ab")
+    few = images.load_real(config(tmp_path), most=50).train
     assert len(few.labels) == 50
-    assert (few.images == again.images).all()
     assert min(np.bincount(few.labels)) > 5
-    whole = {
-        (image.tobytes(), label) for image, label in zip(*clean.train, strict=True)
-    }
-    assert {(i.tobytes(), label) for i, label in zip(*few, strict=True)} < whole
 
 
 def test_what_a_run_held_out_is_tested_on_and_not_trained_on():
@@ -111,10 +106,3 @@ def test_subset_is_random_without_repetition_and_depends_on_the_seed():
     assert len(set(first)) == 20
     assert first != sorted(first)
     assert numbered.subset(50, 0, "test") is numbered
-
-
-def test_label_that_is_not_real_is_refused():
-    wrong = labelled(9, 0)._replace(labels=np.full(9, 3))
-    named = re.escape("s.npz: label 3, the real labels are 0 to 2")
-    assert_refused(named, images.check_labels, "s.npz", wrong, 3)
-    images.check_labels("s.npz", labelled(9, 0), 3)

@@ -14,26 +14,7 @@ def images(count: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).random((count, 1, 16, 16), dtype=np.float32)
 
 
-def score(path, real, synthetic, reports=None) -> float:
-    def report(*steps: int) -> None:
-        if reports is not None:
-            reports.append(steps)
-
-    return inception.fid_inception_v3_pool3(real, synthetic, path, "cpu", report)
-
-
-@pytest.fixture
-def known(monkeypatch):
-    """Makes a file the one whose hash is known."""
-
-    def known(path) -> None:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        monkeypatch.setattr(inception, "WEIGHTS_SHA256", digest)
-
-    return known
-
-
-def test_only_the_known_download_of_torch_hub_is_taken(monkeypatch, tmp_path, known):
+def test_only_the_known_download_of_torch_hub_is_taken(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     assert inception.find_weights() is None
     path = tmp_path / "hub" / "checkpoints" / inception.WEIGHTS_NAME
@@ -41,7 +22,8 @@ def test_only_the_known_download_of_torch_hub_is_taken(monkeypatch, tmp_path, kn
     path.write_bytes(b"a pickle that nobody should open")
     words = rf"{path}: is not weights-.*download it from https://git"
     assert_refused(words, inception.find_weights)
-    known(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setattr(inception, "WEIGHTS_SHA256", digest)
     assert inception.find_weights() == path
 
 
@@ -71,7 +53,9 @@ def test_all_images_of_both_sides_are_compared_in_parts(monkeypatch, tmp_path):
     monkeypatch.setattr(fid, "FrechetInceptionDistance", stand_in)
     reports: list[tuple[int, ...]] = []
     real, synthetic = images(70, 0), images(60, 1)
-    found = score(path, real, synthetic, reports)
+    found = inception.fid_inception_v3_pool3(
+        real, synthetic, path, "cpu", lambda *steps: reports.append(steps)
+    )
     assert asked["feature_extractor_weights_path"] == str(path)
     assert (asked["feature"], asked["antialias"]) == (2048, False)
     assert reports == [(50, 130), (70, 130), (120, 130), (130, 130)]

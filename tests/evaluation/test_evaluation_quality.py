@@ -5,20 +5,14 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from fedgs.evaluation.quality import (
-    fid,
-    inception_score,
-    manifold_scores,
-    memorisation,
-)
+from fedgs.evaluation.quality import fid, inception_score, manifold_scores, memorisation
 from refusals import assert_refused
 
 
 def normal(count: int, dim: int, seed: int, shift: float = 0.0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return (rng.normal(size=(count, dim)) * (1 + np.arange(dim)) + shift).astype(
-        np.float32
-    )
+    values = rng.normal(size=(count, dim)) * (1 + np.arange(dim))
+    return (values + shift).astype(np.float32)
 
 
 # ------------------------------------------------------------------ Inception Score

@@ -4,7 +4,6 @@ import numpy as np
 
 from evaluation_data import NUM_CLASSES, labelled
 from fedgs.evaluation import label_efficiency as module
-from fedgs.evaluation.downstream import CNN, cnn_accuracy, fit, predict
 from fedgs.evaluation.label_efficiency import label_efficiency
 
 
@@ -23,14 +22,6 @@ def test_student_learns_more_from_more_labels_and_from_right_ones():
     assert found["generator"]["150"] > 0.9
     assert found["generator"]["150"] >= found["generator"]["6"]
     assert found["annotator"]["150"] < 0.1  # it was taught wrong labels
-
-
-def test_cnn_accuracy_is_the_share_of_right_predictions():
-    train, test = labelled(150, 0), labelled(60, 1)
-    accuracy = cnn_accuracy(train, test, NUM_CLASSES, seed=4, num_epochs=10)
-    model = fit(CNN._replace(num_epochs=10), train, NUM_CLASSES, seed=4)
-    assert accuracy == (predict(model, test.images) == test.labels).mean()
-    assert accuracy > 0.8
 
 
 def test_images_sorted_by_class_are_shuffled_before_they_are_counted(monkeypatch):

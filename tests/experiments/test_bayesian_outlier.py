@@ -9,7 +9,7 @@ from fedgs.app.flags import run_command
 
 @pytest.fixture(autouse=True)
 def _few_trials(monkeypatch):
-    monkeypatch.setattr(outlier, "TRIALS", 2_000)
+    monkeypatch.setattr(outlier, "TRIALS", 600)
 
 
 def test_an_attack_on_an_outlier_attains_more_than_the_bayesian_epsilon():

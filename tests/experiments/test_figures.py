@@ -23,18 +23,13 @@ from tiny import tiny_config, write_tiny_npz
 TINY = {"moment_size": 3, "latent_dim": 4}
 UPDATES = {"steps": 2, "clients_per_round": 6, "batch_size": 4, "generator_dim": 4}
 UPDATES |= {"discriminator_dim": 4}
+FEW = {"num_clients": 12, "clients_per_node": 6, "test_fraction": 0.25}
+OF_OTHERS = {"baseline": "fedavg-gan", "settings": UPDATES}
 CELLS = Cells(
-    {
-        "digits": Source(
-            {"num_clients": 12, "clients_per_node": 6, "test_fraction": 0.25}
-            | {"image_size": 16}
-        )
-    },
+    {"digits": Source(FEW | {"image_size": 16})},
     {
         "full-participation": Method("moments", TINY, {10.0: {}, NO_NOISE: {}}),
-        "fedavg-gan": Method(
-            "", UPDATES, {9.0: {"noise_per_clip": 0.5}}, baseline="fedavg-gan"
-        ),
+        "fedavg-gan": Method(**OF_OTHERS, epsilons={9.0: {"noise_per_clip": 0.5}}),
     },
 )
 

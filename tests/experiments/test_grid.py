@@ -21,6 +21,7 @@ from fedgs.errors import UserError
 from fedgs.files import read_json_lines
 from fedgs.privacy.accounting import Plan, statements
 from fedgs.runs.run_folder import RunFolder
+from plans import epsilon
 from refusals import assert_refused
 
 CELL = "digits-tiny-eps10-seed0"
@@ -39,7 +40,7 @@ TINY = Cells(
 def fill(monkeypatch, tmp_path) -> Callable[..., runs.Lines]:
     """Fills cells whose only data are a few digits, and whose methods are tiny."""
     monkeypatch.setattr(runs, "NUM_SAMPLES", 200)
-    monkeypatch.setattr(lines, "TRIALS", 2000)
+    monkeypatch.setattr(lines, "TRIALS", 300)
     monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
 
     def fill(only: str, **asked: object) -> runs.Lines:
@@ -135,12 +136,8 @@ def test_a_noise_of_its_own_costs_the_epsilon_that_its_row_is_called_by():
         config = dataclasses.replace(config_of(cell), num_classes=10)
         m = config.clients_per_round or config.num_clients
         plan = Plan.from_config(dataclasses.replace(config, clients_per_round=m))
-        (stated,) = [
-            row.epsilon
-            for row in statements(plan, config.delta)
-            if (row.adversary, row.relation) == ("release", "zero-out")
-            and row.guarantee
-        ]
+        asked = {"adversary": "release", "relation": "zero-out", "guarantee": True}
+        stated = epsilon(statements(plan, config.delta), **asked)
         assert stated == pytest.approx(cell.epsilon, rel=5e-3)
 
 

@@ -27,13 +27,3 @@ def test_bench_prints_steps_by_width_and_memory(fedgs, small):
 @pytest.mark.slow
 def test_a_deployment_has_the_seconds_of_each_round():
     assert len(deployment.deployed_seconds(2, 3)) == 3
-
-
-def test_a_gpu_that_is_not_there_is_refused(fedgs, small):
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("has a GPU")
-    code, out, error = fedgs("bench", "--device", "cuda")
-    assert (code, out) == (2, "")
-    assert "no GPU is here" in error
