@@ -278,14 +278,6 @@ def test_stages_that_cannot_be_are_refused_with_a_remedy(base, settings, named):
     assert_refused(named, tiny_config, **base | settings)
 
 
-@pytest.mark.parametrize(
-    "stages", ["means", "means,scatter", "means,scatter,moments,parts"]
-)
-def test_moments_may_end_early(stages):
-    settings = {"stages": stages, "num_rounds": 4}
-    tiny_config(**MOMENTS | settings)
-
-
 # ------------------------------------------------------------------ on the way
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
 from fedgs.federation import checkpoint, preparation, training
 from fedgs.federation.local import train_nodes
 from fedgs.federation.messages import FakeBatch
@@ -22,7 +21,6 @@ from fedgs.federation.training import BudgetSpent, RunStopped, nodes_of
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
 from fedgs.privacy.accounting import statements_from_ledger
-from fedgs.privacy.ledger import Ledger
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 from plans import epsilon
@@ -126,20 +124,6 @@ def test_event_is_on_the_disk_before_the_round_is_sent(tmp_path, monkeypatch):
     for round in range(1, 6):
         expected += [f"on disk: {round}", f"sent: {round}"]
     assert order == expected
-
-
-def test_failed_append_sends_nothing(tmp_path, monkeypatch):
-    folder = create(tmp_path / "run")
-    nodes, append = Nodes(folder), Ledger.append
-
-    def fail(self: Ledger, event) -> None:
-        if event.round == 3:
-            raise UserError("the disk is full")
-        append(self, event)
-
-    monkeypatch.setattr(Ledger, "append", fail)
-    assert_refused("full", run, folder, nodes)
-    assert nodes.sent == [1, 2]
 
 
 MASKED = {"engine": "flower", "clients_per_node": 2, "secure_aggregation": True}
