@@ -185,9 +185,3 @@ def test_a_wrong_node_config_is_refused_with_its_key(deploy, change, words):
     given = deploy().clients[0].node_config | change
     given = {key: value for key, value in given.items() if value is not None}
     assert_refused(words, DeploymentConfig.read, given)
-
-
-def test_state_directory_that_others_can_read_is_refused(deploy):
-    site = DeploymentConfig.read(deploy().clients[0].node_config)
-    site.state_dir.mkdir(mode=0o755)
-    assert_refused("chmod 700", site.open)

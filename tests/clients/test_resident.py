@@ -74,7 +74,6 @@ def fixture_told(monkeypatch, tmp_path) -> list[str]:
     ("given", "words"),
     [
         ([], "--node-config is missing"),
-        (["--node-config", 'name="a"'], "data is missing"),
         (["--node-config=name=a b"], "--node-config name=a b"),
         (node(more=" rounds=3"), "rounds"),
         (node(state="open"), "chmod 700"),
