@@ -31,7 +31,7 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import attempts, events, limit_clients, train
-from simulated_grid import MODES, FakeGrid, product, round_of, start
+from simulated_grid import MODES, FakeGrid, product, spoil_at, start
 
 MASKED = {"secure_aggregation": True, "noise_multiplier": 0.5}
 
@@ -59,20 +59,14 @@ def test_cheap_sums_under_masks_give_the_bits_of_the_local_engine(create):
 # ------------------------------------------------------------------ drop-outs
 
 
-def dropping(who: int, at: int):
-    """A network that loses one node's answers of a round."""
-
-    def spoil(index: int, request: Message, reply: Message) -> Message | None:
-        is_lost = (index, round_of(request)) == (who, at)
-        return None if is_lost and request.metadata.message_type == "train" else reply
-
-    return spoil
+def drop(request: Message, reply: Message) -> None:
+    """Loses a reply."""
 
 
 def test_too_few_nodes_end_the_run_and_their_attempt_counts(create):
     folder = create("run", **MODES["moments"], **MASKED)
     with pytest.raises(RunStopped, match=r"round 2: 2 of 3 nodes .* asks for 3;"):
-        start(folder, FakeGrid(3, dropping(1, at=2)))
+        start(folder, FakeGrid(3, spoil_at({(1, 2): drop})))
     assert attempts(folder) == [(1, 1), (2, 1)]
     start(RunFolder.open(folder.path), FakeGrid(3))
     assert attempts(folder) == [(1, 1), (2, 1), (2, 2), (3, 1)]
@@ -100,7 +94,7 @@ def test_the_budget_is_asked_before_a_repeat_with_its_smaller_noise(create):
     target = {"target_epsilon": epsilon_from_mu(cost**0.5, 1e-5)}
     folder = create("run", **MODES["moments"], **MASKED | target, min_answers=2)
     with pytest.raises(BudgetSpent, match="before round 2"):
-        start(folder, FakeGrid(3, dropping(1, at=2)))
+        start(folder, FakeGrid(3, spoil_at({(1, 2): drop})))
     assert attempts(folder) == [(1, 1), (2, 1)]
 
 
