@@ -106,11 +106,6 @@ def test_a_server_that_does_not_say_what_it_has_is_refused(told):
     assert_refused("request without what the server has of this node", told_of, told)
 
 
-def test_what_a_server_has_is_read_as_it_is_written():
-    assert told_of(UNTOLD) == ("0" * 16, 0, None)
-    assert told_of(released("1" * 16, "12", "f" * 64))[2] == ("1" * 16, 12, "f" * 64)
-
-
 def test_a_client_refuses_a_request_that_says_nothing_of_its_answers(deploy):
     run = deploy(mode="full participation", num_rounds=1)
     push = run.grid.answer

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message
+from flwr.app import Message
 
 from clients.failures import reason_of
 from deployed_grid import NAMES, Backup, Deployment, place_of
@@ -132,11 +132,9 @@ def test_a_false_key_with_an_answer_is_not_listed(masked):
     run = masked()
 
     def spoil(who: str, request: Message, reply: Message) -> Message:
-        if who == NAMES[1] and "next_key" in reply.content["fedgs"]:
-            content = dict(reply.content["fedgs"])
-            if content.get("is_empty") == 0:
-                content["next_key"] = MaskingKey.generate().public + b"signature"
-                reply.content["fedgs"] = ConfigRecord(content)
+        record = reply.content["fedgs"]
+        if who == NAMES[1] and record.get("is_empty") == 0:
+            record["next_key"] = MaskingKey.generate().public + b"signature"
         return reply
 
     run.grid.spoil = spoil
@@ -179,9 +177,8 @@ A, B, C = range(3)  # the first one is lied to
 
 def told(request: Message, lie: Lie) -> Message:
     """Returns a request with something else in it."""
-    content = dict(request.content["fedgs"])
     other = as_on_a_network(request)
-    other.content["fedgs"] = ConfigRecord(content | lie(content))
+    other.content["fedgs"].update(lie(dict(request.content["fedgs"])))
     return other
 
 

@@ -5,18 +5,17 @@ bytes, and no count is below what left a client.
 """
 
 import errno
-import json
 import os
 import shutil
 import signal
 from collections.abc import Iterable
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
+from flwr.app import Message
 
 from clients.failures import log_privately
-from deployed_grid import EPOCH, NAMES, Backup, Deployment, kill_after_count
+from deployed_grid import EPOCH, NAMES, Backup, kill_after_count
 from events import read_events
 from fedgs import event_log
 from fedgs.errors import UserError
@@ -31,27 +30,22 @@ from simulated_grid import round_of, spoil_at
 ONCE = [(1, 1), (2, 1), (3, 1), (4, 1)]
 
 
-def lose_once(run: Deployment, name: str, round: int, restart: bool) -> None:
-    """The reply to one request is lost, with the client's process or without it."""
-    lost: list[str] = []
+@pytest.mark.parametrize(("round", "restart"), [(3, True), (3, False), (None, True)])
+def test_a_lost_reply_is_asked_for_and_counted_once(
+    deploy, undisturbed, clock, round, restart
+):
+    """It is lost with the client's process or without it; also in the roll call."""
+    run, lost = deploy(round_timeout=600.0), []
 
     def lose(request: Message, reply: Message) -> Message | None:
         if lost:
             return reply
-        lost.append(name)
+        lost.append(reply)
         if restart:
-            next(c for c in run.clients if c.name == name).restart()
+            run.clients[1].restart()
         return None
 
-    run.grid.spoil = spoil_at({(name, round): lose})
-
-
-@pytest.mark.parametrize("restart", [True, False])
-def test_a_lost_reply_is_asked_for_and_counted_once(
-    deploy, undisturbed, clock, restart
-):
-    run = deploy(round_timeout=600.0)
-    lose_once(run, NAMES[1], 3, restart)
+    run.grid.spoil = spoil_at({(NAMES[1], round): lose})
     run.start()
     assert run.product() == undisturbed(run)
     assert run.attempts() == ONCE
@@ -91,47 +85,23 @@ def test_a_client_killed_at_work_gives_the_same_bytes_and_sigterm_waits_for_them
     assert said == (signals > 0)
 
 
-def go_away(run: Deployment, index: int, round: int) -> None:
-    """A client ends for good before it gets the request of a round."""
-
-    def arrives(name: str, request: Message) -> bool:
-        client = run.clients[index]
-        if name == client.name and round_of(request) == round:
-            client.is_online = False
-        return client.is_online or name != client.name
-
-    run.grid.on_push = arrives
-
-
-def test_a_run_that_needs_it_stops_with_a_checkpoint_and_says_why(deploy, undisturbed):
-    run = deploy()
-    go_away(run, 2, 3)
-    words = r"(?s)round 3: 2 of 3 nodes .* within round_timeout = 60 s.*c-clinic: "
-    with pytest.raises(RunStopped, match=words):
-        run.start()
-    commit = json.loads((run.folder.path / "checkpoint/checkpoint.json").read_text())
-    assert commit["round"] == 2
-    run.heal()
-    run.clients[2].restart()
-    run.start()
-    assert run.attempts() == [(1, 1), (2, 1), (3, 1), (3, 2), (4, 1)]
-    assert run.product() == undisturbed(run)
-
-
 def test_a_cut_network_that_heals_in_time_changes_nothing(
     deploy, undisturbed, clock, log
 ):
     """Nobody but who is cut off is waited for meanwhile."""
     run = deploy(round_timeout=100.0)
-    go_away(run, 0, 2)
-    waiting: list[list[str]] = []
+    gone, waiting = run.clients[0], list[list[str]]()
+
+    def arrives(name: str, request: Message) -> bool:
+        if name == gone.name and round_of(request) == 2:
+            gone.is_online = clock.now > 61
+        return gone.is_online or name != gone.name
 
     def look() -> None:
         waiting.append(run.progress()["waiting_for"])
-        if clock.now > 61:
-            run.clients[0].is_online = True
-            run.grid.on_push = lambda name, request: True
+        gone.is_online = gone.is_online or clock.now > 61
 
+    run.grid.on_push = arrives
     run.start(at_round(1, lambda: setattr(run.grid, "on_look", look)))
     assert 61 < clock.now < 100
     assert run.product() == undisturbed(run)
@@ -271,7 +241,8 @@ def test_a_clients_full_disk_releases_nothing_uncounted(
 ):
     run = deploy(mode="full participation")
     disk = Disk(monkeypatch, "state-b-clinic")
-    with pytest.raises(RunStopped, match="round 3: 2 of 3 nodes"):
+    words = r"(?s)round 3: 2 of 3 nodes .* within round_timeout = 60 s.*b-clinic says: "
+    with pytest.raises(RunStopped, match=words):
         run.start(at_round(2, disk.fill))
     error = (run.clients[1].state_dir / "error.log").read_text()
     assert "No space left on device" in error
@@ -353,31 +324,3 @@ def test_a_stop_before_a_later_warm_start_repeats_no_round(deploy, undisturbed, 
     run.start()
     assert run.attempts() == [(round, 1) for round in range(1, 4)]
     assert run.product() == undisturbed(run)
-
-
-def test_an_unknown_message_is_answered_without_words(deploy):
-    run = deploy()
-    record = RecordDict({"fedgs": ConfigRecord({"run_id": "0" * 16, "round": 1})})
-    message = Message(record, run.clients[0].address, "train")
-    (reply,) = run.grid.send_and_receive([message])
-    assert reply.error.reason == "a-clinic failed; its own error.log says why"
-
-
-@pytest.mark.parametrize("asked", ["query", "query.join"])
-def test_a_client_restarted_in_the_roll_call_is_asked_again_at_once(
-    deploy, clock, asked
-):
-    run = deploy(num_rounds=3)
-    lost: list[str] = []
-
-    def arrives(name: str, request: Message) -> bool:
-        if name == NAMES[1] and request.metadata.message_type == asked and not lost:
-            lost.append(name)
-            run.clients[1].restart()
-            return False
-        return True
-
-    run.grid.on_push = arrives
-    run.start()
-    assert clock.now < 10
-    assert lost

@@ -31,10 +31,6 @@ def stop_after(run: Deployment, round: int) -> None:
     run.stop.clear()
 
 
-def copied(source: Path, target: Path) -> Path:
-    return Path(shutil.copytree(source, target))
-
-
 def restored(backup: Path, place: Path) -> None:
     shutil.rmtree(place)
     shutil.copytree(backup, place)
@@ -46,9 +42,9 @@ def test_a_server_of_an_older_backup_ends_the_run_and_states_no_epsilon(
     """With the newest copy of its folder it goes on: no client has deleted anything."""
     run = deploy(num_rounds=5, round_timeout=5.0)
     stop_after(run, 2)
-    backup = copied(run.folder.path, tmp_path / "at-2")
+    backup = shutil.copytree(run.folder.path, tmp_path / "at-2")
     stop_after(run, 4)
-    newest = copied(run.folder.path, tmp_path / "at-4")
+    newest = shutil.copytree(run.folder.path, tmp_path / "at-4")
     restored(backup, run.folder.path)
     del run.grid.replies[:]
     with pytest.raises(RunStopped, match=RESTORED.format("3, 4")):

@@ -58,6 +58,8 @@ CONTENT = {
 }
 FAILURE = {"error.code": int, "error.reason": str}
 NODE_CONFIG = {"partition-id", "num-partitions"}
+Asked = set[tuple[int, str]]  # by address: the hash of every request
+Made = dict[tuple[int, int], torch.Tensor]  # what was sanitized, by node and round
 
 
 def _config(tmp_path: Path, **settings: object) -> RunConfig:
@@ -73,9 +75,7 @@ def _config(tmp_path: Path, **settings: object) -> RunConfig:
 # ------------------------------------------------------------------ the walk
 
 
-def _check_message(
-    sent: bytes, config: RunConfig, releases: dict[tuple[int, int], torch.Tensor]
-) -> str:
+def _check_message(sent: bytes, config: RunConfig, asked: Asked, made: Made) -> str:
     """Checks every value of a message that a client sent; returns what kind it is."""
     proto = MessageProto.FromString(sent)
     found = list(leaves(proto))
@@ -103,50 +103,25 @@ def _check_message(
     if record["is_empty"]:
         assert dict(record) == {"is_empty": 1}
         return "empty"
-    _check_answer(dict(record), config, releases)
+    answer = dict(record)
+    # What it repeats of its request is the hash of what the node was sent.
+    assert (metadata.src_node_id, answer.pop("request").hex()) in asked
+    _check_answer(answer, config, made)
     return "answer"
 
 
-def _check_answer(
-    record: dict[str, object],
-    config: RunConfig,
-    releases: dict[tuple[int, int], torch.Tensor],
-) -> None:
+def _check_answer(record: dict[str, object], config: RunConfig, made: Made) -> None:
     """Compares an answer with what the sanitizer made, byte by byte."""
-    content, request = record.pop("tensors"), record.pop("request")
-    assert isinstance(request, bytes)  # `_check_hashes` compares it with the request
-    assert len(request) == 32
-    where = record["node_id"], record["round"]
+    content, where = record.pop("tensors"), (record["node_id"], record["round"])
     expected = {"is_empty": 0, "node_id": where[0], "round": where[1]}
     expected |= {"noise_std": config.noise_std, "clip_bound": config.clip_bound}
     assert record == expected
     if config.message_precision == "compact":
-        assert content == pack_release(releases[where], config)
+        assert content == pack_release(made[where], config)
         return
-    values = releases[where]
+    values = made[where]
     assert (tuple(values.shape), values.dtype) == (config.release_shape, torch.float32)
     assert content == save({"gradients": values})  # and not a byte more
-
-
-def _check_hashes(
-    requests: Iterable[bytes], sent: Iterable[bytes], config: RunConfig
-) -> None:
-    """What an answer repeats of its request is the hash of what the node was sent."""
-    asked: dict[int, set[bytes]] = {}
-    for content in requests:
-        message = message_from_proto(MessageProto.FromString(content))
-        if message.metadata.message_type == "train":
-            batch = decode_batch(message.content["fedgs"], config)
-            hashes = asked.setdefault(message.metadata.dst_node_id, set())
-            hashes.add(bytes.fromhex(batch.digest()))
-    found = 0
-    for content in sent:
-        message = message_from_proto(MessageProto.FromString(content))
-        if not message.has_error() and "request" in message.content["fedgs"]:
-            found += 1
-            of_node = asked[message.metadata.src_node_id]
-            assert message.content["fedgs"]["request"] in of_node
-    assert found
 
 
 def _check_context(sent: bytes) -> None:
@@ -170,21 +145,15 @@ def _check_files(folder: Path, but: Iterable[str]) -> list[str]:
     return read
 
 
-def _check_run(
-    folder: RunFolder,
-    requests: Iterable[bytes],
-    sent: list[bytes],
-    releases: dict[tuple[int, int], torch.Tensor],
-) -> None:
+def _check_run(folder: RunFolder, sent: list[bytes], asked: Asked, made: Made) -> None:
     """Checks all messages of a run, and how many of each kind there are."""
-    kinds = [_check_message(content, folder.config, releases) for content in sent]
+    kinds = [_check_message(content, folder.config, asked, made) for content in sent]
     # Three nodes: a roll call, a warm start, and five rounds that all first fail in.
-    empty = 3 + 5 * 3 - len(releases)
-    expected = {"roll call": 3, "error": 15, "empty": empty, "answer": len(releases)}
+    empty = 3 + 5 * 3 - len(made)
+    expected = {"roll call": 3, "error": 15, "empty": empty, "answer": len(made)}
     assert {kind: kinds.count(kind) for kind in expected} == expected
     assert empty >= 3 + 5
-    assert releases
-    _check_hashes(requests, sent, folder.config)
+    assert made
     events = Ledger.read(folder.path / "ledger.jsonl").events
     assert {event.round for event in events} == set(recording.FAILURES)
     assert any(recording.VICTIM in event.participants for event in events)
@@ -206,18 +175,20 @@ def test_every_message_of_a_run_holds_public_values_only(
     tmp_path, monkeypatch, upstream, capfd, dct_size, precision
 ):
     config = _config(tmp_path, message_precision=precision, dct_size=dct_size)
-    requests: list[bytes] = []
+    asked: Asked = set()
 
     def arrives(node: int, request: Message, reply: Message) -> Message:
-        requests.append(message_to_proto(request).SerializeToString())
+        if request.metadata.message_type == "train":
+            batch = decode_batch(request.content["fedgs"], config)
+            asked.add((request.metadata.dst_node_id, batch.digest()))
         return reply
 
-    folder, grid, releases = RunFolder.create(config), FakeGrid(3, arrives), {}
+    folder, grid, made = RunFolder.create(config), FakeGrid(3, arrives), {}
     sanitize = fedgs.federation.round.sanitize
 
     def kept(*args: object):
         release = sanitize(*args)
-        releases[release.node_id, release.round] = release.values.clone()
+        made[release.node_id, release.round] = release.values.clone()
         return release
 
     monkeypatch.setattr(fedgs.federation.round, "sanitize", kept)
@@ -235,7 +206,7 @@ def test_every_message_of_a_run_holds_public_values_only(
         assert "pixels, printed" in canaries_in(text)
         assert b"RuntimeError: The size of tensor a (10007)" in text
     sent = [message_to_proto(reply).SerializeToString() for *_, reply in grid.replies]
-    _check_run(folder, requests, sent, releases)
+    _check_run(folder, sent, asked, made)
     for context in grid.contexts.values():
         _check_context(context_to_proto(context).SerializeToString())
     assert len([line for line in upstream if "failed" in line]) == 15

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 
 from clients import client_app, flower_speed, resident
 from clients.flower_speed import POLL_LEAST, Waiting
-from fedgs.errors import UserError
+from tiny import write_tiny_npz
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP, COMMAND, CONNECTION, RETRY = (
@@ -51,71 +50,62 @@ def installed(monkeypatch):
 # ------------------------------------------------------------------ the command
 
 
-def test_another_flower_ends_with_exit_code_2(monkeypatch, tmp_path, capsys):
-    monkeypatch.delattr(LOOP, "_push_messages")
-    node = f'name="a" data="digits" state-dir="{tmp_path}/s"'
-    with pytest.raises(SystemExit) as ended:
-        resident.main(["--superlink", "host:1", "--node-config", node])
-    assert ended.value.code == 2
-    assert "this Flower is not known: install" in capsys.readouterr().err
+def node(data: str = "data", state: str = "state", more: str = "") -> list[str]:
+    return [f'--node-config=name="a" data="npz:{data}.npz" state-dir="{state}"{more}']
+
+
+CA, KEY = "--root-certificates=", "--auth-supernode-private-key="
+
+
+@pytest.fixture(name="told")
+def fixture_told(monkeypatch, tmp_path) -> list[str]:
+    """What is said to systemd; a folder with data and with broken files."""
+    monkeypatch.chdir(tmp_path)
+    write_tiny_npz(tmp_path / "data.npz")
+    for name in ("garbage", "garbage.npz"):
+        (tmp_path / name).write_text("-----BEGIN CERTIFICATE-----\nAA")
+    (tmp_path / "open").mkdir(mode=0o755)
+    said: list[str] = []
+    monkeypatch.setattr(resident, "notify", said.append)
+    return said
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ([], "--node-config is missing"),
-        (["--node-config", 'name="a"'], "data is missing"),
         (["--node-config=name=a b"], "--node-config name=a b"),
-        (["--node-config", 'name="a" data="digits" state-dir="s" rounds=3'], "rounds"),
+        (node(more=" rounds=3"), "rounds"),
+        (node(state="open"), "chmod 700"),
+        (node("none"), "data = 'npz:"),
+        (node("garbage"), "data = 'npz:"),
+        ([*node(), CA + "none"], "ca = none: No such file"),
+        ([*node(), CA + "garbage"], "ca = garbage: no PEM certificate"),
+        ([*node(), KEY + "none"], "key = none: not a private key"),
+        ([*node(), KEY + "garbage"], "key = garbage: not a private key"),
+        (node(), "this Flower is not known: install"),
     ],
 )
-def test_a_wrong_node_config_ends_with_exit_code_2(capsys, given, words):
+def test_what_is_wrong_ends_with_exit_code_2_before_systemd_is_told(
+    monkeypatch, capsys, told, given, words
+):
+    if given == node():
+        monkeypatch.delattr(LOOP, "_push_messages")
     with pytest.raises(SystemExit) as ended:
         resident.main(given)
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert words in error
-
-
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_systemd_is_told_once_the_state_directory_is_open(monkeypatch, is_refused):
-    done: list[str] = []
-
-    def open_() -> None:
-        done.append("opened")
-        if is_refused:
-            raise UserError("no such file")
-
-    site = SimpleNamespace(open=open_, settings={"data": "digits"})
-    monkeypatch.setattr(resident, "_site", lambda given: site)
-    monkeypatch.setattr(
-        resident.sources, "read_records", lambda config: done.append(config.data)
-    )
-    monkeypatch.setattr(resident, "notify", done.append)
-    monkeypatch.setattr(resident, "make_resident", lambda app: None)
-    monkeypatch.setattr(COMMAND, "flower_supernode", lambda: done.append("runs"))
-    monkeypatch.setattr(sys, "argv", [])
-    with pytest.raises(SystemExit) if is_refused else nullcontext():
-        resident.main([])
-    begun = ["digits", "opened"]
-    assert done == (begun if is_refused else [*begun, "READY=1", "runs"])
-
-
-@pytest.mark.parametrize("text", [None, "garbage"])
-def test_systemd_is_not_told_of_a_client_without_data(
-    monkeypatch, tmp_path, capsys, text
-):
-    path, told = tmp_path / "a.npz", []
-    if text is not None:
-        path.write_text(text)
-    monkeypatch.setattr(resident, "notify", told.append)
-    node = f'name="a" data="npz:{path}" state-dir="{tmp_path}/state"'
-    with pytest.raises(SystemExit) as ended:
-        resident.main(["--node-config", node])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: data = 'npz:{path}'")
     assert told == []
+
+
+def test_systemd_is_told_once_the_client_can_run(monkeypatch, told):
+    monkeypatch.setattr(resident, "make_resident", lambda app: None)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(COMMAND, "flower_supernode", lambda: told.append("runs"))
+    resident.main(node())
+    assert told == ["READY=1", "runs"]
 
 
 @pytest.mark.parametrize(
@@ -132,9 +122,8 @@ def test_a_client_that_is_told_to_end_while_it_starts_ends_with_0(
     """While its command is imported, as it becomes another, while that is imported."""
     command = [sys.executable, "-X", "importtime", "-m"]
     if moment == "torch":
-        node = f'name="a" data="digits" state-dir="{tmp_path}/state"'
         command += ["clients.resident", "--superlink", "127.0.0.1:1", "--insecure"]
-        command += ["--node-config", node]
+        command += [f'--node-config=name="a" data="digits" state-dir="{tmp_path}/s"']
     else:
         command += ["fedgs", "deploy", "client", "a", "--server", "127.0.0.1:1"]
         command += ["--insecure", "--data", "digits", "--state-dir", f"{tmp_path}/s"]
@@ -145,25 +134,6 @@ def test_a_client_that_is_told_to_end_while_it_starts_ends_with_0(
         process.send_signal(number)
         process.communicate()
     assert process.returncode == 0
-
-
-@pytest.mark.parametrize("text", ["-----BEGIN CERTIFICATE-----\nAA", None])
-@pytest.mark.parametrize("what", ["ca", "key"])
-def test_a_file_that_is_no_certificate_or_key_ends_with_exit_code_2(
-    tmp_path, capsys, what, text
-):
-    option = {"ca": "--root-certificates", "key": "--auth-supernode-private-key"}[what]
-    path = tmp_path / "file"
-    if text is not None:
-        path.write_text(text)
-    node = f'name="a" data="digits" state-dir="{tmp_path}/state"'
-    with pytest.raises(SystemExit) as ended:
-        resident.main(["--node-config", node, f"{option}={path}"])
-    assert ended.value.code == 2
-    reason = "No such file" if text is None else "no PEM certificate"
-    if what == "key":
-        reason = "not a private key"
-    assert f"error: {what} = {path}: {reason}" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ the loop

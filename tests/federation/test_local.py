@@ -4,39 +4,31 @@ That it gives the bytes of every other engine is in test_same_bytes.py.
 """
 
 import dataclasses
-import json
-import shutil
 import threading
-from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from safetensors import safe_open
 
 from fedgs.federation import local
 from fedgs.federation.training import RunStopped
-from fedgs.files import read_tensors
 from fedgs.privacy.gaussian import epsilon_from_mu
-from fedgs.runs.run_folder import RunFolder, node_folder, state_rounds
+from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from runs import Report, events, generator, ignore, interrupt_at, limit_clients
+from runs import events, generator, ignore, limit_clients
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
-
-ROUNDS = 4
 
 
 def create(path: Path, **settings: object) -> RunFolder:
-    defaults = {"num_rounds": ROUNDS, "checkpoint_every": 2}
+    defaults = {"num_rounds": 4, "checkpoint_every": 2}
     defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
     return RunFolder.create(tiny_config(output=str(path), **defaults | settings))
 
 
-def train(folder: RunFolder, report: Report = ignore) -> None:
+def train(folder: RunFolder) -> None:
     """Trains the folder as found on the disk, as another process would."""
     folder = RunFolder(folder.path, folder.config)
-    local.train(folder, tiny_data(folder.config), report, threading.Event())
+    local.train(folder, tiny_data(folder.config), ignore, threading.Event())
 
 
 def test_a_run_leaves_plain_files_public_numbers_and_secrets_where_they_belong(
@@ -44,19 +36,9 @@ def test_a_run_leaves_plain_files_public_numbers_and_secrets_where_they_belong(
 ):
     folder = create(tmp_path / "run")
     train(folder)
-    found = Counter()
-    for path in folder.path.rglob("*"):
-        if path.is_file() and path.name != ".lock":
-            found[path.suffix] += 1
-            if path.suffix == ".json":
-                json.loads(path.read_text())
-            elif path.suffix == ".jsonl":
-                assert all(json.loads(line) for line in path.read_text().splitlines())
-            elif path.suffix == ".png":
-                assert np.asarray(Image.open(path)).max() > 0
-            else:
-                read_tensors(path)
-    assert set(found) == {".json", ".jsonl", ".png", ".safetensors"}
+    found = [path for path in folder.path.rglob("*") if path.is_file()]
+    kinds = {path.suffix for path in found if path.name != ".lock"}
+    assert kinds == {".json", ".jsonl", ".png", ".safetensors"}
     assert (folder.path / ".lock").read_bytes() == b""
     for path in folder.path.rglob("*.safetensors"):  # a discriminator has moments
         with safe_open(path, framework="pt") as file:
@@ -77,18 +59,16 @@ def room_for(releases: int) -> float:
 def test_run_that_a_client_refuses_stops_with_a_checkpoint_and_can_go_on(
     tmp_path, monkeypatch
 ):
-    settings = FULL_PARTICIPATION | {"num_workers": 3}
+    settings = FULL_PARTICIPATION | {"num_workers": 3, "num_rounds": 2}
     folder = create(tmp_path / "run", **settings)
-    limit_clients(monkeypatch, room_for(2))
-    reason = r"round 3: 0 of 3 nodes answered .*\nnode 0: client_epsilon = .* client 0 "
+    limit_clients(monkeypatch, room_for(1))
+    reason = r"round 2: 0 of 3 nodes answered .*\nnode 0: client_epsilon = .* client 0 "
     for _ in range(2):  # also after a restart
         with pytest.raises(RunStopped, match=reason):
             train(folder)
     # Counted by the server in advance, computed by nobody.
-    assert [event.round for event in events(folder)] == [1, 2, 3, 3]
-    for node in folder.private.iterdir():
-        assert state_rounds(node)[-1] == 2
-    limit_clients(monkeypatch, room_for(ROUNDS))
+    assert [event.round for event in events(folder)] == [1, 2, 2]
+    limit_clients(monkeypatch, room_for(2))
     train(folder)
     whole = create(tmp_path / "whole", **settings)
     train(whole)
@@ -98,21 +78,9 @@ def test_run_that_a_client_refuses_stops_with_a_checkpoint_and_can_go_on(
 # ------------------------------------------------------------------ refusals
 
 
-@pytest.fixture
-def killed(tmp_path) -> RunFolder:
-    """A run that was killed in its third round, after the checkpoint of the second."""
-    folder = create(tmp_path / "run", clients_per_round=3, num_clients=3)
-    with pytest.raises(KeyboardInterrupt):
-        train(folder, interrupt_at(3))
-    return folder
-
-
-def test_a_node_without_its_state_is_refused(killed):
-    shutil.rmtree(node_folder(killed.private, 0))
-    assert_refused(r"node 0: its state is missing .*restor", train, killed)
-
-
-def test_checkpoint_of_another_architecture_is_refused(killed):
-    config = dataclasses.replace(killed.config, generator_dim=8)
-    other = RunFolder(killed.path, config)  # as a later version might build it
+def test_checkpoint_of_another_architecture_is_refused(tmp_path):
+    folder = create(tmp_path / "run", clients_per_round=1, num_rounds=1)
+    train(folder)
+    config = dataclasses.replace(folder.config, generator_dim=8)
+    other = RunFolder(folder.path, config)  # as a later version might build it
     assert_refused(r"another generator .*restore config.json", train, other)

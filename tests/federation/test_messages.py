@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedgs.federation import messages
 from fedgs.mechanism.sanitizer import PerSampleGradients, SanitizedGradients, clip
-from hostile import NODE, ROUND, a_release, a_request
+from hostile import NODE, a_release, a_request
 from refusals import assert_refused
 from tiny import tiny_config
 
@@ -28,29 +28,6 @@ def _encode(answer: object) -> dict:
 
 
 # ---------------------------------------------------------------------- round trips
-
-
-@pytest.mark.parametrize(
-    ("round", "participants", "trainees"),
-    [
-        (0, (), messages.EVERYONE),
-        (1, (0, 5), (0, 5)),
-        (ROUND, messages.EVERYONE, messages.EVERYONE),
-    ],
-)
-def test_a_request_survives_the_way_to_a_node(round, participants, trainees):
-    everyone = participants == messages.EVERYONE
-    config = tiny_config(client_selection="all") if everyone else CONFIG
-    asked = {"participants": participants, "trainees": trainees}
-    sent = _batch(round=round, keep_round=max(round - 1, 0), **asked)
-    payload = messages.encode_batch(sent, config)
-    assert {type(value) for value in payload.values()} <= {str, int, float, bytes}
-    got = messages.decode_batch(payload | {"run_folder": "/elsewhere"}, config)
-    for field in ("round", "participants", "trainees", "keep_round"):
-        assert getattr(got, field) == getattr(sent, field)
-    assert torch.equal(got.images, sent.images)
-    assert torch.equal(got.labels, sent.labels)
-    assert got.digest() == sent.digest()
 
 
 def test_a_node_without_participants_answers_nothing():
@@ -102,20 +79,6 @@ def test_what_is_not_sanitized_cannot_be_encoded(unsanitized):
 # More of it is in tests/clients/test_hostile.py.
 
 
-@pytest.mark.parametrize(
-    "clients",
-    [
-        *("1;2", "everyone", "1.5", "9" * 5000, None, "+1", "01", " 1", "1,", "1,,2"),
-        *("1_0", "\u0661", b"all", 1, (1, 2), "1," * 10**6),
-    ],
-    ids=lambda value: repr(value)[:12],
-)
-def test_a_request_for_malformed_clients_is_refused(clients):
-    payload = messages.encode_batch(_batch(), CONFIG) | {"trainees": clients}
-    refused = "trainees is no list of clients below 6"
-    assert_refused(refused, messages.decode_batch, payload, CONFIG)
-
-
 # --------------------------------------------------------------------------- digest
 
 
@@ -139,10 +102,3 @@ def test_another_request_has_another_digest(changes):
 
 
 # -------------------------------------------------------------------------- clients
-
-
-def test_a_node_finds_its_clients_in_its_own_order():
-    assert messages.clients_of(messages.EVERYONE, range(3, 6)) == [3, 4, 5]
-    assert messages.clients_of((5, 0, 3), range(3, 6)) == [3, 5]
-    assert messages.clients_of((0, 99, -1), range(3, 6)) == []
-    assert messages.clients_of((), range(3, 6)) == []

@@ -65,28 +65,44 @@ def work(monkeypatch) -> dict[str, int]:
 # -------------------------------------------------------------------- repeated requests
 
 
-def test_a_repeated_request_gets_the_same_bytes_after_a_restart(tmp_path, work):
+def test_a_node_answers_a_round_once_with_the_same_bytes_and_nothing_changes_it(
+    tmp_path, work
+):
+    """Not an old round, nor another request of the last one, nor a restart."""
     config = _config()
-    node, request = _node(config, tmp_path), request_of(config)
+    unprepared = Node(config, 0, tiny_data(config), tmp_path)
+    assert_refused("its state is missing", unprepared.answer, request_of(config))
+    assert not unprepared.folder.exists()
+    node, request = _node(config, tmp_path), request_of(config, 2)
+    node.answer(request_of(config))
     first, state, done = node.answer(request), _digest(node), dict(work)
-    assert done["normal"] == 1
-    assert (first.round, first.node_id) == (1, 0)
+    assert done["normal"] == 2
+    assert (first.round, first.node_id) == (2, 0)
     assert (first.noise_std, first.clip_bound) == (1.0, 1.0)  # 2 * C * sigma, C
-    again = node.answer(dataclasses.replace(request, keep_round=1))
     node.save(keep_round=0)
-    tensors, metadata = read_tensors(state_path(node_folder(tmp_path, 0), 1))
+    kept = {path: path.read_bytes() for path in node.folder.iterdir()}
+    tensors, metadata = read_tensors(state_path(node.folder, 2))
     # No local generator of the warm start, no noise and no raw gradient.
     assert set(tensors) == {*node._discriminators.state(), "answer", "sha256"}
     assert torch.equal(tensors["answer"], first.values)
     assert metadata == {"digest": request.digest()}
-    restarted = _node(config, tmp_path)
-    for answer in (again, restarted.answer(request)):
-        assert torch.equal(answer.values, first.values)
+    for asked in (node, _node(config, tmp_path)):
+        for other in (
+            dataclasses.replace(request, labels=(request.labels + 1) % 3),
+            dataclasses.replace(request, participants=(0, 1, 2)),
+            dataclasses.replace(request, trainees=()),
+            request_of(config),
+        ):
+            words = f"answered round 2, refuses another request for round {other.round}"
+            assert_refused(words, asked.answer, other)
+        assert asked.answer(public_fakes(config)) is None
+        again = asked.answer(dataclasses.replace(request, keep_round=1))
+        assert torch.equal(again.values, first.values)
+        asked.save(keep_round=0)
+        assert _digest(asked) == state
     assert work == done
-    assert _digest(node) == _digest(restarted) == state
-    other = dataclasses.replace(request, labels=(request.labels + 1) % 3)
-    assert_refused("has already answered round 1", restarted.answer, other)
-    assert _counted(tmp_path) == [(1, 1)]
+    assert {path: path.read_bytes() for path in node.folder.iterdir()} == kept
+    assert _counted(tmp_path) == [(1, 1), (2, 1)]
 
 
 def test_an_answer_that_was_lost_is_a_new_attempt_with_new_noise(

@@ -160,16 +160,6 @@ def test_only_the_discriminators_that_should_train_do(training, trainees, traine
     assert answer.values.any()  # also a frozen discriminator answers
 
 
-def test_a_broken_discriminator_answers_noise_alone():
-    config = tiny_config()
-    request = request_of(config, participants=(2,), trainees=(2,))
-    discriminators = Discriminators(config, ALL)
-    discriminators.params["linear.weight"][2] = torch.nan
-    answer, _ = _answer(config, request, discriminators)
-    noise = NoiseStream(7, 0, 1).normal((4, 1, 16, 16), 1.0)  # 2 * C * sigma = 1
-    assert torch.equal(answer.values, torch.from_numpy(noise).float())
-
-
 # ----------------------------------------------------------------------------- server
 
 

@@ -128,18 +128,18 @@ def test_workers_share_a_gpu(tmp_path, monkeypatch):
 
     machine = [{"Resources": {"CPU": 4.0, "GPU": 1.0}}]
     monkeypatch.setattr(ray_actor.ray, "nodes", lambda: machine)
-    asked: list[dict[str, float]] = []
-    control = SimpleNamespace(start=lambda _, **fields: asked.append(fields))
+    of_a_client: list[dict[str, float]] = []
+
+    def start(_: bytes, **fields: float) -> None:
+        asked = {n: fields[f"client_resources_{n}"] for n in ("num_cpus", "num_gpus")}
+        of_a_client.append(asked)
+
     for num_workers in (1, 2, 4):
         settings = {"device": "cuda", "num_workers": num_workers}
         config = tiny_config(engine="flower", output="unused", **settings)
         folder = SimpleNamespace(config=config, path=tmp_path)
+        control = SimpleNamespace(start=start)
         flower_engine._submit(control, folder, ("module:app", "module:app"))
-    of_a_client = [
-        {"num_cpus": each["client_resources_num_cpus"]}
-        | {"num_gpus": each["client_resources_num_gpus"]}
-        for each in asked
-    ]
     pools = [ray_actor.pool_size_from_resources(each) for each in of_a_client]
     assert pools == [1, 2, 4]
     machine[0]["Resources"].pop("GPU")
@@ -205,41 +205,33 @@ def test_a_simulation_that_cannot_start_is_noticed_at_once(tmp_path, monkeypatch
 
 @pytest.mark.flower
 @pytest.mark.slow
-def test_killed_run_resumes_and_leaves_no_process(tmp_path, settings, machines):
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_ended_run_leaves_no_process_and_resumes(
+    tmp_path, settings, machines, is_killed
+):
     output = tmp_path / "run"
-    settings |= {"num_rounds": 120, "checkpoint_every": 7}
+    settings |= {"num_rounds": 120, "checkpoint_every": 7 if is_killed else 1000}
     command = machines.start("cli", "train", *flags(output=output, **settings))
     machines.until(lambda: rounds_done(output) >= 20, command)
-    machines.kill(command)
     token = token_of(output)
-    sent = Ledger.read(output / "ledger.jsonl").length
-    assert 20 <= sent < 120
+    if is_killed:
+        machines.kill(command)
+    else:
+        command.terminate()
+        assert command.wait(PATIENCE) == 1
+        log = machines.log_of(command)
+        assert "\nstopped after round " in log
+        assert f"continue with: fedgs resume {output}" in log
+        assert processes_of(token) == []
+        commit = json.loads((output / "checkpoint" / "checkpoint.json").read_text())
+        assert commit["round"] == rounds_done(output)
+    assert 20 <= Ledger.read(output / "ledger.jsonl").length < 120
     machines.run("cli", "resume", output)
     assert generator(output) == local_twin(settings, tmp_path / "local")
-    assert Ledger.read(output / "ledger.jsonl").length >= 120
+    repeated = Ledger.read(output / "ledger.jsonl").length - 120
+    assert repeated >= 0 if is_killed else repeated == 0
     assert processes_of(token) == []
     assert not home_of(token).exists()
-
-
-@pytest.mark.flower
-@pytest.mark.slow
-def test_terminated_run_has_a_checkpoint_and_resumes(tmp_path, settings, machines):
-    output = tmp_path / "run"
-    settings |= {"num_rounds": 120, "checkpoint_every": 1000}
-    command = machines.start("cli", "train", *flags(output=output, **settings))
-    machines.until(lambda: rounds_done(output) >= 5, command)
-    token = token_of(output)
-    command.terminate()
-    assert command.wait(PATIENCE) == 1
-    log = machines.log_of(command)
-    assert "\nstopped after round " in log
-    assert f"continue with: fedgs resume {output}" in log
-    assert processes_of(token) == []
-    commit = json.loads((output / "checkpoint" / "checkpoint.json").read_text())
-    assert 5 <= commit["round"] == rounds_done(output) < 120
-    machines.run("cli", "resume", output)
-    assert generator(output) == local_twin(settings, tmp_path / "local")
-    assert Ledger.read(output / "ledger.jsonl").length == 120  # nothing repeated
 
 
 @pytest.mark.flower

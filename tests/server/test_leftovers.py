@@ -69,15 +69,10 @@ def test_a_run_that_goes_on_removes_what_its_killed_process_wrote(tmp_path):
     folder = RunFolder.create(tiny_config(output=str(tmp_path / "run")))
     states = node_folder(folder.private, 3)
     write_tensors(state_path(states, 0), TENSORS)
-    left = [
-        killed_save(folder.path / "checkpoint" / "round-0000001.safetensors"),
-        killed_save(folder.path / "checkpoint" / "checkpoint.json"),
-        killed_save(folder.path / "generator.safetensors"),
-        killed_save(folder.path / "metrics.jsonl"),
-        killed_save(folder.path / "samples" / "round-0000001.png"),
-        killed_save(folder.path / ".flower" / "nodes.json"),
-        killed_save(state_path(states, 1)),
-    ]
+    names = ("checkpoint/round-0000001.safetensors", "checkpoint/checkpoint.json")
+    names += ("generator.safetensors", "metrics.jsonl", ".flower/nodes.json")
+    names += ("samples/round-0000001.png", state_path(states, 1))
+    left = [killed_save(folder.path / name) for name in names]
     others = killed_save(folder.path / "my-picture.png")  # of `fedgs sample`, at work
     with folder.locked():
         folder.load_checkpoint()

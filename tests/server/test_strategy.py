@@ -34,7 +34,7 @@ from tiny import REFINED, tiny_config, tiny_data
 
 
 def test_worker_keeps_its_share_of_the_nodes_only(create):
-    folder = create("run", client_selection="all", num_workers=3)
+    folder = create("run", client_selection="all", num_workers=3, num_rounds=1)
     grid = FakeGrid(6)
     start(folder, grid)
     (worker,) = grid.workers[0].values()
@@ -44,29 +44,20 @@ def test_worker_keeps_its_share_of_the_nodes_only(create):
 # ------------------------------------------------------------------ failing nodes
 
 
-SECRET = "label 7 of writer 4711"
-
-
-def failing(monkeypatch, round: int) -> list[int]:
-    """Nodes train, and then fail when they are asked first in a round."""
-    failed: list[int] = []
+def test_a_node_that_fails_once_is_asked_again(create, monkeypatch, log):
+    """It has trained by then: a second time from the same state."""
+    whole, once, failed = create("whole"), create("once"), []
+    start(whole, FakeGrid(6))
     original = node.client_round
 
-    def fail(*args, **kwargs):
-        found = original(*args, **kwargs)
-        if found.round == round and found.node_id not in failed:
+    def fail(*args):
+        found = original(*args)
+        if found.round == 2 and found.node_id not in failed:
             failed.append(found.node_id)
-            raise LookupError(SECRET)
+            raise LookupError("label 7 of writer 4711")
         return found
 
     monkeypatch.setattr(node, "client_round", fail)
-    return failed
-
-
-def test_a_node_that_fails_once_is_asked_again(create, monkeypatch, log):
-    whole, once = create("whole"), create("once")
-    start(whole, FakeGrid(6))
-    failed = failing(monkeypatch, round=2)
     start(once, FakeGrid(6))
     assert len(failed) == 2
     assert attempts(once) == [(1, 1), (2, 1), (3, 1)]
