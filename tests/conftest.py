@@ -168,9 +168,18 @@ def server_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Waiting costs the server no time: a sleep moves its clock, nothing else does."""
-    from deployed_grid import install_clock
+    from deployed_grid import EPOCH
+    from server import messenger, progress, roll_call, strategy_base
 
-    return install_clock(monkeypatch)
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, sleep=sleep)
+    clock.time = lambda: EPOCH + clock.now
+    for module in (messenger, strategy_base, progress, roll_call):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(roll_call, "TIMEOUT", 60.0)  # it looks ten times a second
+    return clock
 
 
 @pytest.fixture
@@ -188,16 +197,14 @@ def log() -> Iterator[list[str]]:
 def create(tmp_path: Path, server_process: None, clock: object) -> Callable[..., Any]:
     """Makes run folders of a simulation, by name and settings."""
     from fedgs.runs.run_folder import RunFolder
+    from simulated_grid import SHORT
     from tiny import tiny_config, write_tiny_npz
 
-    data = write_tiny_npz(tmp_path / "tiny.npz")
+    own = {"data": write_tiny_npz(tmp_path / "tiny.npz"), "round_timeout": 1.0}
 
     def create(name: str, **settings: object) -> RunFolder:
-        defaults = {"num_rounds": 3, "checkpoint_every": 2}
-        defaults |= {"round_timeout": 1.0, "engine": "flower", "data": data}
-        defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
         output = str(tmp_path / name)
-        return RunFolder.create(tiny_config(output=output, **defaults | settings))
+        return RunFolder.create(tiny_config(output=output, **SHORT | own | settings))
 
     return create
 
@@ -215,11 +222,13 @@ def deploy(tmp_path: Path, server_process: None, clock: object) -> Callable[...,
 
 
 @pytest.fixture
-def undisturbed(tmp_path: Path) -> Callable[..., bytes]:
+def undisturbed(tmp_path: Path) -> Callable[..., str]:
     """The generator of the local engine with the settings of a deployment."""
-    from deployed_grid import undisturbed
+    from runs import undisturbed
+    from tiny import write_tiny_npz
 
-    return lambda run: undisturbed(run, tmp_path)
+    data = write_tiny_npz(tmp_path / "all.npz")
+    return lambda run: undisturbed(run.folder.config, data, run.root / "local")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.federation import local
@@ -58,6 +59,14 @@ def train(
     if data is None:
         data = load_data(folder.config)
     local.train(folder, data, report, stop or threading.Event())
+
+
+def undisturbed(config: RunConfig, data: str, output: Path) -> str:
+    """The generator that the local engine trains with the same settings."""
+    own = {"engine": "local", "num_workers": 1, "nodes": None, "data": data}
+    flat = own | {"output": str(output)}
+    train(RunFolder.create(ResolvedConfig.from_flat(flat, config)))
+    return generator(output)
 
 
 def tiny_event(round: int) -> Event:

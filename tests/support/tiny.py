@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -101,10 +102,11 @@ def tiny_data(config: RunConfig) -> FederatedImages:
     )
 
 
-def write_tiny_npz(path: Path) -> str:
-    """Writes the same images for `npz:PATH` and returns that value of `data`."""
+def write_tiny_npz(path: Path, clients: Iterable[int] = range(len(SIZES))) -> str:
+    """Writes images of some clients for `npz:PATH`; returns that value of `data`."""
     images, labels, owners = _arrays()
-    np.savez(path, images=images, labels=labels, clients=owners)
+    kept = np.isin(owners, list(clients))
+    np.savez(path, images=images[kept], labels=labels[kept], clients=owners[kept])
     return f"npz:{path}"
 
 
