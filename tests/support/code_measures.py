@@ -9,13 +9,15 @@ import io
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import networkx  # comes with torch
+
 PACKAGES = ("fedgs", "clients", "server", "experiments", "tests")
-HEAD = "package|code lines|modules|flat|largest room|circles|comments per 100|"
-HEAD += "longest function"
+HEAD = ["package", "code lines", "modules", "flat", "largest room", "circles"]
+HEAD += ["comments per 100", "longest function"]
 
 
 @dataclass(frozen=True)
@@ -54,26 +56,23 @@ def read_all(root: Path, package: str) -> dict[str, Module]:
     return {name.removesuffix(".__init__"): read(p) for name, p in names.items()}
 
 
-def imported(module: Module, names: set[str]) -> set[str]:
-    """Returns those of the names that a module imports anywhere in it."""
-    found: set[str] = set()
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (whole & names) or {f"{node.module}"}
-    return found & names
+def imports(tree: ast.Module) -> dict[str, str]:
+    """Returns the dotted names that a file imports, by the names that it gives them."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            found |= {a.asname or a.name: prefix + a.name for a in node.names}
+    return found
 
 
-def circles(modules: dict[str, Module]) -> set[frozenset[str]]:
+def circles(modules: dict[str, Module]) -> list[set[str]]:
     """Returns the sets of two or more modules that import each other."""
-    reach = {name: imported(m, {*modules}) for name, m in modules.items()}
-    for middle in modules:
-        for name in modules:
-            reach[name] |= reach[middle] if middle in reach[name] else set()
-    found = {frozenset(o for o in reach[n] if n in reach[o]) for n in modules}
-    return {circle for circle in found if len(circle) > 1}
+    graph = networkx.DiGraph()
+    for name, module in modules.items():
+        for full in imports(module.tree).values():
+            graph.add_edge(name, full if full in modules else full.rpartition(".")[0])
+    return [c for c in networkx.strongly_connected_components(graph) if len(c) > 1]
 
 
 def row(root: Path, package: str, modules: dict[str, Module]) -> Iterator[object]:
@@ -106,8 +105,8 @@ def figures(
     A knob is a setting, a `flag` of a request or a method, or an option of a command.
     """
     nodes = [node for m in product.values() for node in ast.walk(m.tree)]
-    called = [node.func for node in nodes if isinstance(node, ast.Call)]
-    calls = Counter(ast.unparse(f).rpartition(".")[2] for f in called)
+    called = [ast.unparse(n.func) for n in nodes if isinstance(n, ast.Call)]
+    calls = Counter(name.rpartition(".")[2] for name in called)
     yield "product code lines", code_lines(product)
     yield "tests code lines", code_lines(tests)
     support = {n: m for n, m in tests.items() if n.startswith("tests.support.")}
@@ -131,13 +130,15 @@ def main(root: Path) -> None:
     *product, tests = packages.values()
     every = {name: module for modules in product for name, module in modules.items()}
     found = [row(root, name, modules) for name, modules in packages.items()]
-    for head, rows in (
-        (HEAD.split("|"), found),
-        (("figure", "now"), figures(root, every, tests)),
-    ):
-        for cells in (head, ["---"] * len(head), *rows):
-            print("|", *(f"{cell} |" for cell in cells))
-        print()
+    print_table(HEAD, found)
+    print_table(["figure", "now"], figures(root, every, tests))
+
+
+def print_table(head: list[str], rows: Iterable[Iterable[object]]) -> None:
+    """Prints a table in Markdown."""
+    for cells in (head, ["---"] * len(head), *rows):
+        print("|", " | ".join(map(str, cells)), "|")
+    print()
 
 
 if __name__ == "__main__":

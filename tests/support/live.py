@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import runs
+import tiny
 from command_line import flags
 from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data
@@ -23,30 +24,12 @@ from server.launch.flower_app import free_port
 PORT = 8000  # of a server with a host of its own
 CLIENTS = ("a", "b")
 RUN = "fedgs-server/runs/digits"
-SETTINGS: dict[str, object] = {
-    "num_clients": 4,
-    "node_sizes": "3,1",
-    "num_classes": 10,
-    "client_selection": "all",
-    "discriminator_training": "every_round",
-    "noise_multiplier": 0.1,
-    "noise_seed": 7,
-    "seed": 5,
-    "num_rounds": 20,
-    "image_size": 16,
-    "batch_size": 8,
-    "fakes_per_round": 16,
-    "discriminator_steps": 1,
-    "discriminator_batch_size": 8,
-    "warm_start_rounds": 2,
-    "generator": "upsample",
-    "generator_dim": 4,
-    "discriminator_dim": 4,
-    "dct_size": 8,
-    "checkpoint_every": 3,
-    "round_timeout": 900,
-    "output": "digits",
-}
+OF_THE_DATA = ("data", "clients_per_round", "clients_per_node", "num_workers")
+SETTINGS: dict[str, object] = tiny.SETTINGS | tiny.FULL_PARTICIPATION
+SETTINGS |= dict.fromkeys(OF_THE_DATA)  # no flags
+SETTINGS |= {"num_clients": 4, "node_sizes": "3,1", "num_classes": 10}
+SETTINGS |= {"discriminator_steps": 1, "noise_multiplier": 0.1, "output": "digits"}
+SETTINGS |= {"num_rounds": 20, "checkpoint_every": 3, "round_timeout": 900}
 
 
 def undisturbed(folder: Path) -> str:
