@@ -69,12 +69,7 @@ def small_trainer(name: str, folder: Path, **settings: Any) -> Any:
     return run.method.trainer(run.settings, run.config, data, 3)
 
 
-def train(
-    run: BaselineRun,
-    data: FederatedImages,
-    report: Report = ignore,
-    stop: threading.Event | None = None,
-) -> None:
+def train(run: BaselineRun, data, report: Report = ignore, stop=None) -> None:
     """Trains from what is on the disk."""
     frame.train(run, data, report, stop or threading.Event())
 

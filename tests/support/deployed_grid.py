@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from flwr.app import Error as FlowerError
 from flwr.app import Message
 
@@ -72,9 +71,6 @@ class DeployedGrid(FakeGrid):
         self.on_push: Callable[[str, Message], bool] = lambda name, request: True
         self.on_look: Callable[[], object] = lambda: None
         self.sent: dict[str, tuple[Client, Message]] = {}
-
-    def get_node_ids(self):
-        return [info.node_id for info in self.get_nodes()]
 
     def get_nodes(self):
         self.on_look()
@@ -211,9 +207,7 @@ def place_of(run: Deployment, index: int = 0, run_id: str = "0" * 16) -> Deploye
     return DeployedClient(DeploymentConfig.read(run.clients[index].node_config), run_id)
 
 
-def kill_after_count(
-    monkeypatch: pytest.MonkeyPatch, round: int, end: Callable[[], object] = sys.exit
-) -> None:
+def kill_after_count(monkeypatch, round: int, end=sys.exit) -> None:
     """Ends the first client that counted its release of a round, before it answers."""
     killed: list[int] = []
     save = ClientLedger.charge

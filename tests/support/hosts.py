@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -104,9 +104,7 @@ class Machines:
         """Starts `fedgs ...` on a host; its output goes to HOST-N.log."""
         return self.launch(host, [*FEDGS, *map(str, arguments)])
 
-    def launch(
-        self, host: str, command: Sequence[str], more: Mapping[str, str] | None = None
-    ) -> Process:
+    def launch(self, host: str, command: Sequence[str], more=None) -> Process:
         """Starts any command on a host, with more variables in its environment."""
         if self.network is not None:
             command = ["ip", "netns", "exec", self.network.spaces[host], *command]
@@ -114,7 +112,7 @@ class Machines:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=os.environ | self.environment | dict(more or {}),
+                env=os.environ | self.environment | (more or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

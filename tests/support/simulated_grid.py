@@ -53,9 +53,7 @@ class FakeGrid(LocalGrid):
         waiting: replies that nobody has pulled yet, by the request's id.
     """
 
-    def __init__(
-        self, num_nodes: int, spoil: Spoil | None = None, num_workers: int = 1
-    ) -> None:
+    def __init__(self, num_nodes: int, spoil=None, num_workers: int = 1) -> None:
         super().__init__(client_app, num_nodes, num_workers=1)
         # Flower's ids are random, and not in the order of the nodes.
         contexts = enumerate(self.contexts.values())
