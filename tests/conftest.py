@@ -1,5 +1,6 @@
 """What all tests share: an offline Flower, one thread, the command line, the data."""
 
+import contextlib
 import logging
 import os
 import shutil
@@ -16,10 +17,8 @@ from jaxtyping import install_import_hook
 
 # Every call in these modules is checked against the shapes of its annotations. Messages
 # and codec are not among them: they check by themselves what a hostile side sends.
-CHECKED = ["fedgs.mechanism", "fedgs.gan", "fedgs.gs_wgan"]
-CHECKED += [
-    f"fedgs.federation.{name}" for name in ("local", "node", "round", "training")
-]
+CHECKED = ["fedgs.mechanism", "fedgs.gan", "fedgs.gs_wgan", "fedgs.federation.local"]
+CHECKED += [f"fedgs.federation.{name}" for name in ("node", "round", "training")]
 install_import_hook(CHECKED, "shape_checks.check_shapes")
 # The same examples in every run: what breaks a property fails where it was changed.
 hypothesis.settings.register_profile("same", derandomize=True, database=None)
@@ -63,9 +62,7 @@ def _short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _batched_calls(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _batched_calls(request: pytest.FixtureRequest, monkeypatch) -> None:
     """Has a test with `stacking` or `chunk_size` train discriminators in this way."""
     if "stacking" in request.fixturenames:
         is_stacked = request.getfixturevalue("stacking") == "stacked"
@@ -102,9 +99,7 @@ def exit_code() -> Callable[..., int]:
 
 
 @pytest.fixture
-def fedgs(
-    exit_code: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+def fedgs(exit_code, capsys) -> Callable[..., tuple[int, str, str]]:
     """Runs the command line in this process: code, standard output and error."""
 
     def fedgs(*arguments: object) -> tuple[int, str, str]:
@@ -115,27 +110,33 @@ def fedgs(
     return fedgs
 
 
+@contextlib.contextmanager
+def coarse(module: Any, cached: Any, **values: float) -> Iterator[None]:
+    """Other constants of a module for a while; what it keeps is of neither."""
+    with pytest.MonkeyPatch.context() as patch:
+        cached.cache_clear()
+        for name, value in values.items():
+            patch.setattr(module, name, value)
+        yield
+        cached.cache_clear()
+
+
 @pytest.fixture
-def coarse_grid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def coarse_grid() -> Iterator[None]:
     """A grid that searches are quick on; amplified figures are a little larger."""
-    from fedgs.privacy import amplification
+    from fedgs.privacy import amplification as module
 
-    amplification._composed.cache_clear()
-    monkeypatch.setattr(amplification, "_RESOLUTION", 3e-3)
-    yield
-    amplification._composed.cache_clear()
+    with coarse(module, module._composed, _RESOLUTION=3e-3):
+        yield
 
 
 @pytest.fixture
-def coarse_poisson(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def coarse_poisson() -> Iterator[None]:
     """The same for releases of Poisson batches."""
-    from fedgs.privacy import poisson
+    from fedgs.privacy import poisson as module
 
-    poisson._composed_epsilon.cache_clear()
-    monkeypatch.setattr(poisson, "_RESOLUTION", 3e-2)
-    monkeypatch.setattr(poisson, "_TOLERANCE", 1e-2)
-    yield
-    poisson._composed_epsilon.cache_clear()
+    with coarse(module, module._composed_epsilon, _RESOLUTION=3e-2, _TOLERANCE=1e-2):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -257,10 +258,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder with the real data sets, in torchvision's layout."""
-    if not (folder := os.environ.get("FEDGS_DATA_DIR")):
-        pytest.skip("needs real data: FEDGS_DATA_DIR is unset")
-    if not Path(folder).is_dir():
-        pytest.skip(f"needs real data: FEDGS_DATA_DIR={folder} is no directory")
+    folder = os.environ.get("FEDGS_DATA_DIR", "")
+    if not (folder and Path(folder).is_dir()):
+        pytest.skip(f"needs real data: FEDGS_DATA_DIR={folder!r} is no directory")
     return Path(folder)
 
 
