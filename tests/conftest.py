@@ -1,5 +1,6 @@
 """What all tests share: an offline Flower, one thread, the command line, the data."""
 
+import contextlib
 import logging
 import os
 import shutil
@@ -16,10 +17,8 @@ from jaxtyping import install_import_hook
 
 # Every call in these modules is checked against the shapes of its annotations. Messages
 # and codec are not among them: they check by themselves what a hostile side sends.
-CHECKED = ["fedgs.mechanism", "fedgs.gan", "fedgs.gs_wgan"]
-CHECKED += [
-    f"fedgs.federation.{name}" for name in ("local", "node", "round", "training")
-]
+CHECKED = ["fedgs.mechanism", "fedgs.gan", "fedgs.gs_wgan", "fedgs.federation.local"]
+CHECKED += [f"fedgs.federation.{name}" for name in ("node", "round", "training")]
 install_import_hook(CHECKED, "shape_checks.check_shapes")
 # The same examples in every run: what breaks a property fails where it was changed.
 hypothesis.settings.register_profile("same", derandomize=True, database=None)
@@ -63,9 +62,7 @@ def _short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _batched_calls(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _batched_calls(request: pytest.FixtureRequest, monkeypatch) -> None:
     """Has a test with `stacking` or `chunk_size` train discriminators in this way."""
     if "stacking" in request.fixturenames:
         is_stacked = request.getfixturevalue("stacking") == "stacked"
@@ -102,9 +99,7 @@ def exit_code() -> Callable[..., int]:
 
 
 @pytest.fixture
-def fedgs(
-    exit_code: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+def fedgs(exit_code, capsys) -> Callable[..., tuple[int, str, str]]:
     """Runs the command line in this process: code, standard output and error."""
 
     def fedgs(*arguments: object) -> tuple[int, str, str]:
@@ -115,27 +110,33 @@ def fedgs(
     return fedgs
 
 
+@contextlib.contextmanager
+def coarse(module: Any, cached: Any, **values: float) -> Iterator[None]:
+    """Other constants of a module for a while; what it keeps is of neither."""
+    with pytest.MonkeyPatch.context() as patch:
+        cached.cache_clear()
+        for name, value in values.items():
+            patch.setattr(module, name, value)
+        yield
+        cached.cache_clear()
+
+
 @pytest.fixture
-def coarse_grid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def coarse_grid() -> Iterator[None]:
     """A grid that searches are quick on; amplified figures are a little larger."""
-    from fedgs.privacy import amplification
+    from fedgs.privacy import amplification as module
 
-    amplification._composed.cache_clear()
-    monkeypatch.setattr(amplification, "_RESOLUTION", 3e-3)
-    yield
-    amplification._composed.cache_clear()
+    with coarse(module, module._composed, _RESOLUTION=3e-3):
+        yield
 
 
 @pytest.fixture
-def coarse_poisson(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def coarse_poisson() -> Iterator[None]:
     """The same for releases of Poisson batches."""
-    from fedgs.privacy import poisson
+    from fedgs.privacy import poisson as module
 
-    poisson._composed_epsilon.cache_clear()
-    monkeypatch.setattr(poisson, "_RESOLUTION", 3e-2)
-    monkeypatch.setattr(poisson, "_TOLERANCE", 1e-2)
-    yield
-    poisson._composed_epsilon.cache_clear()
+    with coarse(module, module._composed_epsilon, _RESOLUTION=3e-2, _TOLERANCE=1e-2):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +169,18 @@ def server_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Waiting costs the server no time: a sleep moves its clock, nothing else does."""
-    from deployed_grid import install_clock
+    from deployed_grid import EPOCH
+    from server import messenger, progress, roll_call, strategy_base
 
-    return install_clock(monkeypatch)
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, sleep=sleep)
+    clock.time = lambda: EPOCH + clock.now
+    for module in (messenger, strategy_base, progress, roll_call):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(roll_call, "TIMEOUT", 60.0)  # it looks ten times a second
+    return clock
 
 
 @pytest.fixture
@@ -188,16 +198,14 @@ def log() -> Iterator[list[str]]:
 def create(tmp_path: Path, server_process: None, clock: object) -> Callable[..., Any]:
     """Makes run folders of a simulation, by name and settings."""
     from fedgs.runs.run_folder import RunFolder
+    from simulated_grid import SHORT
     from tiny import tiny_config, write_tiny_npz
 
-    data = write_tiny_npz(tmp_path / "tiny.npz")
+    own = {"data": write_tiny_npz(tmp_path / "tiny.npz"), "round_timeout": 1.0}
 
     def create(name: str, **settings: object) -> RunFolder:
-        defaults = {"num_rounds": 3, "checkpoint_every": 2}
-        defaults |= {"round_timeout": 1.0, "engine": "flower", "data": data}
-        defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
         output = str(tmp_path / name)
-        return RunFolder.create(tiny_config(output=output, **defaults | settings))
+        return RunFolder.create(tiny_config(output=output, **SHORT | own | settings))
 
     return create
 
@@ -215,11 +223,13 @@ def deploy(tmp_path: Path, server_process: None, clock: object) -> Callable[...,
 
 
 @pytest.fixture
-def undisturbed(tmp_path: Path) -> Callable[..., bytes]:
+def undisturbed(tmp_path: Path) -> Callable[..., str]:
     """The generator of the local engine with the settings of a deployment."""
-    from deployed_grid import undisturbed
+    from runs import undisturbed
+    from tiny import write_tiny_npz
 
-    return lambda run: undisturbed(run, tmp_path)
+    data = write_tiny_npz(tmp_path / "all.npz")
+    return lambda run: undisturbed(run.folder.config, data, run.root / "local")
 
 
 @pytest.fixture
@@ -248,10 +258,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder with the real data sets, in torchvision's layout."""
-    if not (folder := os.environ.get("FEDGS_DATA_DIR")):
-        pytest.skip("needs real data: FEDGS_DATA_DIR is unset")
-    if not Path(folder).is_dir():
-        pytest.skip(f"needs real data: FEDGS_DATA_DIR={folder} is no directory")
+    folder = os.environ.get("FEDGS_DATA_DIR", "")
+    if not (folder and Path(folder).is_dir()):
+        pytest.skip(f"needs real data: FEDGS_DATA_DIR={folder!r} is no directory")
     return Path(folder)
 
 

@@ -8,6 +8,7 @@ recorded by inode, which a rename keeps.
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -32,33 +33,26 @@ class Disk:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
         self.calls: list[tuple[str, int, int]] = []  # what, inode, inode of the folder
-        real = {name: getattr(os, name) for name in ("fsync", "mkdir")}
-        real |= {name: getattr(os, name) for name in ("rename", "replace")}
+        fsync = os.fsync
 
-        def fsync(descriptor: int) -> None:
-            real["fsync"](descriptor)
+        def synced(descriptor: int) -> None:
+            fsync(descriptor)
             self.calls.append(("sync", os.fstat(descriptor).st_ino, 0))
 
-        def mkdir(path, *arguments, **options) -> None:
-            real["mkdir"](path, *arguments, **options)
-            self._named(path)
+        monkeypatch.setattr(os, "fsync", synced)
+        for name, position in (("mkdir", 0), ("rename", 1), ("replace", 1)):
+            monkeypatch.setattr(os, name, self._naming(getattr(os, name), position))
 
-        def renaming(name):
-            def rename(source, target, **options) -> None:
-                real[name](source, target, **options)
-                self._named(target)
+    def _naming(self, call: Callable, position: int) -> Callable:
+        """Returns a call that gives the argument at a position its name."""
 
-            return rename
+        def named(*arguments, **options) -> None:
+            call(*arguments, **options)
+            path = Path(arguments[position])
+            inodes = path.stat().st_ino, path.parent.stat().st_ino
+            self.calls.append(("name", *inodes))
 
-        monkeypatch.setattr(os, "fsync", fsync)
-        monkeypatch.setattr(os, "mkdir", mkdir)
-        monkeypatch.setattr(os, "rename", renaming("rename"))
-        monkeypatch.setattr(os, "replace", renaming("replace"))
-
-    def _named(self, path) -> None:
-        path = Path(path)
-        inodes = path.stat().st_ino, path.parent.stat().st_ino
-        self.calls.append(("name", *inodes))
+        return named
 
     def syncs(self, inode: int) -> list[int]:
         return [i for i, call in enumerate(self.calls) if call[:2] == ("sync", inode)]

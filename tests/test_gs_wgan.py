@@ -27,10 +27,7 @@ CONFIGURATIONS = {
         "discriminator_training": "every_round",
         "clients_per_node": 3,
     },
-    "silos that differ": {
-        **FULL_PARTICIPATION,
-        "node_sizes": "1,4,1",
-    },
+    "silos that differ": FULL_PARTICIPATION | {"node_sizes": "1,4,1"},
     "the paper's networks in colour": {
         "generator": "resnet",
         "image_channels": 3,
@@ -88,22 +85,14 @@ def trained_by_engine(config: RunConfig) -> RunFolder:
     return folder
 
 
-def product(folder: RunFolder) -> dict[str, Tensor]:
-    return {
-        f"{name}.{key}": value
-        for name in ("generator", "generator_ema")
-        for key, value in read_tensors(folder.path / f"{name}.safetensors")[0].items()
-    }
+def product(folder: RunFolder) -> list[dict[str, Tensor]]:
+    names = ("generator", "generator_ema")
+    return [read_tensors(folder.path / f"{name}.safetensors")[0] for name in names]
 
 
-def product_of_page(config: RunConfig) -> dict[str, Tensor]:
+def product_of_page(config: RunConfig) -> list[dict[str, Tensor]]:
     trained = gs_wgan.train(config, tiny_data(config))
-    states = {"generator": trained.generator, "generator_ema": trained.average}
-    return {
-        f"{name}.{key}": value
-        for name, module in states.items()
-        for key, value in module.state_dict().items()
-    }
+    return [dict(each.state_dict()) for each in (trained.generator, trained.average)]
 
 
 @pytest.mark.parametrize("stacking", ["loop"])

@@ -27,15 +27,9 @@ OPEN = ("data", "image_size", "num_classes", "num_clients", "clients_per_round")
 SETTINGS_GIVEN = {n: v for n, v in TINY.items() if n not in OPEN}
 
 
-def arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    data = tiny_data(tiny_config())
-    owners = np.zeros(len(data.labels), np.int64)
-    for client, records in enumerate(data.client_records):
-        owners[records] = client
-    return data.images, data.labels, owners
-
-
-IMAGES, LABELS, OWNERS = GIVEN = arrays()
+DATA = tiny_data(tiny_config())
+OWNERS = np.repeat(range(6), [len(records) for records in DATA.client_records])
+IMAGES, LABELS, OWNERS = GIVEN = DATA.images, DATA.labels, OWNERS
 SHORT = {"num_rounds": 1, "warm_start_rounds": 0}
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from events import read_events
 from fedgs.privacy.ledger import Ledger
-from hosts import PATIENCE, Network, require_namespaces
+from hosts import PATIENCE, Network
 from live import CLIENTS, Live, prepare, undisturbed
 from runs import generator
 
@@ -114,7 +114,6 @@ def disk(tmp_path) -> Iterator[Path]:
 
 @pytest.fixture
 def site(tmp_path, disk) -> Iterator[Site]:
-    require_namespaces()
     with contextlib.closing(Network()) as network:
         site = Site(prepare(tmp_path), network)
         with contextlib.closing(site.machines):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedgs.privacy.ledger import Ledger
-from hosts import PATIENCE, Network, require_namespaces
+from hosts import PATIENCE, Network
 from live import Live, prepare
 from server.launch.certs import make_certificates
 
@@ -25,7 +25,6 @@ def folder(tmp_path) -> Path:
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    require_namespaces()
     network = Network()
     yield network
     network.close()

@@ -12,48 +12,34 @@ from fedgs.baselines import find
 from fedgs.baselines import run as frame
 from fedgs.baselines.contract import Guarantee
 from fedgs.baselines.run import Asked, BaselineRun
-from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import build_generator
-from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.gaussian import epsilon_from_mu
 from runs import Report, ignore
 
-# One line for each method and each kind of training of it that differs: seconds each.
-FEW_FEATURES = {"noise_multiplier": 1.0, "num_features": 64}
-FEW_STEPS = {"steps": 3, "batch_size": 4}
-FEW_STEPS |= {"discriminator_steps": 2, "generator_steps": 2}
-ONE_BATCH = {"steps": 3, "batch_size": 4, "discriminator_steps": 1}
+FEW_FEATURES = {"noise_multiplier": 1.0, "num_features": 64, "generator_steps": 4}
+MORE_STEPS = {"generator_steps": 25}
+FEW_STEPS = {"steps": 3, "batch_size": 4, "discriminator_steps": 2}
 FEW_BATCHES = {"noise_per_clip": 1.0, "expected_batch": 12, "steps": 4}
-SMALL: dict[str, tuple[str, dict[str, Any]]] = {
-    "bdp-gan": ("bdp-gan", FEW_BATCHES),
-    "dp-merf": ("dp-merf", FEW_FEATURES | {"generator_steps": 25}),
-    "dp-merf by batches": (
-        "dp-merf",
-        FEW_FEATURES | {"release": "batches", "generator_steps": 4},
-    ),
-    "dp-merf federated": (
-        "dp-merf",
-        FEW_FEATURES | {"federated": True, "generator_steps": 25},
-    ),
-    "dp-merf-ae": (
-        "dp-merf-ae",
-        FEW_FEATURES | {"autoencoder_steps": 4, "generator_steps": 4},
-    ),
-    "dp-sgd-gan": ("dp-sgd-gan", FEW_BATCHES),
-    "dp-sgd-gan-strong": (
-        "dp-sgd-gan-strong",
-        FEW_BATCHES | {"steps_per_generator_step": 2},
-    ),
-    "fedavg-gan": ("fedavg-gan", FEW_STEPS),
-    "fedavg-gan sampled": (
-        "fedavg-gan",
-        FEW_STEPS | {"clients_per_round": 5, "relation": "zero-out"},
-    ),
-    "g-pate": ("g-pate", {"steps": 3, "batch_size": 4, "teacher_batch_size": 4}),
-    "pate-gan": ("pate-gan", {"steps": 3, "batch_size": 4, "teacher_batch_size": 4}),
-    "wgan-gp": ("wgan-gp", ONE_BATCH),
+FEW_VOTES = {"steps": 3, "batch_size": 4, "teacher_batch_size": 4}
+SAMPLED = {"clients_per_round": 5, "relation": "zero-out"}
+# One line for each method and each kind of training of it that differs: seconds each.
+# The first word is the method.
+SMALL: dict[str, dict[str, Any]] = {
+    "bdp-gan": FEW_BATCHES,
+    "dp-merf": FEW_FEATURES | MORE_STEPS,
+    "dp-merf by batches": FEW_FEATURES | {"release": "batches"},
+    "dp-merf federated": FEW_FEATURES | MORE_STEPS | {"federated": True},
+    "dp-merf-ae": FEW_FEATURES | {"autoencoder_steps": 4},
+    "dp-sgd-gan": FEW_BATCHES,
+    "dp-sgd-gan-strong": FEW_BATCHES | {"steps_per_generator_step": 2},
+    "fedavg-gan": FEW_STEPS | {"generator_steps": 2},
+    "fedavg-gan sampled": FEW_STEPS | {"generator_steps": 2} | SAMPLED,
+    "g-pate": FEW_VOTES,
+    "pate-gan": FEW_VOTES,
+    "wgan-gp": FEW_STEPS | {"discriminator_steps": 1},
 }
+FEW_IMAGES = Asked(max_images_per_user=40)
 DIGITS: dict[str, Any] = {
     "data": "digits",
     "image_size": 16,
@@ -67,16 +53,14 @@ DIGITS: dict[str, Any] = {
 
 
 def small_run(
-    name: str, output: Path, asked: Asked | None = None, **settings: Any
+    name: str, output: Path, asked: Asked = FEW_IMAGES, **settings: Any
 ) -> tuple[BaselineRun, FederatedImages]:
     """Makes the folder of a training of `SMALL`, by its key, with other settings."""
-    method, own = SMALL.get(name, (name, {}))
+    method = name.split()[0]
     names = {spec.name for spec in dataclasses.fields(find(method, True).Settings)}
-    own = own | {n: settings.pop(n) for n in list(settings) if n in names}
-    if asked is None:
-        asked = Asked(max_images_per_user=40)
+    own = {n: settings.pop(n) for n in list(settings) if n in names}
     given = DIGITS | {"output": str(output)} | settings
-    return frame.new_run(method, own, asked, given)
+    return frame.new_run(method, SMALL.get(name, {}) | own, asked, given)
 
 
 def small_trainer(name: str, folder: Path, **settings: Any) -> Any:
@@ -85,35 +69,9 @@ def small_trainer(name: str, folder: Path, **settings: Any) -> Any:
     return run.method.trainer(run.settings, run.config, data, 3)
 
 
-def train(
-    run: BaselineRun,
-    data: FederatedImages,
-    report: Report = ignore,
-    stop: threading.Event | None = None,
-) -> None:
+def train(run: BaselineRun, data, report: Report = ignore, stop=None) -> None:
     """Trains from what is on the disk."""
     frame.train(run, data, report, stop or threading.Event())
-
-
-class Steps:
-    """Four steps that each release a noisy vector; the method `STEPS`."""
-
-    num_steps = 4
-
-    def __init__(self, config: ResolvedConfig) -> None:
-        self.config, self.released = config, torch.zeros(2)
-        self.generator = build_generator(config, 0)
-
-    def step(self, index: int) -> dict[str, Any]:
-        noise = NoiseStream(self.config.noise_seed, 0, index)
-        self.released += torch.from_numpy(noise.normal((2,), 1.0)).float()
-        return {"kind": "vector", "noise_per_clip": 1.0}
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return {"released": self.released}
-
-    def load(self, state: dict[str, torch.Tensor]) -> None:
-        self.released = state["released"]
 
 
 @dataclass(frozen=True)
@@ -121,11 +79,11 @@ class NoSettings:
     """Of a method without any."""
 
 
-class StepsMethod:
+class Steps:
     """A method for tests of the frame: four Gaussian releases, mu = 2."""
 
     name, title, unit, central = "steps", "Four releases", "record", True
-    Settings, recipe = NoSettings, {"generator": "upsample"}
+    Settings, recipe, num_steps = NoSettings, {"generator": "upsample"}, 4
 
     def calibrated(self, settings: Any, *asked: Any) -> Any:
         return settings
@@ -134,8 +92,18 @@ class StepsMethod:
         epsilon = epsilon_from_mu(len(events) ** 0.5, delta)
         return [Guarantee("valid", "record", "replace-one", epsilon, delta, "exact")]
 
-    def trainer(self, settings: Any, config: Any, data: Any, seed: int) -> Steps:
-        return Steps(config)
+    def trainer(self, settings: Any, config: Any, *more: Any) -> "Steps":
+        self.generator = build_generator(config, 0)
+        return self
+
+    def step(self, index: int) -> dict[str, Any]:
+        return {"kind": "vector", "noise_per_clip": 1.0}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"released": torch.zeros(2)}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Nothing is learned from what was released."""
 
 
-STEPS = StepsMethod()
+STEPS = Steps()

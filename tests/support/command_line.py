@@ -5,13 +5,9 @@ import re
 
 def flags(**settings: object) -> list[str]:
     """Returns settings as flags; None leaves one out, True has no value."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    return [
-        part
-        for name, value in given.items()
-        for part in (f"--{name.replace('_', '-')}", str(value))
-        if part != "True"
-    ]
+    given = {n.replace("_", "-"): v for n, v in settings.items() if v is not None}
+    pairs = [(f"--{name}", str(value)) for name, value in given.items()]
+    return [part for pair in pairs for part in pair if part != "True"]
 
 
 def printed(done: tuple[int, str, str], errors: str | None = None) -> str:

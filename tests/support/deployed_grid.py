@@ -12,10 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import pytest
-from flwr.app import Context, Message, RecordDict
 from flwr.app import Error as FlowerError
+from flwr.app import Message
 
 import runs
 from clients.deployed_client import DeployedClient, DeploymentConfig
@@ -23,10 +21,9 @@ from fedgs.config.run_config import RunConfig
 from fedgs.privacy.client_ledger import ClientLedger
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
-from server import messenger, progress, roll_call, strategy_base
 from server.strategy import GsWgan
-from simulated_grid import InProcessGrid, Spoil
-from tiny import tiny_config, tiny_data, write_tiny_npz
+from simulated_grid import SHORT, FakeGrid
+from tiny import tiny_config, write_tiny_npz
 
 NODE_UNAVAILABLE = 5
 EPOCH = 1.8e9  # Unix time of the start of the clock
@@ -37,12 +34,12 @@ LIMITS = "allow_seeded_noise = true\nallow_embeddings = true\n"
 class Client:
     """One client: its configuration, its process's memory, whether it is online."""
 
-    def __init__(self, folder: Path, name: str, data: str, address: int) -> None:
+    def __init__(self, folder: Path, name: str, data: str) -> None:
         (folder / "limits.toml").write_text(LIMITS)
-        self.name, self.address = name, address
-        self.registered, self.public_key = name, b""
+        self.name = self.registered = name
+        self.public_key, self.address = b"", 0
         self.state_dir = folder / f"state-{name}"
-        self.node_config = {
+        self.node_config: dict[str, Any] = {
             "name": name,
             "data": data,
             "state-dir": str(self.state_dir),
@@ -57,7 +54,7 @@ class Client:
         self.starts += 1
 
 
-class DeployedGrid(InProcessGrid):
+class DeployedGrid(FakeGrid):
     """The network between a server and its clients, who are known by their names.
 
     Attributes:
@@ -66,26 +63,25 @@ class DeployedGrid(InProcessGrid):
         on_look: called whenever the server looks who is online.
     """
 
-    def __init__(self, clients: list[Client], spoil: Spoil | None = None) -> None:
-        super().__init__(spoil=spoil)
-        self.clients = {client.address: client for client in clients}
+    def __init__(self, clients: list[Client]) -> None:
+        super().__init__(len(clients))
+        self.clients = dict(zip(self.contexts, clients, strict=True))
+        for address, client in self.clients.items():
+            client.address = address
         self.on_push: Callable[[str, Message], bool] = lambda name, request: True
         self.on_look: Callable[[], object] = lambda: None
         self.sent: dict[str, tuple[Client, Message]] = {}
-
-    def get_node_ids(self):
-        return [info.node_id for info in self.get_nodes()]
 
     def get_nodes(self):
         self.on_look()
         return [
             SimpleNamespace(
-                node_id=client.address,
+                node_id=address,
                 name=client.registered,
                 public_key=client.public_key,
                 last_activated_at=f"start {client.starts}",
             )
-            for client in self.clients.values()
+            for address, client in self.clients.items()
             if client.is_online
         ]
 
@@ -104,45 +100,16 @@ class DeployedGrid(InProcessGrid):
 
     def answer(self, client: Client, request: Message) -> Message | None:
         """Has a client's process answer a message."""
-        context = Context(
-            run_id=1,
-            node_id=client.address,
-            node_config=client.node_config,
-            state=RecordDict(),
-            run_config={"run_folder": "/of/the/server"},
-        )
-        return self.ask(client.name, client.memory, context, request)
+        self.contexts[client.address].node_config = client.node_config
+        return self.ask(client.name, client.memory, request)
 
 
 def tiny_clients(folder: Path, names: list[str], config: RunConfig) -> list[Client]:
     """Writes each node's share of the tiny problem; returns the clients."""
-    data = tiny_data(config)
-    clients = []
-    for index, name in enumerate(names):
-        hosted = config.hosting.hosted(index)
-        records = np.concatenate([data.client_records[c] for c in hosted])
-        owners = np.repeat(list(hosted), [len(data.client_records[c]) for c in hosted])
-        path = folder / f"{name}.npz"
-        arrays = {"images": data.images[records], "labels": data.labels[records]}
-        np.savez(path, clients=owners, **arrays)
-        address = (7919 * (index + 1)) % 1009
-        clients.append(Client(folder, name, f"npz:{path}", address))
-    return clients
-
-
-def install_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Gives the server a clock that its sleeps move, and nothing else."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    clock.time = lambda: EPOCH + clock.now
-
-    def sleep(seconds: float) -> None:
-        clock.now += seconds
-
-    clock.sleep = sleep
-    for module in (messenger, strategy_base, progress, roll_call):
-        monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(roll_call, "TIMEOUT", 60.0)  # it looks ten times a second
-    return clock
+    hosted = [config.hosting.hosted(index) for index in range(len(names))]
+    paths = [folder / f"{name}.npz" for name in names]
+    data = map(write_tiny_npz, paths, hosted)
+    return [Client(folder, *own) for own in zip(names, data, strict=True)]
 
 
 class Deployment:
@@ -152,11 +119,9 @@ class Deployment:
         self.root = folder / name
         self.root.mkdir()
         names = NAMES[: tiny_config(**settings).num_nodes]
-        defaults = {"num_rounds": 4, "checkpoint_every": 2}
-        defaults |= {"round_timeout": 60.0, "engine": "flower", "data": "digits"}
-        defaults |= {"warm_start_rounds": 1, "discriminator_steps": 1}
-        defaults |= {"output": str(self.root / "run"), "nodes": ",".join(names)}
-        config = tiny_config(**defaults | settings)
+        own = {"output": str(self.root / "run"), "nodes": ",".join(names)}
+        own |= {"num_rounds": 4, "round_timeout": 60.0, "data": "digits"}
+        config = tiny_config(**SHORT | own | settings)
         self.folder = RunFolder.create(config)
         self.clients = tiny_clients(self.root, names, config)
         self.grid = DeployedGrid(self.clients)
@@ -242,20 +207,7 @@ def place_of(run: Deployment, index: int = 0, run_id: str = "0" * 16) -> Deploye
     return DeployedClient(DeploymentConfig.read(run.clients[index].node_config), run_id)
 
 
-def undisturbed(run: Deployment, place: Path) -> bytes:
-    """The generator of the local engine with the same settings."""
-    local_settings = {"engine": "local", "nodes": None}
-    local_settings["data"] = write_tiny_npz(place / "all.npz")
-    local_settings["output"] = str(run.root / "local")
-    config = run.folder.config
-    folder = RunFolder.create(config.from_flat(local_settings, config))
-    runs.train(folder)
-    return runs.generator(folder.path)
-
-
-def kill_after_count(
-    monkeypatch: pytest.MonkeyPatch, round: int, end: Callable[[], object] = sys.exit
-) -> None:
+def kill_after_count(monkeypatch, round: int, end=sys.exit) -> None:
     """Ends the first client that counted its release of a round, before it answers."""
     killed: list[int] = []
     save = ClientLedger.charge

@@ -38,32 +38,28 @@ def write_hdf5(path: Path, writers=WRITERS, **options: object) -> str:
     return f"femnist:{path}"
 
 
-def leaf_user(user: str) -> dict[str, list]:
-    pixels = paper(user).reshape(-1, 28 * 28) / 255
-    return {"x": pixels.tolist(), "y": list(WRITERS[user])}
-
-
 def write_leaf(folder: Path, files=((2, 0), (3, 1))) -> str:
     """Writes LEAF's layout: writers by number in several files, out of order."""
     folder.mkdir(parents=True, exist_ok=True)
-    users = [*WRITERS]
     for number, chosen in enumerate(files):
-        names = [users[i] for i in chosen]
-        content = {
-            "users": names,
-            "num_samples": [len(WRITERS[name]) for name in names],
-            "user_data": {name: leaf_user(name) for name in names},
+        content = {"users": [[*WRITERS][i] for i in chosen]}
+        content["num_samples"] = [len(WRITERS[name]) for name in content["users"]]
+        content["user_data"] = {
+            name: {
+                "x": (paper(name) / 255).reshape(-1, 784).tolist(),
+                "y": WRITERS[name],
+            }
+            for name in content["users"]
         }
         (folder / f"all_data_{number}.json").write_text(json.dumps(content))
     return f"femnist:{folder}"
 
 
-def hub_rows(writers=WRITERS) -> dict[str, list]:
+def hub_rows() -> dict[str, list]:
     rows = {"image": [], "writer_id": [], "hsf_id": [], "character": []}
-    for user, labels in writers.items():
+    for user, labels in WRITERS.items():
         for pixels, label in zip(paper(user), labels, strict=True):
-            content = io.BytesIO()
-            Image.fromarray(pixels).save(content, format="PNG")
+            Image.fromarray(pixels).save(content := io.BytesIO(), format="PNG")
             rows["image"].append({"bytes": content.getvalue(), "path": None})
             rows["writer_id"].append(user)
             rows["hsf_id"].append(0)

@@ -4,14 +4,13 @@ import json
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedgs.config.run_config import RunConfig
-from fedgs.federation.codec import round_fakes
 from fedgs.federation.messages import (
     FakeBatch,
     StageRequest,
@@ -23,7 +22,7 @@ from fedgs.federation.messages import (
 from fedgs.gan.features import KINDS
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
-from tiny import MOMENTS, tiny_config
+from tiny import MOMENTS, request_of, tiny_config
 
 ROUND, NODE = 3, 2
 EXACT = tiny_config(num_rounds=9)
@@ -37,16 +36,8 @@ Change = Callable[[Payload], Payload]
 
 def a_request(config: RunConfig, **changes: object) -> FakeBatch:
     """An honest request of round 3 to clients 2 and 4."""
-    rng = torch.Generator().manual_seed(0)
-    fields = {
-        "round": ROUND,
-        "images": round_fakes(torch.rand(8, 1, 16, 16, generator=rng), config),
-        "labels": torch.arange(8) % 3,
-        "participants": (2, 4),
-        "trainees": (2, 4),
-        "keep_round": 2,
-    }
-    return FakeBatch(**(fields | changes))
+    asked = {"participants": (2, 4), "trainees": (2, 4), "keep_round": 2}
+    return replace(request_of(config, ROUND), **asked | changes)
 
 
 def a_stage(config: RunConfig) -> StageRequest:
@@ -59,14 +50,12 @@ def a_stage(config: RunConfig) -> StageRequest:
     return StageRequest(ROUND, (network,), centre, keep_round=2)
 
 
-def a_release(config: RunConfig, values: Tensor | None = None) -> SanitizedGradients:
+def a_release(config: RunConfig) -> SanitizedGradients:
     """An honest release of node 2."""
-    if values is None:
-        rng = torch.Generator().manual_seed(1)
-        values = torch.randn(config.terms(ROUND).shape, generator=rng)
-        if step := release_step(config):
-            values = to_grid(values, step).float()
-    terms = config.terms(ROUND)
+    terms, rng = config.terms(ROUND), torch.Generator().manual_seed(1)
+    values = torch.randn(terms.shape, generator=rng)
+    if step := release_step(config):
+        values = to_grid(values, step).float()
     return received(values, ROUND, NODE, terms.noise_std, terms.clip_bound)
 
 
@@ -77,9 +66,8 @@ def _request_of(config: RunConfig) -> FakeBatch | StageRequest:
 
 def honest(side: str, config: RunConfig) -> Payload:
     """What an honest server or client sends."""
-    if side == "server":
-        return encode_batch(_request_of(config), config)
-    return encode_answer(a_release(config), config, _request_of(config))
+    sent = _request_of(config) if side == "server" else a_release(config)
+    return encoded(side, config, sent)
 
 
 def decoded(side: str, config: RunConfig, payload: Payload) -> Any:

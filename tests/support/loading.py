@@ -40,13 +40,7 @@ def write_idx(path: Path, array: np.ndarray, code: int = 0x08, dtype: str = "u1"
     path.write_bytes(header + array.astype(dtype).tobytes())
 
 
-def write_mnist(
-    root: Path,
-    pixels: np.ndarray,
-    labels: np.ndarray,
-    folder: str = "MNIST",
-    split: str = "train",
-) -> None:
+def write_mnist(root: Path, pixels, labels, folder="MNIST", split="train") -> None:
     """Writes a split of MNIST, or of a family member, in torchvision's layout."""
     write_idx(root / folder / "raw" / f"{split}-images-idx3-ubyte", pixels)
     write_idx(root / folder / "raw" / f"{split}-labels-idx1-ubyte", labels)

@@ -19,19 +19,11 @@ TABLE_2 = Plan(
 )
 TABLE_1 = replace(TABLE_2, num_clients=1000, num_rounds=20_000, engine="local")
 # Everybody in every round, as in the design's prototype.
-FULL = Plan(
-    num_clients=539,
-    clients_per_round=539,
-    num_rounds=150,
-    batch_size=32,
-    noise_multiplier=1.2,
-    client_selection="all",
-)
+ALL = {"num_clients": 539, "clients_per_round": 539, "client_selection": "all"}
+FULL = Plan(**ALL, num_rounds=150, batch_size=32, noise_multiplier=1.2)
 # Two releases of embeddings, then four of gradients.
 STAGED = ResolvedConfig(
-    client_selection="all",
-    clients_per_round=539,
-    num_clients=539,
+    **ALL,
     num_classes=10,
     clients_per_node=49,
     num_rounds=6,

@@ -5,7 +5,6 @@
 """
 
 import re
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,23 +55,16 @@ def canaries() -> dict[str, bytes]:
         "a word": WORDS.rpartition("-")[2].encode(),
     }
     for name, number in (("size", NUM_IMAGES), ("label count", NUM_RARE)):
-        found |= {
-            # Not within a hash, a decimal fraction or a longer number.
-            f"{name}, printed": rb"(?<![\w.])%d(?!\w|\.\d)" % number,
-            f"{name}, int64": re.escape(struct.pack("<q", number)),
-            f"{name}, float32": re.escape(struct.pack("<f", number)),
-            f"{name}, float64": re.escape(struct.pack("<d", number)),
-        }
+        # Not within a hash, a decimal fraction or a longer number.
+        found[f"{name}, printed"] = rb"(?<![\w.])%d(?!\w|\.\d)" % number
+        for kind in (np.int64, np.float32, np.float64):
+            found[f"{name}, {kind.__name__}"] = re.escape(kind(number).tobytes())
     return found
 
 
 def canaries_in(content: bytes) -> set[str]:
     """Returns the names of the private values in some bytes."""
-    return {
-        name
-        for name, pattern in canaries().items()
-        if re.search(pattern, content, re.DOTALL)
-    }
+    return {n for n, each in canaries().items() if re.search(each, content, re.DOTALL)}
 
 
 def leaves(proto: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -90,39 +82,14 @@ def leaves(proto: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 # ------------------------------------------------------------------ failing clients
 
 
-def _quotes_data(*args: Any) -> None:
-    row = list(PIXELS)
-    raise LookupError(f"{WORDS}: {NUM_IMAGES} images, {NUM_RARE} of label 2, {row}")
-
-
-def _has_wrong_shapes(*args: Any) -> None:
-    torch.zeros(NUM_IMAGES) + torch.zeros(NUM_RARE)
-
-
-def _tells_by_its_type(*args: Any) -> None:
-    raise ward_4711_chemotherapy
-
-
-def _cannot_log(config: Any, *args: Any) -> None:
-    """Fails, and so does writing the failure's text into the private folder."""
-    node_id = args[-1]
-    folder = Path(config.output) / "private" / f"node-{node_id:05d}"
-    folder.mkdir(exist_ok=True)
-    (folder / "error.log").unlink(missing_ok=True)
-    (folder / "error.log").mkdir(exist_ok=True)
-    _quotes_data()
-
-
-def _cannot_be_written(*args: Any) -> None:
-    raise ValueError(f"{WORDS} \udcff")  # as in the name of a file that is not UTF-8
-
-
-FAILURES: dict[int, Callable[..., None]] = {
-    1: _quotes_data,
-    2: _has_wrong_shapes,
-    3: _tells_by_its_type,
-    4: _cannot_be_written,
-    5: _cannot_log,
+QUOTED = f"{WORDS}: {NUM_IMAGES} images, {NUM_RARE} of label 2, {[*PIXELS]}"
+LOGS_NOTHING = 5  # the round in which the failure's text cannot be written either
+FAILURES: dict[int, Exception | None] = {
+    1: LookupError(QUOTED),
+    2: None,  # an error of torch's
+    3: ward_4711_chemotherapy(),
+    4: ValueError(f"{WORDS} \udcff"),  # as in the name of a file that is not UTF-8
+    LOGS_NOTHING: LookupError(QUOTED),
 }
 
 
@@ -132,9 +99,15 @@ def failing(round_of_a_client: Callable[..., Any], marks: Path) -> Callable[...,
     def fail_first(config: Any, *args: Any) -> Any:
         request, node_id = args[-2], args[-1]
         mark = marks / f"failed-{node_id}-{request.round}"
-        if not mark.exists():
-            mark.touch()
-            FAILURES[request.round](config, *args)
-        return round_of_a_client(config, *args)
+        if mark.exists():
+            return round_of_a_client(config, *args)
+        mark.touch()
+        if request.round == LOGS_NOTHING:
+            log = Path(config.output) / "private" / f"node-{node_id:05d}" / "error.log"
+            log.unlink(missing_ok=True)
+            log.mkdir(parents=True)
+        if (error := FAILURES[request.round]) is not None:
+            raise error
+        return torch.zeros(NUM_IMAGES) + torch.zeros(NUM_RARE)
 
     return fail_first

@@ -37,7 +37,6 @@ def make_run(path: Path, **settings: object) -> Path:
     """
     config = tiny_run(path, **settings)
     folder = RunFolder.create(config)
-    generator = build_generator(config, 0)
     with closing(folder.ledger()) as ledger:
         for round in (1, 2, 3):
             ledger.append(new_event(config, round, select(config, round), 1))
@@ -80,13 +79,8 @@ def diagnosed() -> dict[str, object]:
     return with_titles(found) | {
         "format": FORMAT,
         "sentence": "The suspicious images are inverted <b>& more</b>.",
-        "groups": 2,
         "conditions": ["Groups are disjoint."],
         "privacy": [replace(row, epsilon=41.5).to_json()],
         "planted": {"bug": "invert", "fraction": 0.5, "counts": {}},
         "outcome": "right",
-        "runs": {},
-        "picture": "diagnosis.png",
-        "samples_per_group": 10,
-        "versions": {},
     }

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import save
 
-from fedgs.data.federated import FederatedImages
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.load import load_data
 from fedgs.federation import local
 from fedgs.files import read_tensors
@@ -48,16 +47,18 @@ def interrupt_at(round: int) -> Report:
     return at_round(round, interrupt)
 
 
-def train(
-    folder: RunFolder,
-    report: Report = ignore,
-    data: FederatedImages | None = None,
-    stop: threading.Event | None = None,
-) -> None:
+def train(folder: RunFolder, report: Report = ignore, data=None, stop=None) -> None:
     """Trains with the local engine, from what is on the disk."""
-    if data is None:
-        data = load_data(folder.config)
+    data = data or load_data(folder.config)
     local.train(folder, data, report, stop or threading.Event())
+
+
+def undisturbed(config: RunConfig, data: str, output: Path) -> str:
+    """The generator that the local engine trains with the same settings."""
+    own = {"engine": "local", "num_workers": 1, "nodes": None, "data": data}
+    flat = own | {"output": str(output)}
+    train(RunFolder.create(ResolvedConfig.from_flat(flat, config)))
+    return generator(output)
 
 
 def tiny_event(round: int) -> Event:
@@ -111,9 +112,7 @@ def keep_lines(path: Path, count: int) -> None:
     path.write_bytes(b"".join(lines[:count]))
 
 
-def limit_clients(
-    monkeypatch: pytest.MonkeyPatch, epsilon: float, relation: str = "replace-one"
-) -> None:
+def limit_clients(monkeypatch, epsilon: float, relation: str = "replace-one") -> None:
     """Has simulated clients refuse releases beyond an epsilon, by their own count."""
     own = {"client_epsilon": epsilon, "relation": relation}
     limits = dataclasses.replace(ALLOW_ALL, **own)

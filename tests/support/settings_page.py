@@ -19,6 +19,7 @@ which also takes size and channels of the images, low frequencies by the number 
 clients, and holds out a tenth of every owner's images; `full-participation` is GS-WGAN
 with every client in every round. Where they say nothing, the default holds.
 """
+COLUMNS = "| setting | what it is | default | `moments` | `full-participation` |\n"
 
 
 def on_files(files: Any, config: Any) -> None:
@@ -33,22 +34,18 @@ def page() -> str:
     configs = [RunConfig(), recipe("moments"), recipe("full-participation")]
     parts = [HEAD]
     for group in GROUPS:
-        parts.append(f"\n## {group}\n\n| setting | what it is | default | `moments` |")
-        parts[-1] += " `full-participation` |\n|---|---|---|---|---|\n"
+        parts.append(f"\n## {group}\n\n{COLUMNS}|---|---|---|---|---|\n")
         for spec in settings_of(group):
             default, *others = (getattr(config, spec.name) for config in configs)
-            cells = [_word(default)]
-            cells += ["" if other == default else _word(other) for other in others]
             choices = ", ".join(f"`{name}`" for name in spec.metadata["choices"])
-            text = _escaped(spec.metadata["help"])
-            text += f" One of {choices}." if choices else ""
-            parts.append(f"| `{spec.name}` | {text} | {' | '.join(cells)} |\n")
+            text = spec.metadata["help"] + (f" One of {choices}." if choices else "")
+            for special, escaped in (("|", "\\|"), ("*", "\\*"), ("<", "&lt;")):
+                text = text.replace(special, escaped)
+            words = ["" if other == default else _word(other) for other in others]
+            cells = [f"`{spec.name}`", text, _word(default), *words]
+            parts.append(f"| {' | '.join(cells)} |\n")
     return "".join(parts)
 
 
 def _word(value: object) -> str:
     return "unset" if value in (None, "") else f"`{value}`"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
+from flwr.app import Message
 from flwr.common.serde import message_from_proto, message_to_proto
 
 from clients import node_cache as state
@@ -32,59 +31,65 @@ MODES = {
         "clients_per_node": 3,
     },
 }
+# Of a run on Flower whose rounds cost little.
+SHORT = {"engine": "flower", "checkpoint_every": 2}
+SHORT |= {"warm_start_rounds": 1, "discriminator_steps": 1}
 Spoil = Callable[[Any, Message, Message], Message | None]
 Make = Callable[[Message, Message], Message | None]
 
 
-class InProcessGrid(LocalGrid):
-    """Nodes or clients in this process.
+class FakeGrid(LocalGrid):
+    """All nodes of a simulation, who are known by their index.
 
     Args:
-        num_nodes: of a simulation.
+        num_nodes: how many supernodes there are.
         spoil: what the network makes of a reply: (who, request, reply) -> reply, or
             None for no reply at all.
-        app: the nodes' ClientApp.
+        num_workers: workers that nodes hop between from message to message.
 
     Attributes:
+        contexts: one per node, as Flower keeps them.
         replies: every reply as it was sent: (type of the request, who, reply).
         waiting: replies that nobody has pulled yet, by the request's id.
     """
 
-    def __init__(
-        self,
-        num_nodes: int = 0,
-        spoil: Spoil | None = None,
-        app: ClientApp = client_app,
-    ) -> None:
-        super().__init__(app, num_nodes, num_workers=1)
+    def __init__(self, num_nodes: int, spoil=None, num_workers: int = 1) -> None:
+        super().__init__(client_app, num_nodes, num_workers=1)
+        # Flower's ids are random, and not in the order of the nodes.
+        contexts = enumerate(self.contexts.values())
+        self.contexts = {(7919 * (i + 1)) % 1009: each for i, each in contexts}
+        self.indices = {address: i for i, address in enumerate(self.contexts)}
+        self.workers: list[dict] = [{} for _ in range(num_workers)]
         self.spoil = spoil or (lambda who, request, reply: reply)
         self.replies: list[tuple[str, Any, Message]] = []
         self.waiting: dict[str, Message] = {}
 
+    def get_node_ids(self) -> list[int]:
+        return sorted(self.indices)
+
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        return [self._deliver(message) for message in messages]
+        names = []
+        for message in messages:
+            names.append(name := f"message-{next(self.numbers)}")
+            message.metadata.__dict__["_message_id"] = name
+            if (reply := self.deliver(as_on_a_network(message))) is not None:
+                self.waiting[name] = as_on_a_network(reply)
+        return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         ready = [name for name in message_ids if name in self.waiting]
         return [self.waiting.pop(name) for name in ready]
 
-    def _deliver(self, message: Message) -> str:
-        name = f"message-{next(self.numbers)}"
-        message.metadata.__dict__["_message_id"] = name
-        if (reply := self.deliver(as_on_a_network(message))) is not None:
-            self.waiting[name] = as_on_a_network(reply)
-        return name
-
     def deliver(self, request: Message) -> Message | None:
         """Has whom a request is for answer it; returns what the network makes of it."""
-        raise NotImplementedError
+        self.workers.append(worker := self.workers.pop(0))  # each has its turn
+        return self.ask(self.indices[request.metadata.dst_node_id], worker, request)
 
-    def ask(
-        self, who: Any, memory: dict, context: Context, request: Message
-    ) -> Message | None:
+    def ask(self, who: Any, memory: dict, request: Message) -> Message | None:
         """Has a process with some memory answer a request."""
         state._workers.clear()
         state._workers.update(memory)
+        context = self.contexts[request.metadata.dst_node_id]
         reply = self.client_app(message=request, context=context)
         memory.update(state._workers)
         state._workers.clear()
@@ -94,43 +99,6 @@ class InProcessGrid(LocalGrid):
 
 def as_on_a_network(message: Message) -> Message:
     return message_from_proto(message_to_proto(message))
-
-
-class FakeGrid(InProcessGrid):
-    """All nodes of a simulation, who are known by their index.
-
-    Args:
-        num_nodes: how many supernodes there are.
-        spoil: as of `InProcessGrid`.
-        num_workers: workers that nodes hop between from message to message.
-        app: as of `InProcessGrid`.
-
-    Attributes:
-        contexts: one per node, as Flower keeps them.
-    """
-
-    def __init__(
-        self,
-        num_nodes: int,
-        spoil: Spoil | None = None,
-        num_workers: int = 1,
-        app: ClientApp = client_app,
-    ) -> None:
-        super().__init__(num_nodes, spoil, app)
-        # Flower's ids are random, and not in the order of the nodes.
-        contexts = enumerate(self.contexts.values())
-        self.contexts = {(7919 * (i + 1)) % 1009: each for i, each in contexts}
-        self.indices = {address: i for i, address in enumerate(self.contexts)}
-        self.workers: list[dict] = [{} for _ in range(num_workers)]
-
-    def get_node_ids(self) -> list[int]:
-        return sorted(self.indices)
-
-    def deliver(self, request: Message) -> Message | None:
-        address = request.metadata.dst_node_id
-        self.workers.append(worker := self.workers.pop(0))  # each has its turn
-        context = self.contexts[address]
-        return self.ask(self.indices[address], worker, context, request)
 
 
 def start(folder: RunFolder, grid: FakeGrid, report: Report = ignore) -> None:

@@ -3,10 +3,11 @@
 import dataclasses
 import hashlib
 import random
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -67,24 +68,20 @@ REFINED = MOMENTS | {"stages": MOMENTS["stages"] + ",features:2", "num_rounds": 
 REFINED |= {"generator": "refined", "generator_dim": 2}
 
 
-def tiny_config(**overrides: object) -> ResolvedConfig:
+def tiny_config(kind: Any = ResolvedConfig, **overrides: object) -> Any:
     """Returns a resolved and valid configuration of the tiny problem.
 
     `client_selection="all"` sets clients_per_round to all clients by itself.
     """
-    return ResolvedConfig(**_settings(overrides)).validate()
+    settings = SETTINGS | overrides
+    if settings.get("client_selection") == "all":
+        settings["clients_per_round"] = settings["num_clients"]
+    return kind(**settings).validate()
 
 
 def open_config(**overrides: object) -> RunConfig:
     """Returns settings of the tiny problem as a user gives them: some may be unset."""
-    return RunConfig(**_settings(overrides)).validate()
-
-
-def _settings(overrides: dict[str, object]) -> dict:
-    settings = SETTINGS | overrides
-    if settings.get("client_selection") == "all":
-        settings["clients_per_round"] = settings["num_clients"]
-    return settings
+    return tiny_config(RunConfig, **overrides)
 
 
 def tiny_data(config: RunConfig) -> FederatedImages:
@@ -101,10 +98,11 @@ def tiny_data(config: RunConfig) -> FederatedImages:
     )
 
 
-def write_tiny_npz(path: Path) -> str:
-    """Writes the same images for `npz:PATH` and returns that value of `data`."""
+def write_tiny_npz(path: Path, clients: Iterable[int] = range(len(SIZES))) -> str:
+    """Writes images of some clients for `npz:PATH`; returns that value of `data`."""
     images, labels, owners = _arrays()
-    np.savez(path, images=images, labels=labels, clients=owners)
+    kept = np.isin(owners, list(clients))
+    np.savez(path, images=images[kept], labels=labels[kept], clients=owners[kept])
     return f"npz:{path}"
 
 
@@ -123,13 +121,11 @@ def client_digest(discriminators: Discriminators, index: int) -> str:
 
 def global_state() -> str:
     """Every random state of the process, and what else a call could leave behind."""
-    content = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
-    content.update(repr(random.getstate()).encode())
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    content.update(repr((kind, keys.tobytes(), rest)).encode())
+    numbers = torch.get_rng_state().tolist(), keys.tolist(), rest
     flags = (torch.is_grad_enabled(), torch.get_default_dtype(), torch.initial_seed())
-    content.update(repr(flags).encode())
-    return content.hexdigest()
+    content = repr((kind, numbers, random.getstate(), flags))
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def request_of(config: RunConfig, round: int = 1, **changes: object) -> FakeBatch:
@@ -139,9 +135,7 @@ def request_of(config: RunConfig, round: int = 1, **changes: object) -> FakeBatc
     return dataclasses.replace(draw_fakes(config, server)[0], **changes)
 
 
-def record_calls(
-    monkeypatch: pytest.MonkeyPatch, owner: object, name: str
-) -> list[tuple]:
+def record_calls(monkeypatch, owner: object, name: str) -> list[tuple]:
     """Returns the arguments of every later call of `owner.name`, which happens."""
     calls, original = [], getattr(owner, name)
 
