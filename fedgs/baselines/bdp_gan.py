@@ -135,11 +135,7 @@ class BdpGan:
         return [line, *classical, published]
 
     def trainer(
-        self,
-        settings: Settings,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
+        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
     ) -> "BdpGanTrainer":
         """Starts a training.
 

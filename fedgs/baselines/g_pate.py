@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedgs.baselines import pate_accounting as accounting
-from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
 from fedgs.baselines.teachers import (
     TeacherSettings,
     VoteTraining,
@@ -189,13 +189,8 @@ class GPate:
         return [*lines, _as_published(events, delta)]
 
     def audit_scores(
-        self,
-        settings: Settings,
-        facts: Facts,
-        event: Event,
-        relation: str,
-        trials: int,
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        self, settings: Settings, facts: Facts, event: Event, relation: str, trials: int
+    ) -> AuditScores:
         """Returns scores of the aggregation with and without a vote that decides.
 
         Teachers are split between two bins, and the unit's teacher votes for one of

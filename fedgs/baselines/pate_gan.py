@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgs.baselines import pate_accounting as accounting
-from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
 from fedgs.baselines.teachers import (
     Single,
     TeacherSettings,
@@ -219,13 +219,8 @@ class PateGan:
         return lines + _as_published(events, delta)
 
     def audit_scores(
-        self,
-        settings: Settings,
-        facts: Facts,
-        event: Event,
-        relation: str,
-        trials: int,
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        self, settings: Settings, facts: Facts, event: Event, relation: str, trials: int
+    ) -> AuditScores:
         """Returns how many fakes were labelled real, where one vote decides.
 
         The other teachers are split evenly, the unit's teacher calls every fake real

@@ -183,7 +183,7 @@ def _largest(holds: Callable[[int], bool], start: int = 1) -> int:
 class Budget:
     """Stops a run before the release that would exceed a target epsilon.
 
-    Agrees with `fedgs.privacy.accounting.statements_from_ledger` on the same events.
+    Agrees with `fedgs.privacy.accounting.statements_of_runs` on the same events.
     Uniform selection stops after a number of rounds fixed in advance, so that the
     Binomial mixture stays valid.
 

@@ -21,7 +21,6 @@ from fedgs.federation.messages import FakeBatch
 from fedgs.federation.training import BudgetSpent, RunStopped, nodes_of
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
-from fedgs.privacy.accounting import statements_from_ledger
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
@@ -37,6 +36,7 @@ from runs import (
     keep_lines,
     num_answers,
 )
+from tests.support.ledgers import statements_from_ledger
 from tiny import open_config, tiny_config, write_tiny_npz
 
 GIGABYTE = 10**9
