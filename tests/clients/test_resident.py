@@ -162,7 +162,7 @@ def test_a_file_that_is_no_certificate_or_key_ends_with_exit_code_2(
     assert ended.value.code == 2
     reason = "No such file" if text is None else "no PEM certificate"
     if what == "key":
-        reason = "not a private key"
+        reason = "is no private key"
     assert f"error: {what} = {path}: {reason}" in capsys.readouterr().err
 
 

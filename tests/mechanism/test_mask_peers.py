@@ -103,7 +103,7 @@ def test_folder_without_peers_or_with_one_key_twice_is_refused(keys, tmp_path):
     with pytest.raises(UserError, match="same key"):
         Peers.read("a", keys / "a.key", tmp_path, None)
     (tmp_path / "c.pub").write_text("no key")
-    with pytest.raises(UserError, match=r"c\.pub: no public key"):
+    with pytest.raises(UserError, match=r"c\.pub: is no public key"):
         Peers.read("a", keys / "a.key", tmp_path, None)
-    with pytest.raises(UserError, match=r"a\.pub: no private key"):
+    with pytest.raises(UserError, match=r"a\.pub: is no private key"):
         Peers.read("a", keys / "a.pub", keys, None)

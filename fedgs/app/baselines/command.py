@@ -17,7 +17,7 @@ from fedgs.app.commands.run_outcome import (
     near,
     show_end,
 )
-from fedgs.app.tables import Table
+from fedgs.app.tables import Table, epsilon
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.contract import Guarantee
 from fedgs.baselines.run import (
@@ -193,7 +193,7 @@ def tables(run: BaselineRun, rows: Sequence[Guarantee]) -> list[Table]:
             [
                 row.label,
                 row.relation,
-                epsilon_text(row),
+                epsilon(row.epsilon),
                 f"{row.delta:g}",
                 row.theorem,
             ]
@@ -206,13 +206,6 @@ def tables(run: BaselineRun, rows: Sequence[Guarantee]) -> list[Table]:
         if own:
             found.append(Table(caption, head, cells, note, numeric=False))
     return found
-
-
-def epsilon_text(row: Guarantee) -> str:
-    """Returns an epsilon with the digits that `fedgs privacy` prints."""
-    if row.epsilon is None:
-        return "unbounded"
-    return f"{row.epsilon:.2f}" if row.epsilon >= 100 else f"{row.epsilon:.4g}"
 
 
 def show(run: BaselineRun, rows: Sequence[Guarantee]) -> None:

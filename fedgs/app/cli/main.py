@@ -32,6 +32,7 @@ from fedgs.app.flags import (
     JsonOption,
     RecipeOption,
     RunArgument,
+    eager,
     request_flags,
     run_app,
     settings_flags,
@@ -87,13 +88,7 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            help="Print the version.",
-            callback=_print_version,
-            is_eager=True,
-        ),
+        bool, eager("--version", "Print the version.", _print_version)
     ] = False,
 ) -> None:
     """Holds the options of `fedgs` itself; the help text is the app's."""
@@ -366,11 +361,7 @@ def debug(
 @app.command()
 @settings_flags("Data", "output", "engine", "seed", "num_clients", "num_workers")
 @request_flags(PlantedBug, Selection, has_defaults=False)
-def select_clients(
-    *,
-    given: dict[str, Any],
-    settings: dict[str, Any],
-) -> None:
+def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Select clients by the accuracy of a federated classifier on their images.
 
     --output is the folder to create. The engine is Flower, with 2 workers, unless
