@@ -186,10 +186,7 @@ class CanaryNodes(LocalNodes):
         return total
 
     def _watch(
-        self,
-        request: Request,
-        answers: Sequence[Release],
-        known: Sequence[Tensor],
+        self, request: Request, answers: Sequence[Release], known: Sequence[Tensor]
     ) -> None:
         by_node = {
             answer.node_id: real_values(answer).sum(0) - others

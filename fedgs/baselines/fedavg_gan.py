@@ -216,10 +216,7 @@ def asked_clients(
 
 
 def node_update(
-    config: UpdateConfig,
-    data: FederatedImages,
-    request: UpdateRequest,
-    node_id: int,
+    config: UpdateConfig, data: FederatedImages, request: UpdateRequest, node_id: int
 ) -> SanitizedGradients:
     """Makes a node's one release of a round: the noisy sum of its clients' updates.
 

@@ -202,10 +202,7 @@ def trust_in(method: Baseline, is_central: bool) -> str:
 
 
 def new_run(
-    name: str,
-    settings: dict[str, Any],
-    asked: Asked,
-    given: dict[str, Any],
+    name: str, settings: dict[str, Any], asked: Asked, given: dict[str, Any]
 ) -> tuple[BaselineRun, FederatedImages]:
     """Makes the folder of a run that can start, and loads its data.
 

@@ -68,10 +68,7 @@ AnySettings = TypeVar("AnySettings", bound=TeacherSettings)
 
 
 def valid_guarantees(
-    epsilons: tuple[float, float],
-    delta: float,
-    theorem: str,
-    is_revealed: bool,
+    epsilons: tuple[float, float], delta: float, theorem: str, is_revealed: bool
 ) -> list[Guarantee]:
     """Returns the valid lines of votes, with what they suppose.
 

@@ -318,9 +318,7 @@ def decode_key(payload: Mapping[str, object]) -> Announced:
 
 
 def encode_answer(
-    answer: Release | None,
-    config: ResolvedConfig,
-    request: Request,
+    answer: Release | None, config: ResolvedConfig, request: Request
 ) -> Payload:
     """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
 

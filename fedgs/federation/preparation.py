@@ -45,9 +45,7 @@ Source = tuple[Sequence[int], Load]
 
 
 def new_run(
-    config: RunConfig,
-    load: Load = load_data,
-    name: str = "run",
+    config: RunConfig, load: Load = load_data, name: str = "run"
 ) -> tuple[RunFolder, FederatedImages]:
     """Makes the folder of a run that can start, and loads its data.
 
@@ -64,9 +62,7 @@ def new_run(
 
 
 def planned_run(
-    config: RunConfig,
-    load: Load = load_data,
-    name: str = "run",
+    config: RunConfig, load: Load = load_data, name: str = "run"
 ) -> tuple[ResolvedConfig, FederatedImages]:
     """Returns the settings of a run that can start, and its data; writes nothing.
 
@@ -116,9 +112,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def resolve(
-    config: RunConfig,
-    data: FederatedImages | None = None,
-    load: Load = load_data,
+    config: RunConfig, data: FederatedImages | None = None, load: Load = load_data
 ) -> tuple[ResolvedConfig, FederatedImages]:
     """Loads the data and fixes every open setting: K, m, seed, noise.
 
@@ -213,9 +207,7 @@ def check_answer(config: ResolvedConfig) -> None:
 
 
 def fitted_to_data(
-    config: RunConfig,
-    given: Mapping[str, Any],
-    source: Source | None = None,
+    config: RunConfig, given: Mapping[str, Any], source: Source | None = None
 ) -> tuple[RunConfig, FederatedImages]:
     """Fits the default recipe to what is public of the data, and loads them.
 

@@ -312,9 +312,7 @@ class Budget:
 
 
 def budget_of(
-    config: RunConfig,
-    events: Iterable[Event],
-    selections: Sequence[SelectionCost] = (),
+    config: RunConfig, events: Iterable[Event], selections: Sequence[SelectionCost] = ()
 ) -> Budget | None:
     """Returns the budget of a run, None where it has no target_epsilon.
 

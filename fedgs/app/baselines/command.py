@@ -190,14 +190,8 @@ def tables(run: BaselineRun, rows: Sequence[Guarantee]) -> list[Table]:
     for unit in ("user", "record"):
         own = [row for row in rows if row.unit == unit]
         cells = [
-            [
-                row.label,
-                row.relation,
-                epsilon(row.epsilon),
-                f"{row.delta:g}",
-                row.theorem,
-            ]
-            for row in own
+            (r.label, r.relation, epsilon(r.epsilon), f"{r.delta:g}", r.theorem)
+            for r in own
         ]
         caption = f"{run.method.name}: epsilon of one {unit}"
         head = ["label", "relation", "epsilon", "delta", "theorem"]
