@@ -199,10 +199,8 @@ class _Trainer:
         self.net = build_generator(config, derived_seed(seed, "generator"))
         self.net.to(config.device)
         self.optimizer = torch.optim.Adam(self._trained())
-        self.parts: dict[str, nn.Module | Optimizer] = {
-            "generator": self.net,
-            "adam": self.optimizer,
-        }
+        self.parts: dict[str, nn.Module | Optimizer] = {"generator": self.net}
+        self.parts["adam"] = self.optimizer
         size = self._size()
         self.embedding = Embedding(settings, size, config.num_classes, seed)
         self.embedding.frequencies = self.embedding.frequencies.to(config.device)

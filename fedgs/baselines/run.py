@@ -38,13 +38,7 @@ from fedgs.federation.preparation import (
     with_absolute_paths,
     with_held_out,
 )
-from fedgs.federation.training import (
-    BudgetSpent,
-    Report,
-    RunStopped,
-    SaveNodes,
-    Stop,
-)
+from fedgs.federation.training import BudgetSpent, Report, RunStopped, SaveNodes, Stop
 from fedgs.files import read_json, read_json_lines, write_tensors
 from fedgs.privacy.accounting import SEEDED, large_delta
 from fedgs.privacy.gaussian import check_numbers

@@ -24,12 +24,7 @@ from fedgs.data.federated import FederatedImages
 from fedgs.federation.checkpoint import under
 from fedgs.gan.client_training import draw_matching
 from fedgs.gan.discriminators import ModuleStack
-from fedgs.gan.models import (
-    Generator,
-    build_generator,
-    sample_labels,
-    sample_latents,
-)
+from fedgs.gan.models import Generator, build_generator, sample_labels, sample_latents
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Latents, TensorDict
 

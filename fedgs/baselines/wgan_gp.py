@@ -84,11 +84,8 @@ class Wgan:
         seed = derived_seed(config.seed, "generator")
         self._generator = build_generator(config, seed).to(config.device)
         self.average = copy.deepcopy(self._generator).eval().requires_grad_(False)
-        self.optimizer = torch.optim.Adam(
-            self._generator.parameters(),
-            lr=config.generator_learning_rate,
-            betas=ADAM_BETAS,
-        )
+        weights, rate = self._generator.parameters(), config.generator_learning_rate
+        self.optimizer = torch.optim.Adam(weights, rate, ADAM_BETAS)
         networks = {"generator": self._generator, "average": self.average}
         self.parts = {**networks, "adam": self.optimizer}
 

@@ -38,13 +38,7 @@ from fedgs.federation.codec import (
 )
 from fedgs.mechanism.answer_bounds import check_norms
 from fedgs.mechanism.integers import IntegerSum, from_integers
-from fedgs.mechanism.masks import (
-    Announced,
-    Attempt,
-    MaskedSum,
-    received_masked,
-    unmask,
-)
+from fedgs.mechanism.masks import Announced, Attempt, MaskedSum, received_masked, unmask
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.shapes import Images, Labels, TensorDict
 

@@ -24,12 +24,7 @@ from fedgs.config.stages import FONT_FEATURES
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
-from fedgs.data.sources import (
-    READERS,
-    has_test_split,
-    read_records,
-    with_absolute_path,
-)
+from fedgs.data.sources import READERS, has_test_split, read_records, with_absolute_path
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
 from fedgs.federation.round import digests, public_start
@@ -355,7 +350,7 @@ def check_capacity(config: ResolvedConfig, folder: Path) -> None:
     state = state_bytes(config)
     if config.device == "cpu":
         held = int(state * copies_in_memory(config))
-        limits = {"memory": (held, available_memory())}
+        limits = {"memory": (held, psutil.virtual_memory().available)}
     else:
         limits = {"GPU memory": (state, torch.cuda.mem_get_info()[0])}
     # The run's folder is made later: its disk is that of the nearest one above it.
@@ -402,8 +397,3 @@ def state_bytes(config: ResolvedConfig) -> int:
     params = build_discriminator(config, 0).parameters()
     # Each parameter with its two moments, in 4 bytes.
     return clients_needed(config) * 3 * 4 * sum(param.numel() for param in params)
-
-
-def available_memory() -> int:
-    """Returns the bytes of memory that processes can still take."""
-    return psutil.virtual_memory().available

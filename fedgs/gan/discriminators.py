@@ -20,11 +20,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.gan.losses import discriminator_loss, generator_image_grads
-from fedgs.gan.models import (
-    ADAM_BETAS,
-    advance_spectral_vectors,
-    build_discriminator,
-)
+from fedgs.gan.models import ADAM_BETAS, advance_spectral_vectors, build_discriminator
 from fedgs.randomness import derived_seed
 from fedgs.shapes import (
     Images,

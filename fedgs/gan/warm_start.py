@@ -14,12 +14,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators, ModuleStack
-from fedgs.gan.models import (
-    ADAM_BETAS,
-    build_generator,
-    sample_labels,
-    sample_latents,
-)
+from fedgs.gan.models import ADAM_BETAS, build_generator, sample_labels, sample_latents
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Latents, Positions
 

@@ -114,10 +114,8 @@ class Peers:
             ClientRefused: names the setting.
         """
         if len(keys) < self.least:
-            raise ClientRefused(
-                "min_peers",
-                f"min_peers = {self.least}: the list has {len(keys)} nodes",
-            )
+            problem = f"min_peers = {self.least}: the list has {len(keys)} nodes"
+            raise ClientRefused("min_peers", problem)
         known = {**self.pinned, self.name: self.key.public_key()}
         for name, announced in keys.items():
             if name not in known or not is_signed(known[name], run, name, announced):

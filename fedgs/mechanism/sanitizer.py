@@ -167,14 +167,8 @@ def sanitize(
     total += torch.from_numpy(noise.normal(tuple(total.shape), noise_std))
     if step is not None:
         total = to_grid(total, step)
-    return SanitizedGradients(
-        total.float(),
-        round,
-        node_id,
-        noise_std,
-        clip_bound,
-        _MADE_BY_SANITIZER,
-    )
+    place = (round, node_id, noise_std, clip_bound)
+    return SanitizedGradients(total.float(), *place, _MADE_BY_SANITIZER)
 
 
 def take(parts: Sequence[ClippedGradients]) -> float:

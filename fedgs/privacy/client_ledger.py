@@ -237,7 +237,10 @@ class ClientLedger:
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         """Holds the folder against other nodes and runs, with the count up to date."""
-        with _locked(self.folder):
+        make_folder(self.folder)
+        with FileLock(self.folder / ".lock", poll_interval=LOCK_POLL_SECONDS):
+            # Only what this lock is about: others may be writing other files here.
+            remove_temporaries(self.folder, "clients.json")
             try:
                 self._catch_up()
                 yield
@@ -316,15 +319,6 @@ class ClientLedger:
         self._ledgers[name] = ledger, places
         self._own = ledger
         return ledger
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    make_folder(folder)
-    with FileLock(folder / ".lock", poll_interval=LOCK_POLL_SECONDS):
-        # Only what this lock is about: others may be writing other files here.
-        remove_temporaries(folder, "clients.json")
-        yield
 
 
 def _positions(event: Event) -> slice | list[int]:

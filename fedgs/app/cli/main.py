@@ -15,12 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from experiments.comparison.options import OF_DATA, CompareRequest
-from experiments.debug.request import (
-    DebugRequest,
-    OwnSuspects,
-    PlantedBug,
-    planted,
-)
+from experiments.debug.request import DebugRequest, OwnSuspects, PlantedBug, planted
 from fedgs import __version__
 from fedgs.app.cli import baseline, deploy
 from fedgs.app.commands.audit_request import AuditRequest
