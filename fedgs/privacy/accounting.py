@@ -412,9 +412,7 @@ def _why_ended_early(run: Run, exposure: Spending) -> str:
     round ended at a number that noise, B and target decide.
     """
     done, planned = len(exposure.draws), run.config.num_rounds
-    if exposure.first is None or done >= planned:
-        return ""
-    if is_spent(*run):
+    if exposure.first is None or done >= planned or is_spent(*run):
         return ""
     return f"the events end after {done} of {planned} planned rounds"
 
