@@ -59,11 +59,7 @@ from fedgs.runs.run_folder import node_folder, remove_states_after, state_rounds
 
 OWN_SETTINGS = frozenset(settings_with("of_client"))
 # What a server may not choose for a client beyond these: see `agreed`.
-NEUTRAL: dict[str, Any] = {
-    "corruption": "none",
-    "output": "",
-    "num_workers": 1,
-}
+NEUTRAL: dict[str, Any] = {"corruption": "none", "output": "", "num_workers": 1}
 NAME = re.compile(r"[0-9a-f]{16}")  # of a run, or of a start of its server
 RELEASE = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})/([0-9a-f]{64}|)")  # see `Received`
 UNTOLD = {"start": "0" * 16, "since": 0, "answered": ""}  # by a server that has nothing

@@ -28,7 +28,7 @@ from clients.deployed_client import DeploymentConfig
 from clients.flower_speed import RESIDENT, is_possible, make_resident
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
-from fedgs.deployment import FLOWER_REMEDY
+from fedgs.deployment import FLOWER_REMEDY, private_key
 from fedgs.errors import UserError, wrap_error
 
 
@@ -82,10 +82,6 @@ def _site(text: str | None) -> DeploymentConfig:
 
 def _check_files(ca: str | None, key: str | None) -> None:
     """Refuses files that Flower would end with a traceback or another code for."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
     if ca:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca)
@@ -94,14 +90,7 @@ def _check_files(ca: str | None, key: str | None) -> None:
             reason = "no PEM certificate" if is_read else error.strerror
             raise UserError(f"ca = {ca}: {reason}; give the server's ca.crt") from error
     if key:
-        try:
-            private = load_ssh_private_key(Path(key).expanduser().read_bytes(), None)
-        except (OSError, TypeError, ValueError, UnsupportedAlgorithm):
-            private = None
-        if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise UserError(
-                f"key = {key}: not a private key of `fedgs deploy certs`; give NAME.key"
-            )
+        private_key(f"key = {key}", Path(key).expanduser())
 
 
 if __name__ == "__main__":

@@ -11,11 +11,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedgs.config.checks import NODE_NAME, NODE_NAME_RULE
 from fedgs.config.fields import flag
 from fedgs.errors import UserError
 from fedgs.event_log import EVENT_LOG_VARIABLE
+
+if TYPE_CHECKING:  # loaded where a key is read
+    from cryptography.hazmat.primitives.asymmetric import ec
 
 Command = tuple[list[str], dict[str, str]]  # arguments, environment
 
@@ -105,6 +109,34 @@ def file_of(name: str, path: Path | None) -> str:
     if not path.is_file():
         raise UserError(f"{name} = {path}: no such file; give {flag} a file")
     return str(path)
+
+
+def private_key(where: str, path: Path) -> "ec.EllipticCurvePrivateKey":
+    """Reads a private key; raises `UserError` if `fedgs deploy certs` made none."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    with contextlib.suppress(OSError, TypeError, ValueError, UnsupportedAlgorithm):
+        key = load_ssh_private_key(path.read_bytes(), None)
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key
+    raise UserError(
+        f"{where}: is no private key of `fedgs deploy certs`; give NAME.key"
+    )
+
+
+def public_key(where: str, path: Path) -> "ec.EllipticCurvePublicKey":
+    """Reads a public key; raises `UserError` if `fedgs deploy certs` made none."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    with contextlib.suppress(OSError, ValueError, UnsupportedAlgorithm):
+        key = load_ssh_public_key(path.read_bytes())
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            return key
+    raise UserError(f"{where}: is no public key of `fedgs deploy certs`; give NAME.pub")
 
 
 def toml_value(name: str, value: str | int | float | bool) -> str:

@@ -149,10 +149,9 @@ class GsWgan(FlowerStrategy):
             return
         messages = self._encode(self.training.preparation, nodes)
         self.progress.set_phase("preparing", 0)
+        messages, patience = self._by_node(messages), self.config.round_timeout
         replies = self.exchange.send_and_receive(
-            self._by_node(messages),
-            patience=self.config.round_timeout,
-            stop=self.stop,
+            messages, patience=patience, stop=self.stop
         )
         _, missing = self._decode(replies)
         if not missing:

@@ -58,11 +58,7 @@ class FlowerStrategy(SilentStrategy):
     exchange: Messenger
 
     def __init__(
-        self,
-        folder: RunFolder,
-        config: ResolvedConfig,
-        report: Report,
-        stop: Stop,
+        self, folder: RunFolder, config: ResolvedConfig, report: Report, stop: Stop
     ) -> None:
         """Touches nothing yet."""
         self.folder, self.config = folder, config

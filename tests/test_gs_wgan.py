@@ -16,9 +16,9 @@ from torch.optim import Adam
 from fedgs import gs_wgan
 from fedgs.config.run_config import RunConfig
 from fedgs.files import read_tensors
-from fedgs.privacy.accounting import statements_from_ledger
 from fedgs.runs.run_folder import RunFolder
 from runs import train
+from tests.support.ledgers import statements_from_ledger
 from tiny import FULL_PARTICIPATION, STAGED, tiny_config, tiny_data
 
 CONFIGURATIONS = {

@@ -5,7 +5,7 @@ A method of somebody else joins by its registration in `fedgs.baselines.METHODS`
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,6 @@ IN_VIEW["mnist"] = IN_VIEW["mnist-by-writer"] = [
 ]
 
 
-def _answer_noise(settings: Any, epsilon: float) -> Settings:
-    """Returns G-PATE's noise where a teacher that casts no vote is hidden."""
-    return {"answer_noise": g_pate.smallest_noise(settings, 1.0, epsilon, DELTA)}
-
-
-def _inverse_noise(settings: Any, epsilon: float) -> Settings:
-    """Returns PATE-GAN's noise where a teacher that casts no vote is hidden."""
-    inverse = pate_gan.largest_inverse_noise(settings, 1.0, epsilon, DELTA)
-    return {"inverse_noise": inverse}
-
-
 # BDP-GAN's noise by steps, reduced and published, and by epsilon: that of
 # `fedgs.privacy.poisson.smallest_noise` for 52,000 records. With more of them, as in
 # the three data sets of the grid, the epsilon is smaller, and every row says its own.
@@ -49,18 +38,20 @@ CLASSICAL_NOISE: Mapping[int, Mapping[float, float]] = {
 }
 
 
-def _classical_noise(settings: Any, epsilon: float) -> Settings:
-    """Returns BDP-GAN's noise, whose own epsilon is no target: at the classical one."""
-    return {"noise_per_clip": CLASSICAL_NOISE[settings.steps][epsilon]}
+def _noise(baseline: str, settings: Any, epsilon: float) -> Settings:
+    """Returns the noise of a method whose own target is not an epsilon of zero-out.
 
-
-# Of an epsilon of zero-out, which all user-level rows have, where the method's own
-# target is about replace-one, or no target is its own.
-NOISE: Mapping[str, Callable[[Any, float], Settings]] = {
-    "g-pate": _answer_noise,
-    "pate-gan": _inverse_noise,
-    "bdp-gan": _classical_noise,
-}
+    All user-level rows have that. Of PATE methods it is the noise where a teacher that
+    casts no vote is hidden; BDP-GAN's own epsilon is no target, it is at the classical.
+    """
+    if baseline == "g-pate":
+        return {"answer_noise": g_pate.smallest_noise(settings, 1.0, epsilon, DELTA)}
+    if baseline == "pate-gan":
+        inverse = pate_gan.largest_inverse_noise(settings, 1.0, epsilon, DELTA)
+        return {"inverse_noise": inverse}
+    if baseline == "bdp-gan":
+        return {"noise_per_clip": CLASSICAL_NOISE[settings.steps][epsilon]}
+    return {}
 
 
 def grid(request: CompareRequest, settings: Settings) -> Cells:
@@ -105,8 +96,7 @@ def _of_others(method: Method) -> Method:
     epsilons: dict[float, Mapping[str, Any]] = {NO_NOISE: {}}
     if whose != "none":
         made = _made(method.baseline, {**method.settings, **method.reduced})
-        noise = NOISE.get(method.baseline, lambda settings, epsilon: {})
-        epsilons = {epsilon: noise(made, epsilon) for epsilon in EPSILONS}
+        epsilons = {each: _noise(method.baseline, made, each) for each in EPSILONS}
     epsilons |= method.epsilons
     return method._replace(epsilons=epsilons, is_capped=whose == "record")
 

@@ -12,10 +12,9 @@ from experiments.comparison.published import beside_the_paper, by_classifier
 from experiments.comparison.rows import Row
 from experiments.grid.lines import NUM_SAMPLES
 from experiments.store import Line
-from fedgs.app.baselines.command import epsilon_text
 from fedgs.app.report.words import num_bytes
-from fedgs.app.tables import Table
-from fedgs.baselines.contract import RELATIONS, Guarantee
+from fedgs.app.tables import Table, epsilon
+from fedgs.baselines.contract import RELATIONS
 
 CANNOT = "–"
 COLUMNS = (*EPSILONS, None)  # None is without noise
@@ -110,7 +109,7 @@ def _epsilons(line: Line, kind: str) -> str:
     if kind == "user":  # all of them were asked for zero-out; a record's is the first
         shown = sorted(shown, key=lambda row: RELATIONS.index(row["relation"]))
     texts = [
-        f"{epsilon_text(Guarantee(**row))} {row['relation']}"
+        f"{epsilon(row['epsilon'])} {row['relation']}"
         + ("" if valid else " (distributional: no differential privacy)")
         for row in shown
     ]

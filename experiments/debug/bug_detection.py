@@ -158,9 +158,7 @@ def _checked_group(
 
 
 def _continue(
-    path: Path,
-    everyone: FederatedImages,
-    suspects: Sequence[Transformation],
+    path: Path, everyone: FederatedImages, suspects: Sequence[Transformation]
 ) -> dict[str, Any]:
     """Does what is left: the selection, the groups, the runs, the diagnosis."""
     plan = read_json(path / "debug.json")

@@ -82,13 +82,9 @@ def _why(diagnosis: Diagnosis) -> str:
     why = "the samples neither show nor exclude a bug"
     if not diagnosis.has_learned:
         why += "; the generators have learned too little of the pictures"
-    if _differs(diagnosis):
+    if any(s.decision == DIFFERS for s in diagnosis.ranking):
         why += f"; the cohorts differ, {where(diagnosis)}.{_closest(diagnosis)}"
     return why.rstrip(".")
-
-
-def _differs(diagnosis: Diagnosis) -> bool:
-    return any(s.decision == DIFFERS for s in diagnosis.ranking)
 
 
 def _closest(diagnosis: Diagnosis) -> str:

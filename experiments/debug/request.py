@@ -83,10 +83,7 @@ class DebugRequest:
         None, "As many as there are when unset.", at_least=2
     )
     samples_per_group: int = flag(
-        500,
-        "Images drawn from each generator.",
-        at_least=50,
-        at_most=MOST_SAMPLES,
+        500, "Images drawn from each generator.", at_least=50, at_most=MOST_SAMPLES
     )
     rule: Rule = field(default_factory=Rule)
     is_experiment: bool = False

@@ -7,7 +7,6 @@ work on the machine disturbs little; times are medians of five after a first one
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -19,7 +18,7 @@ from fedgs.config.recipes import full_participation
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.preparation import check_device
 from fedgs.gan.discriminators import Discriminators
-from fedgs.process import keep_freed_memory
+from fedgs.process import forget_peak_memory, keep_freed_memory, peak_memory
 
 WIDTHS = (8, 16, 32, 64)
 NUM_CLIENTS = 539  # of the memory row: MNIST's writers
@@ -112,11 +111,10 @@ def memory_table() -> None:
     config = _config(discriminator_dim=16)
     training_step(config, Discriminators(config, range(1)))()  # imports and buffers
     before = psutil.Process().memory_info().rss
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    forget_peak_memory()
     state = Discriminators(config, range(NUM_CLIENTS))
     training_step(config, state)()
-    lines = Path("/proc/self/status").read_text().splitlines()
-    peak = next(int(s.split()[1]) * 1024 for s in lines if s.startswith("VmHWM:"))
+    peak = peak_memory() or 0
     size = sum(v.numel() * v.element_size() for v in state.state().values())
     cells = [f"{number / MIB:.0f}" for number in (size, before, peak, peak - before)]
     head = ["state (3 x parameters)", "process before", "peak", "added"]

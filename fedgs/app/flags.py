@@ -46,14 +46,13 @@ def help_all(context: typer.Context, is_asked: bool) -> None:
     raise typer.Exit
 
 
+def eager(name: str, text: str, callback: Callable[..., None]) -> Any:
+    """Returns a flag whose callback is called before anything else is looked at."""
+    return typer.Option(name, help=text, callback=callback, is_eager=True)
+
+
 HelpAllOption = Annotated[
-    bool,
-    typer.Option(
-        "--help-all",
-        help="Show the flags of all settings.",
-        callback=help_all,
-        is_eager=True,
-    ),
+    bool, eager("--help-all", "Show the flags of all settings.", help_all)
 ]
 
 

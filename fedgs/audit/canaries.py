@@ -150,14 +150,11 @@ class CanaryNodes(LocalNodes):
     def save(self, keep_round: int) -> None:
         """Writes nothing: this run is not resumed."""
 
-    def _hosted(self, node: int) -> range:
-        return self.config.hosting.hosted(node)
-
     def _refusal(self, node_id: int, request: Request) -> str:
         return ""  # a client's own count has no part in this
 
     def _answer(self, node_id: int, request: Request) -> Release | None:
-        config, hosted = self.config, self._hosted(node_id)
+        config, hosted = self.config, self.config.hosting.hosted(node_id)
         request = fakes_of(request)
         if request.round > 0:
             stack = self.stacks[node_id]
@@ -171,7 +168,8 @@ class CanaryNodes(LocalNodes):
 
     def _known(self, node: int, request: Request) -> Tensor:
         """Returns what the node's other clients contributed, summed over the fakes."""
-        config, own, hosted = self.config, self.stacks[node], self._hosted(node)
+        config, own = self.config, self.stacks[node]
+        hosted = config.hosting.hosted(node)
         request = fakes_of(request)
         images = request.images[-config.batch_size :].to(config.device)
         labels = request.labels[-config.batch_size :].to(config.device)
@@ -188,10 +186,7 @@ class CanaryNodes(LocalNodes):
         return total
 
     def _watch(
-        self,
-        request: Request,
-        answers: Sequence[Release],
-        known: Sequence[Tensor],
+        self, request: Request, answers: Sequence[Release], known: Sequence[Tensor]
     ) -> None:
         by_node = {
             answer.node_id: real_values(answer).sum(0) - others

@@ -107,16 +107,12 @@ class BdpGan:
         if not all(COSTS in event for event in events):
             return classical
         costs = np.sum([event[COSTS] for event in events], axis=0)
-        found = [0.0, 0.0]
+        ours = theirs = 0.0
         if events:
-            count = len(events)
-            found = [
-                bayesian.bayesian_epsilon(costs, count, delta),
-                bayesian.published_epsilon(costs, count, delta),
-            ]
+            ours = bayesian.bayesian_epsilon(costs, len(events), delta)
+            theirs = bayesian.published_epsilon(costs, len(events), delta)
         if any(event["noise_per_clip"] == 0 for event in events):
-            found = [math.inf, math.inf]
-        ours, theirs = found
+            ours = theirs = math.inf
         line = Guarantee(
             "distributional",
             "record",
@@ -135,11 +131,7 @@ class BdpGan:
         return [line, *classical, published]
 
     def trainer(
-        self,
-        settings: Settings,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
+        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
     ) -> "BdpGanTrainer":
         """Starts a training.
 

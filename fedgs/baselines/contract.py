@@ -44,6 +44,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedgs.config.fields import Scalar
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
@@ -53,6 +56,8 @@ from fedgs.shapes import TensorDict
 SECRET = "secret."  # begins the names of tensors and numbers that stay private
 RELATIONS = ("add-or-remove", "zero-out", "replace-one")
 
+# Scores of an audit's trials, without the attacked unit and with it.
+AuditScores = tuple[NDArray[np.float64], NDArray[np.float64]]
 Event = Mapping[str, Any]  # what one step released, as plain JSON values
 
 

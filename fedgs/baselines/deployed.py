@@ -19,12 +19,7 @@ from fedgs.baselines.fedavg_gan import (
     run_config,
 )
 from fedgs.baselines.fedavg_messages import UpdateRequest, decode_request
-from fedgs.baselines.run import (
-    NOT_GS_WGAN,
-    check_run,
-    folder_content,
-    made_settings,
-)
+from fedgs.baselines.run import NOT_GS_WGAN, check_run, folder_content, made_settings
 from fedgs.baselines.target import Asked, Target
 from fedgs.config.fields import Scalar, shortened
 from fedgs.config.recipes import overridden
@@ -105,13 +100,9 @@ def planned(
 
 def split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns a run's flat settings, and those of its method without their prefix."""
-    of_method = {
-        name.removeprefix(OF_METHOD): value
-        for name, value in values.items()
-        if name.startswith(OF_METHOD)
-    }
-    others = {n: v for n, v in values.items() if not n.startswith(OF_METHOD)}
-    return others, of_method
+    own = {n: v for n, v in values.items() if n.startswith(OF_METHOD)}
+    others = {n: v for n, v in values.items() if n not in own}
+    return others, {n.removeprefix(OF_METHOD): v for n, v in own.items()}
 
 
 def joined(told: Mapping[str, Any]) -> dict[str, Scalar]:

@@ -29,16 +29,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fedgs.baselines import dp_sgd
-from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
 from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.checkpoint import load_moments, moments_of, under
+from fedgs.federation.checkpoint import load_tensors, tensors_of
 from fedgs.gan.models import (
     CODE_DIM,
     Generator,
@@ -199,6 +199,8 @@ class _Trainer:
         self.net = build_generator(config, derived_seed(seed, "generator"))
         self.net.to(config.device)
         self.optimizer = torch.optim.Adam(self._trained())
+        self.parts: dict[str, nn.Module | Optimizer] = {"generator": self.net}
+        self.parts["adam"] = self.optimizer
         size = self._size()
         self.embedding = Embedding(settings, size, config.num_classes, seed)
         self.embedding.frequencies = self.embedding.frequencies.to(config.device)
@@ -226,12 +228,10 @@ class _Trainer:
         return None
 
     def state(self) -> TensorDict:
-        net = {f"generator.{name}": v for name, v in self.net.state_dict().items()}
-        return net | moments_of("adam.", self.optimizer) | {"target": self.target}
+        return tensors_of(self.parts) | {"target": self.target}
 
     def load(self, state: TensorDict) -> None:
-        self.net.load_state_dict(under("generator.", state))
-        load_moments("adam.", self.optimizer, state)
+        load_tensors(self.parts, state)
         self.target = state["target"].to(self.config.device)
 
     def _release(self, step: int) -> dict[str, Any]:
@@ -320,7 +320,11 @@ class _Autoencoder(nn.Module):
 
 
 class _CodeTrainer(_Trainer):
-    """The autoencoder's DP-SGD, and then all of `_Trainer` on its codes."""
+    """The autoencoder's DP-SGD, and then all of `_Trainer` on its codes.
+
+    Raises:
+        UserError: the generator is not `coded`, or Opacus is not installed.
+    """
 
     settings: AutoencoderSettings
     net: GeneratorCoded
@@ -341,22 +345,14 @@ class _CodeTrainer(_Trainer):
         self.private = dp_sgd.per_sample(module.to(config.device))
         rate = settings.autoencoder_learning_rate
         self.private_optimizer = torch.optim.Adam(self.private.parameters(), lr=rate)
+        self.parts["autoencoder"] = module
+        self.parts["private"] = self.private_optimizer
         self.num_steps += settings.autoencoder_steps
 
     def step(self, index: int) -> dict[str, Any] | None:
         if index >= self.settings.autoencoder_steps:
             return super().step(index - self.settings.autoencoder_steps)
         return self._train_autoencoder(index)
-
-    def state(self) -> TensorDict:
-        weights = self.autoencoder.state_dict()
-        own = {f"autoencoder.{name}": value for name, value in weights.items()}
-        return super().state() | own | moments_of("private.", self.private_optimizer)
-
-    def load(self, state: TensorDict) -> None:
-        super().load(state)
-        self.autoencoder.load_state_dict(under("autoencoder.", state))
-        load_moments("private.", self.private_optimizer, state)
 
     def _train_autoencoder(self, index: int) -> dict[str, Any]:
         """Takes one step of DP-SGD with encoder and decoder; the loss is per image."""
@@ -409,6 +405,7 @@ class DPMerf:
     central = True
     more_settings = ("generator_learning_rate",)
     Settings: type = Settings
+    trainer = _Trainer
     recipe: Mapping[str, Scalar] = {
         "generator": "upsample",
         "generator_dim": 8,
@@ -456,15 +453,9 @@ class DPMerf:
         code = "DP-MERF, sigma" if settings.release == "once" else "DP-MERF by batches"
         return lines + dp_sgd.published(sigma, events, delta, code)
 
-    def trainer(
-        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
-    ) -> _Trainer:
-        """Starts a training."""
-        return _Trainer(settings, config, data, seed)
-
     def audit_scores(
         self, settings: Any, facts: Facts, event: Event, relation: str, trials: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    ) -> AuditScores:
         """Plays a release with a blank image of class 0, and with its neighbour.
 
         The neighbour has no image, or, to replace one, a blank image of class 1.
@@ -516,6 +507,7 @@ class DPMerfAutoencoder:
     unit = "record"
     central = True
     Settings: type = AutoencoderSettings
+    trainer = _CodeTrainer
     recipe: Mapping[str, Scalar] = {
         **DPMerf.recipe,
         "generator": "coded",
@@ -554,16 +546,6 @@ class DPMerfAutoencoder:
         if settings.encoder_noise != sigma:  # the published code has one sigma
             return lines
         return lines + dp_sgd.published(sigma, events, delta, "DP-MERF AE")
-
-    def trainer(
-        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
-    ) -> _CodeTrainer:
-        """Starts a training.
-
-        Raises:
-            UserError: the generator is not `coded`, or Opacus is not installed.
-        """
-        return _CodeTrainer(settings, config, data, seed)
 
 
 dp_merf = DPMerf()

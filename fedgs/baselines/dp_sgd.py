@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.errors import imported
@@ -217,7 +216,7 @@ def published(
 
 def audit_scores(
     settings: Any, facts: Facts, event: Event, relation: str, trials: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> AuditScores:
     """Plays one release with and without a record whose gradient is clipped.
 
     The score is the release along that gradient, whose other numbers are noise alone.

@@ -34,7 +34,7 @@ from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.checkpoint import load_moments, moments_of, under
+from fedgs.federation.checkpoint import load_tensors, tensors_of
 from fedgs.gan.models import (
     Discriminator,
     Generator,
@@ -138,6 +138,13 @@ class DPSGDGanTrainer:
             if settings.optimizer == "sgd"
             else torch.optim.Adam(weights, rate, betas)
         )
+        self.parts = {
+            "generator": self.net,
+            "average": self.average,
+            "discriminator": self.discriminator,
+            "adam": self.optimizer,
+            "private.adam": self.private_optimizer,
+        }
 
     @property
     def generator(self) -> Generator:
@@ -154,26 +161,11 @@ class DPSGDGanTrainer:
 
     def state(self) -> TensorDict:
         """Returns the networks with what their optimizers remember."""
-        parts = {
-            "generator": self.net,
-            "average": self.average,
-            "discriminator": self.discriminator,
-        }
-        tensors = {
-            f"{part}.{name}": value
-            for part, network in parts.items()
-            for name, value in network.state_dict().items()
-        }
-        tensors |= moments_of("adam.", self.optimizer)
-        return tensors | moments_of("private.adam.", self.private_optimizer)
+        return tensors_of(self.parts)
 
     def load(self, state: TensorDict) -> None:
         """Goes on from what `state` returned."""
-        self.net.load_state_dict(under("generator.", state))
-        self.average.load_state_dict(under("average.", state))
-        self.discriminator.load_state_dict(under("discriminator.", state))
-        load_moments("adam.", self.optimizer, state)
-        load_moments("private.adam.", self.private_optimizer, state)
+        load_tensors(self.parts, state)
 
     def _fakes(self, index: int, purpose: str) -> tuple[Images, Labels]:
         rng = stream(self.seed, purpose, index)
@@ -253,6 +245,7 @@ class DPSGDGan:
     unit: str = "record"
     central: bool = True
     more_settings: tuple[str, ...] = (*RATES, "ema_decay")
+    trainer = DPSGDGanTrainer
 
     def calibrated(
         self, settings: Any, facts: Facts, target_epsilon: float, delta: float
@@ -289,12 +282,6 @@ class DPSGDGan:
             line = ("as published", "record", "add-or-remove", found, delta, how)
             lines.append(Guarantee(*line))
         return lines
-
-    def trainer(
-        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
-    ) -> DPSGDGanTrainer:
-        """Starts a training."""
-        return DPSGDGanTrainer(settings, config, data, seed)
 
     audit_scores = staticmethod(dp_sgd.audit_scores)
 

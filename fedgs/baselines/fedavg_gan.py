@@ -33,14 +33,13 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import vector_to_parameters
 
 from fedgs.baselines.bayesian_accounting import log_moments
-from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
 from fedgs.baselines.fedavg_messages import (
     UpdateRequest,
     new_networks,
@@ -52,7 +51,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.checkpoint import under
+from fedgs.federation.checkpoint import load_tensors, tensors_of
 from fedgs.federation.messages import clients_of
 from fedgs.federation.round import select
 from fedgs.federation.training import nodes_of
@@ -217,10 +216,7 @@ def asked_clients(
 
 
 def node_update(
-    config: UpdateConfig,
-    data: FederatedImages,
-    request: UpdateRequest,
-    node_id: int,
+    config: UpdateConfig, data: FederatedImages, request: UpdateRequest, node_id: int
 ) -> SanitizedGradients:
     """Makes a node's one release of a round: the noisy sum of its clients' updates.
 
@@ -355,9 +351,9 @@ class FedAvgGan:
         self.settings, self.config = settings, run_config(settings, config)
         self.num_steps = settings.steps
         self.ask, self.is_ahead = ask, is_ahead
-        networks = new_networks(self.config)
-        self._generator: Any = networks["generator"].to(config.device)
-        self._discriminator = networks["discriminator"].requires_grad_(False)
+        self.networks = new_networks(self.config)
+        self._generator: Any = self.networks["generator"].to(config.device)
+        self._discriminator = self.networks["discriminator"].requires_grad_(False)
         self._discriminator.to(config.device)
 
     @property
@@ -432,19 +428,11 @@ class FedAvgGan:
 
     def state(self) -> TensorDict:
         """Returns both networks."""
-        return {
-            f"{key}.{name}": value.clone()
-            for key, net in self._networks().items()
-            for name, value in net.state_dict().items()
-        }
+        return tensors_of(self.networks)
 
     def load(self, state: TensorDict) -> None:
         """Goes on from what `state` returned."""
-        for key, net in self._networks().items():
-            net.load_state_dict(under(f"{key}.", state))
-
-    def _networks(self) -> dict[str, nn.Module]:
-        return {"generator": self._generator, "discriminator": self._discriminator}
+        load_tensors(self.networks, state)
 
 
 # ------------------------------------------------------------------ the method
@@ -499,11 +487,7 @@ class FedAvgGanMethod:
         return [*lines, Guarantee("as published", "user", "add-or-remove", *figure)]
 
     def trainer(
-        self,
-        settings: Settings,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
+        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
     ) -> FedAvgGan:
         """Starts a training whose nodes are in this process."""
         own = run_config(settings, dataclasses.replace(config, seed=seed))
@@ -523,13 +507,8 @@ class FedAvgGanMethod:
         return 4 * most * (sum(sizes.values()) + sizes["discriminator"])
 
     def audit_scores(
-        self,
-        settings: Settings,
-        facts: Facts,
-        event: Event,
-        relation: str,
-        trials: int,
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        self, settings: Settings, facts: Facts, event: Event, relation: str, trials: int
+    ) -> AuditScores:
         """Returns sums of one value, with a client of the largest update and without.
 
         Its neighbour sends nothing (zero-out) or the opposite (replace-one).

@@ -15,11 +15,9 @@ from torch.nn.utils import parameters_to_vector
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.errors import UserError
+from fedgs.federation.checkpoint import tensors_of, under
 from fedgs.federation.codec import unpack_named
-from fedgs.federation.messages import (
-    Request,
-    decode_asked,
-)
+from fedgs.federation.messages import Request, decode_asked
 from fedgs.gan.models import build_discriminator, build_generator
 from fedgs.shapes import TensorDict
 
@@ -89,20 +87,13 @@ def decode_request(
     if round < 1 or trainees != participants:
         raise UserError("request that is no round of Fed-Avg GAN: refused")
     networks = new_networks(config)
-    shapes = {
-        f"{name}.{key}": tuple(value.shape)
-        for name, module in networks.items()
-        for key, value in module.state_dict().items()
-    }
+    known = tensors_of(networks).items()
+    shapes = {name: tuple(value.shape) for name, value in known}
     tensors = unpack_named(payload["tensors"], shapes, "round")
-    parts = {
-        name: {key: tensors[f"{name}.{key}"] for key in module.state_dict()}
-        for name, module in networks.items()
-    }
     return UpdateRequest(
         round,
-        parts["generator"],
-        parts["discriminator"],
+        under("generator.", tensors),
+        under("discriminator.", tensors),
         participants=participants,
         trainees=trainees,
         keep_round=keep_round,

@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedgs.baselines import pate_accounting as accounting
-from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
 from fedgs.baselines.teachers import (
     TeacherSettings,
     VoteTraining,
@@ -50,8 +50,6 @@ from fedgs.baselines.teachers import (
     valid_guarantees,
 )
 from fedgs.config.fields import NOISE, Scalar, again, entry, flag
-from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import build_discriminator
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
@@ -86,16 +84,7 @@ class Settings(TeacherSettings):
 class GPateTrainer(VoteTraining[Settings]):
     """A training of G-PATE under way; see `fedgs.baselines.contract.Trainer`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
-    ) -> None:
-        """Builds teachers and generator."""
-        teacher = partial(build_discriminator, config)
-        super().__init__(settings, config, data, teacher, seed)
+    build_teacher = staticmethod(build_discriminator)
 
     def step(self, index: int) -> dict[str, Any]:
         """Trains the teachers, asks them once, and moves the generator."""
@@ -200,13 +189,8 @@ class GPate:
         return [*lines, _as_published(events, delta)]
 
     def audit_scores(
-        self,
-        settings: Settings,
-        facts: Facts,
-        event: Event,
-        relation: str,
-        trials: int,
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        self, settings: Settings, facts: Facts, event: Event, relation: str, trials: int
+    ) -> AuditScores:
         """Returns scores of the aggregation with and without a vote that decides.
 
         Teachers are split between two bins, and the unit's teacher votes for one of

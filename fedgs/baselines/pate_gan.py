@@ -41,12 +41,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgs.baselines import pate_accounting as accounting
-from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
 from fedgs.baselines.teachers import (
     Single,
     TeacherSettings,
     VoteTraining,
-    function_of,
     trial_scores,
     valid_guarantees,
 )
@@ -101,8 +100,14 @@ class Judge(nn.Module):
         return self.output(F.relu(self.hidden(inputs))).squeeze(1)
 
 
+def _judge(config: ResolvedConfig, seed: int) -> Judge:
+    return build(Judge, config, seed)
+
+
 class PateGanTrainer(VoteTraining[Settings]):
     """A training of PATE-GAN under way; see `fedgs.baselines.contract.Trainer`."""
+
+    build_teacher = staticmethod(_judge)
 
     def __init__(
         self,
@@ -112,13 +117,9 @@ class PateGanTrainer(VoteTraining[Settings]):
         seed: int,
     ) -> None:
         """Builds teachers, student and generator."""
-
-        def judge(own_seed: int) -> Judge:
-            return build(Judge, config, own_seed)
-
-        super().__init__(settings, config, data, judge, seed)
+        super().__init__(settings, config, data, seed)
         self.student = Single(
-            lambda: judge(derived_seed(seed, "student")),
+            lambda: _judge(config, derived_seed(seed, "student")),
             settings.learning_rate,
             config.device,
         )
@@ -137,7 +138,7 @@ class PateGanTrainer(VoteTraining[Settings]):
             answers = torch.from_numpy(self._release(step, asked[-1])).to(images)
             self.student.step(_student_loss, images, labels, answers)
         z, labels = self.generated.draw("latent", index, count)
-        judge = function_of(self.student.stack, self.student.tensors(), {})
+        judge = self.student.stack.network(self.student.tensors(), {})
 
         def loss(generator: Any, z: Tensor, labels: Labels) -> Tensor:
             return F.softplus(-judge(generator(z, labels), labels)).mean()
@@ -218,13 +219,8 @@ class PateGan:
         return lines + _as_published(events, delta)
 
     def audit_scores(
-        self,
-        settings: Settings,
-        facts: Facts,
-        event: Event,
-        relation: str,
-        trials: int,
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        self, settings: Settings, facts: Facts, event: Event, relation: str, trials: int
+    ) -> AuditScores:
         """Returns how many fakes were labelled real, where one vote decides.
 
         The other teachers are split evenly, the unit's teacher calls every fake real

@@ -30,12 +30,7 @@ from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
-from fedgs.federation.checkpoint import (
-    CHECKPOINT_SECONDS,
-    CHECKPOINT_SHARE,
-    indispensable,
-    under,
-)
+from fedgs.federation.checkpoint import indispensable, is_due, under
 from fedgs.federation.preparation import (
     check_device,
     free_output,
@@ -43,13 +38,7 @@ from fedgs.federation.preparation import (
     with_absolute_paths,
     with_held_out,
 )
-from fedgs.federation.training import (
-    BudgetSpent,
-    Report,
-    RunStopped,
-    SaveNodes,
-    Stop,
-)
+from fedgs.federation.training import BudgetSpent, Report, RunStopped, SaveNodes, Stop
 from fedgs.files import read_json, read_json_lines, write_tensors
 from fedgs.privacy.accounting import SEEDED, large_delta
 from fedgs.privacy.gaussian import check_numbers
@@ -207,10 +196,7 @@ def trust_in(method: Baseline, is_central: bool) -> str:
 
 
 def new_run(
-    name: str,
-    settings: dict[str, Any],
-    asked: Asked,
-    given: dict[str, Any],
+    name: str, settings: dict[str, Any], asked: Asked, given: dict[str, Any]
 ) -> tuple[BaselineRun, FederatedImages]:
     """Makes the folder of a run that can start, and loads its data.
 
@@ -588,12 +574,7 @@ class Session:
     def commit_if_due(self) -> None:
         """Commits where a picture or a checkpoint is due."""
         every = self.config.checkpoint_every
-        if every is not None:
-            is_due = self.done % every == 0
-        else:
-            wait = max(CHECKPOINT_SECONDS, self.cost / CHECKPOINT_SHARE)
-            is_due = time.monotonic() - self.last > wait
-        if is_due or self._is_picture_due():
+        if self._is_picture_due() or is_due(every, self.done, self.last, self.cost):
             self.commit()
 
     def commit(self) -> None:

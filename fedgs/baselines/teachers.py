@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedgs.baselines.contract import SECRET, Guarantee
 from fedgs.config.fields import entry, flag
@@ -24,15 +23,10 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.federation.checkpoint import under
 from fedgs.gan.client_training import draw_matching
-from fedgs.gan.discriminators import CHUNK_SIZE, ModuleStack
-from fedgs.gan.models import (
-    Generator,
-    build_generator,
-    sample_labels,
-    sample_latents,
-)
+from fedgs.gan.discriminators import ModuleStack
+from fedgs.gan.models import Generator, build_generator, sample_labels, sample_latents
 from fedgs.randomness import derived_seed, stream
-from fedgs.shapes import Images, Labels, Latents, Positions, TensorDict
+from fedgs.shapes import Images, Labels, Latents, TensorDict
 
 TRUSTED = "the raw votes are seen by a trusted aggregator only"
 REVEALING = (
@@ -69,10 +63,7 @@ AnySettings = TypeVar("AnySettings", bound=TeacherSettings)
 
 
 def valid_guarantees(
-    epsilons: tuple[float, float],
-    delta: float,
-    theorem: str,
-    is_revealed: bool,
+    epsilons: tuple[float, float], delta: float, theorem: str, is_revealed: bool
 ) -> list[Guarantee]:
     """Returns the valid lines of votes, with what they suppose.
 
@@ -109,11 +100,6 @@ def trial_scores(
     return np.array([score() for _ in range(count)], np.float64)
 
 
-def function_of(stack: ModuleStack, params: TensorDict, buffers: TensorDict) -> Any:
-    """Returns a stack's network with these tensors, as a function of its inputs."""
-    return lambda *inputs: functional_call(stack.template, (params, buffers), inputs)
-
-
 class Teachers:
     """Networks on disjoint data, each trained against the same public fakes.
 
@@ -128,14 +114,14 @@ class Teachers:
         config: ResolvedConfig,
         training: TeacherSettings,
         data: FederatedImages,
-        build: Callable[[int], nn.Module],
+        build: Callable[[ResolvedConfig, int], nn.Module],
         seed: int,
     ) -> None:
-        """Builds the teacher of each client by `build(its seed)`."""
+        """Builds the teacher of each client by `build(config, its seed)`."""
         self.config, self.training = config, training
         self.data, self.seed = data, seed
         self.stack = ModuleStack(
-            lambda teacher: build(derived_seed(seed, "teacher", teacher)),
+            lambda teacher: build(config, derived_seed(seed, "teacher", teacher)),
             data.num_clients,
             training.learning_rate,
             BETAS,
@@ -154,7 +140,7 @@ class Teachers:
             index: of the step; no two steps of a run share one.
         """
         wanted = labels.cpu().numpy()
-        for chunk in self.chunks():
+        for chunk in self.stack.chunks(range(len(self.stack))):
             records, fakes = [], []
             for teacher in chunk.tolist():
                 rng = stream(self.seed, "teacher-batch", teacher, index)
@@ -167,7 +153,7 @@ class Teachers:
             real = torch.from_numpy(self.data.images[rows]).to(images.device)
             positions = torch.from_numpy(np.stack(fakes)).to(images.device)
             self.stack.step(
-                self._loss,
+                _loss,
                 chunk,
                 real.float().div_(255.0),
                 torch.from_numpy(self.data.labels[rows]).to(images.device),
@@ -182,38 +168,15 @@ class Teachers:
 
         Privacy: reads private data; output private.
         """
+        for chunk in self.stack.chunks(range(len(self.stack))):
+            yield self.stack.ask(function, chunk, images, labels)
 
-        def of_tensors(
-            params: TensorDict, buffers: TensorDict, *inputs: Tensor
-        ) -> Tensor:
-            return function(function_of(self.stack, params, buffers), *inputs)
 
-        for chunk in self.chunks():
-            count = len(chunk)
-            yield self.stack.map(
-                of_tensors,
-                chunk,
-                images.expand(count, *images.shape),
-                labels.expand(count, *labels.shape),
-            )
-
-    def _loss(
-        self,
-        params: TensorDict,
-        buffers: TensorDict,
-        real: Images,
-        real_labels: Labels,
-        fake: Images,
-        fake_labels: Labels,
-    ) -> Tensor:
-        teacher = function_of(self.stack, params, buffers)
-        on_real, on_fake = teacher(real, real_labels), teacher(fake, fake_labels)
-        return F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
-
-    def chunks(self) -> Iterator[Positions]:
-        """Splits the teachers into chunks of at most CHUNK_SIZE, in order."""
-        everyone = torch.arange(self.data.num_clients, device=self.config.device)
-        yield from everyone.split(CHUNK_SIZE)
+def _loss(
+    teacher: Any, real: Images, real_labels: Labels, fake: Images, fake_labels: Labels
+) -> Tensor:
+    on_real, on_fake = teacher(real, real_labels), teacher(fake, fake_labels)
+    return F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
 
 
 class Single:
@@ -224,30 +187,20 @@ class Single:
     """
 
     def __init__(
-        self,
-        build: Callable[[], nn.Module],
-        learning_rate: float,
-        device: str,
+        self, build: Callable[[], nn.Module], learning_rate: float, device: str
     ) -> None:
         """Builds the network."""
-        self.stack = ModuleStack(
-            lambda _: build(), 1, learning_rate, BETAS, False, device
-        )
+        how = (learning_rate, BETAS, False, device)
+        self.stack = ModuleStack(lambda _: build(), 1, *how)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Returns the network's output, without a graph."""
         with torch.no_grad():
-            return functional_call(self.stack.template, self.tensors(), inputs)
+            return self.stack.network(self.tensors(), {})(*inputs)
 
     def step(self, loss: Callable[..., Tensor], *batch: Tensor) -> None:
         """Takes one Adam step on loss(network, *batch), `network` a function."""
-
-        def of_tensors(
-            params: TensorDict, buffers: TensorDict, *inputs: Tensor
-        ) -> Tensor:
-            return loss(function_of(self.stack, params, buffers), *inputs)
-
-        self.stack.step(of_tensors, FIRST, *(value.unsqueeze(0) for value in batch))
+        self.stack.step(loss, FIRST, *(value.unsqueeze(0) for value in batch))
 
     def tensors(self) -> TensorDict:
         """Returns parameters and buffers by name."""
@@ -294,20 +247,22 @@ class VoteTraining(Generic[AnySettings]):
         teachers: what votes.
         generated: the generator under way.
         stacks: all that is trained, by the name of its tensors in `state`.
+        build_teacher: builds a teacher from the settings and its own seed.
     """
+
+    build_teacher: Callable[[ResolvedConfig, int], nn.Module]
 
     def __init__(
         self,
         settings: AnySettings,
         config: ResolvedConfig,
         data: FederatedImages,
-        build: Callable[[int], nn.Module],
         seed: int,
     ) -> None:
-        """Builds teachers, each by `build(its seed)`, and generator."""
+        """Builds teachers, each by `build_teacher`, and generator."""
         self.settings, self.config, self.seed = settings, config, seed
         self.num_steps = settings.steps
-        self.teachers = Teachers(config, settings, data, build, seed)
+        self.teachers = Teachers(config, settings, data, self.build_teacher, seed)
         self.generated = Student(config, settings, seed)
         self.stacks = {
             f"{SECRET}teachers": self.teachers.stack,

@@ -26,7 +26,7 @@ from fedgs.config.fields import Scalar, entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.checkpoint import load_moments, moments_of, under
+from fedgs.federation.checkpoint import load_tensors, tensors_of, under
 from fedgs.federation.round import jacobian_step
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
@@ -84,11 +84,10 @@ class Wgan:
         seed = derived_seed(config.seed, "generator")
         self._generator = build_generator(config, seed).to(config.device)
         self.average = copy.deepcopy(self._generator).eval().requires_grad_(False)
-        self.optimizer = torch.optim.Adam(
-            self._generator.parameters(),
-            lr=config.generator_learning_rate,
-            betas=ADAM_BETAS,
-        )
+        weights, rate = self._generator.parameters(), config.generator_learning_rate
+        self.optimizer = torch.optim.Adam(weights, rate, ADAM_BETAS)
+        networks = {"generator": self._generator, "average": self.average}
+        self.parts = {**networks, "adam": self.optimizer}
 
     @property
     def generator(self) -> Generator:
@@ -121,19 +120,12 @@ class Wgan:
         """Returns the networks with their Adam moments."""
         flat = self.discriminator.state()
         flat = {f"{DISCRIMINATOR}{name}": value for name, value in flat.items()}
-        for name, module in self._networks().items():
-            flat |= {f"{name}.{n}": v for n, v in module.state_dict().items()}
-        return flat | moments_of("adam.", self.optimizer)
+        return flat | tensors_of(self.parts)
 
     def load(self, state: TensorDict) -> None:
         """Goes on from what `state` returned."""
         self.discriminator.load_state(under(DISCRIMINATOR, state))
-        for name, module in self._networks().items():
-            module.load_state_dict(under(f"{name}.", state))
-        load_moments("adam.", self.optimizer, state)
-
-    def _networks(self) -> dict[str, Generator]:
-        return {"generator": self._generator, "average": self.average}
+        load_tensors(self.parts, state)
 
 
 def pooled(data: FederatedImages) -> FederatedImages:

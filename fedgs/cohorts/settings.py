@@ -61,9 +61,7 @@ class Selection:
         False, "The planted bug is there in training, not only afterwards."
     )
     noise_per_clip: float | None = flag(
-        None,
-        "Select privately: noise on a sum of updates / clip bound.",
-        above=0,
+        None, "Select privately: noise on a sum of updates / clip bound.", above=0
     )
 
     def __post_init__(self) -> None:

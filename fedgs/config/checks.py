@@ -98,10 +98,8 @@ def federation_problems(config: Settings) -> Iterator[Problem]:
     if num_clients is not None and min_answers > config.num_nodes:
         most = f"the {config.num_nodes} nodes of this run"
         yield "min_answers", f"give --min-answers at most {most}"
-    if config.privacy_unit == "record" and config.partition in (
-        "by-client",
-        "dirichlet",
-    ):
+    depends_on_others = config.partition in ("by-client", "dirichlet")
+    if config.privacy_unit == "record" and depends_on_others:
         yield (
             "privacy_unit",
             f"partition = {config.partition} lets a record move others between "

@@ -83,28 +83,25 @@ class FederatedImages:
         """Records of each client, shape (K,), int64; private where clients are real."""
         return np.array([len(records) for records in self.client_records], np.int64)
 
-    def client(
-        self, client_id: int, held_out: bool = False
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def client(self, client_id: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Returns copies of one client's images and labels.
 
         Privacy: reads private data; output private.
 
         Args:
             client_id: in [0, num_clients).
-            held_out: those that it holds out, possibly none, and not the others.
 
         Returns:
             Images, shape (n, channel, height, width), float32 in [0, 1], and labels,
             shape (n,), int64.
 
         Raises:
-            ValueError: there is no such client, or nothing is held out by clients.
+            ValueError: there is no such client.
         """
-        groups = self.client_test_records if held_out else self.client_records
-        if not 0 <= client_id < len(groups):
-            raise ValueError(f"client_id = {client_id}: must be in [0, {len(groups)})")
-        records = groups[client_id]
+        count = self.num_clients
+        if not 0 <= client_id < count:
+            raise ValueError(f"client_id = {client_id}: must be in [0, {count})")
+        records = self.client_records[client_id]
         return to_float(self.images[records]), self.labels[records]
 
 

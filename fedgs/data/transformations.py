@@ -246,11 +246,7 @@ TRANSFORMATIONS = (
         "contrast", "of less contrast", (0.33, 0.66), _contrast, is_linear=True
     ),
     Transformation(
-        "brightness",
-        "of other brightness",
-        (0.4, 0.7, 1.6),
-        _brightness,
-        kin="curve",
+        "brightness", "of other brightness", (0.4, 0.7, 1.6), _brightness, kin="curve"
     ),
     Transformation("gamma", "of another gamma", (2.2, 0.45), _gamma, kin="curve"),
     Transformation(
@@ -263,11 +259,7 @@ TRANSFORMATIONS = (
     Transformation("crop", "cropped", (0.7, 0.85), _crop, is_linear=True, kin="zoom"),
     Transformation("border", "framed in white", (0.08, 0.15), _border, is_linear=True),
     Transformation(
-        "blank",
-        "half black",
-        ((3, 1), (3, 0), (2, 1), (2, 0)),
-        _blank,
-        is_linear=True,
+        "blank", "half black", ((3, 1), (3, 0), (2, 1), (2, 0)), _blank, is_linear=True
     ),
     Transformation(
         "scale", "scaled down", (0.7, 0.85), _scale, is_linear=True, kin="zoom"

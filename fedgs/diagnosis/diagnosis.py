@@ -465,9 +465,7 @@ def _is_clearly_more(first: _Explanation, other: _Explanation, weights: Array) -
 
 
 def _second(
-    first: _Explanation,
-    samples: Samples,
-    entries: Sequence[Transformation],
+    first: _Explanation, samples: Samples, entries: Sequence[Transformation]
 ) -> str | None:
     """Returns the entry that explains clearly more on top of the first, if any does."""
     if first.fit >= GOOD_FIT:

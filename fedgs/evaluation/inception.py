@@ -11,7 +11,6 @@ Source: Heusel et al., "GANs trained by a two time-scale update rule", NeurIPS 2
 
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedgs.errors import UserError, wrap_error
+from fedgs.evaluation.downstream import Report
 
 # The 2015 Inception network of TensorFlow, as torch-fidelity and pytorch-fid host it.
 WEIGHTS_NAME = "weights-inception-2015-12-05-6726825d.pth"
@@ -27,8 +27,6 @@ WEIGHTS_SOURCE = "https://github.com/toshas/torch-fidelity/releases/tag/v0.2.0"
 NUM_SYNTHETIC = 20_000  # GS-WGAN's code
 NUM_FEATURES = 2048
 BATCH_SIZE = 50
-
-Report = Callable[[int, int], None]
 
 
 def find_weights() -> Path | None:
@@ -76,11 +74,8 @@ def fid_inception_v3_pool3(
     """
     from torchmetrics.image.fid import FrechetInceptionDistance
 
-    needs, remedy = (
-        f"{weights}: needs torch-fidelity",
-        "run `pip install torch-fidelity`",
-    )
-    with wrap_error(ModuleNotFoundError, needs, remedy):
+    remedy = "run `pip install torch-fidelity`"
+    with wrap_error(ModuleNotFoundError, f"{weights}: needs torch-fidelity", remedy):
         metric = FrechetInceptionDistance(
             feature=NUM_FEATURES,
             feature_extractor_weights_path=str(weights),

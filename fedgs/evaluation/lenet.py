@@ -109,23 +109,15 @@ def cached_lenet(
         tensors = read_tensors(path)[0]
     if tensors is None:
         started = time.monotonic()
-        trained = train_lenet(train, num_classes, device, report)
+        trained = fit(
+            RECIPE, train, num_classes, 0, device, report
+        )  # always from seed 0
         about = {"num_images": len(train.labels), "num_epochs": RECIPE.num_epochs}
         write_cached(path.stem, about | {"seconds": time.monotonic() - started})
         tensors = trained.state_dict()
         write_tensors(path, tensors)
     model.load_state_dict(tensors)
     return path.stem, model.to(device).eval()
-
-
-def train_lenet(
-    train: LabelledImages, num_classes: int, device: str, report: Report
-) -> nn.Module:
-    """Trains with Adam and one cycle of the learning rate, always from seed 0.
-
-    Privacy: reads private data; output private.
-    """
-    return fit(RECIPE, train, num_classes, 0, device, report)
 
 
 def outputs(model: LeNet, images: NDArray[np.float32]) -> Outputs:

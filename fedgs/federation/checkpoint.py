@@ -1,9 +1,10 @@
 """Checkpoints: what the server needs to go on, and when it is written."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from torch import nn
 from torch.optim import Optimizer
 
 from fedgs.config.run_config import ResolvedConfig
@@ -23,9 +24,8 @@ def server_tensors(server: ServerState) -> TensorDict:
 
     Privacy: post-processing of DP output.
     """
-    flat = {f"generator.{n}": v for n, v in server.generator.state_dict().items()}
-    flat |= {f"ema.{n}": v for n, v in server.ema.state_dict().items()}
-    flat |= moments_of("adam.", server.optimizer)
+    networks = {"generator": server.generator, "ema": server.ema}
+    flat = tensors_of({**networks, "adam": server.optimizer})
     for index, release in enumerate(server.stages):
         flat |= {f"stage.{index}.{n}": v for n, v in _stage_tensors(release).items()}
     return flat
@@ -70,8 +70,7 @@ def restore(folder: RunFolder, server: ServerState) -> None:
     if checkpoint is None:
         return
     try:
-        server.generator.load_state_dict(under("generator.", tensors))
-        server.ema.load_state_dict(under("ema.", tensors))
+        load_tensors({"generator": server.generator, "ema": server.ema}, tensors)
     except RuntimeError as error:
         raise UserError(
             f"{folder.path}: the checkpoint is of another generator than config.json "
@@ -80,6 +79,28 @@ def restore(folder: RunFolder, server: ServerState) -> None:
     load_moments("adam.", server.optimizer, tensors)
     server.round = round
     server.stages = _restored_stages(folder.config, tensors)
+
+
+def tensors_of(parts: Mapping[str, nn.Module | Optimizer]) -> TensorDict:
+    """Returns the tensors of networks, and Adam's, each under "<part>.<name>"."""
+    flat: TensorDict = {}
+    for key, part in parts.items():
+        if isinstance(part, Optimizer):
+            flat |= moments_of(f"{key}.", part)
+        else:
+            flat |= {f"{key}.{n}": v for n, v in part.state_dict().items()}
+    return flat
+
+
+def load_tensors(
+    parts: Mapping[str, nn.Module | Optimizer], tensors: TensorDict
+) -> None:
+    """Puts networks and optimizers into the state of `tensors_of`."""
+    for key, part in parts.items():
+        if isinstance(part, Optimizer):
+            load_moments(f"{key}.", part, tensors)
+        else:
+            part.load_state_dict(under(f"{key}.", tensors))
 
 
 def moments_of(prefix: str, optimizer: Optimizer) -> TensorDict:
@@ -168,10 +189,20 @@ class Checkpoints:
     def commit_if_due(self) -> None:
         """Commits when the interval has passed: in rounds, or by its measured cost."""
         every = self.folder.config.checkpoint_every
-        if every is not None:
-            is_due = self.server.round % every == 0
-        else:
-            wait = max(CHECKPOINT_SECONDS, self.cost / CHECKPOINT_SHARE)
-            is_due = time.monotonic() - self.last > wait
-        if is_due:
+        if is_due(every, self.server.round, self.last, self.cost):
             self.commit()
+
+
+def is_due(every: int | None, round: int, last: float, cost: float) -> bool:
+    """Tells whether a checkpoint is due: by rounds, or by what the last one cost.
+
+    Args:
+        every: rounds between checkpoints, None to go by their cost.
+        round: that was just finished.
+        last: when the last one was finished, of `time.monotonic`.
+        cost: how many seconds it took.
+    """
+    if every is not None:
+        return round % every == 0
+    wait = max(CHECKPOINT_SECONDS, cost / CHECKPOINT_SHARE)
+    return time.monotonic() - last > wait

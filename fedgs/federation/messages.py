@@ -38,13 +38,7 @@ from fedgs.federation.codec import (
 )
 from fedgs.mechanism.answer_bounds import check_norms
 from fedgs.mechanism.integers import IntegerSum, from_integers
-from fedgs.mechanism.masks import (
-    Announced,
-    Attempt,
-    MaskedSum,
-    received_masked,
-    unmask,
-)
+from fedgs.mechanism.masks import Announced, Attempt, MaskedSum, received_masked, unmask
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -318,9 +312,7 @@ def decode_key(payload: Mapping[str, object]) -> Announced:
 
 
 def encode_answer(
-    answer: Release | None,
-    config: ResolvedConfig,
-    request: Request,
+    answer: Release | None, config: ResolvedConfig, request: Request
 ) -> Payload:
     """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
 

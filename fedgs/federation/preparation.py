@@ -24,12 +24,7 @@ from fedgs.config.stages import FONT_FEATURES
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
-from fedgs.data.sources import (
-    READERS,
-    has_test_split,
-    read_records,
-    with_absolute_path,
-)
+from fedgs.data.sources import READERS, has_test_split, read_records, with_absolute_path
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
 from fedgs.federation.round import digests, public_start
@@ -45,9 +40,7 @@ Source = tuple[Sequence[int], Load]
 
 
 def new_run(
-    config: RunConfig,
-    load: Load = load_data,
-    name: str = "run",
+    config: RunConfig, load: Load = load_data, name: str = "run"
 ) -> tuple[RunFolder, FederatedImages]:
     """Makes the folder of a run that can start, and loads its data.
 
@@ -64,9 +57,7 @@ def new_run(
 
 
 def planned_run(
-    config: RunConfig,
-    load: Load = load_data,
-    name: str = "run",
+    config: RunConfig, load: Load = load_data, name: str = "run"
 ) -> tuple[ResolvedConfig, FederatedImages]:
     """Returns the settings of a run that can start, and its data; writes nothing.
 
@@ -116,9 +107,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def resolve(
-    config: RunConfig,
-    data: FederatedImages | None = None,
-    load: Load = load_data,
+    config: RunConfig, data: FederatedImages | None = None, load: Load = load_data
 ) -> tuple[ResolvedConfig, FederatedImages]:
     """Loads the data and fixes every open setting: K, m, seed, noise.
 
@@ -213,9 +202,7 @@ def check_answer(config: ResolvedConfig) -> None:
 
 
 def fitted_to_data(
-    config: RunConfig,
-    given: Mapping[str, Any],
-    source: Source | None = None,
+    config: RunConfig, given: Mapping[str, Any], source: Source | None = None
 ) -> tuple[RunConfig, FederatedImages]:
     """Fits the default recipe to what is public of the data, and loads them.
 
@@ -363,7 +350,7 @@ def check_capacity(config: ResolvedConfig, folder: Path) -> None:
     state = state_bytes(config)
     if config.device == "cpu":
         held = int(state * copies_in_memory(config))
-        limits = {"memory": (held, available_memory())}
+        limits = {"memory": (held, psutil.virtual_memory().available)}
     else:
         limits = {"GPU memory": (state, torch.cuda.mem_get_info()[0])}
     # The run's folder is made later: its disk is that of the nearest one above it.
@@ -410,8 +397,3 @@ def state_bytes(config: ResolvedConfig) -> int:
     params = build_discriminator(config, 0).parameters()
     # Each parameter with its two moments, in 4 bytes.
     return clients_needed(config) * 3 * 4 * sum(param.numel() for param in params)
-
-
-def available_memory() -> int:
-    """Returns the bytes of memory that processes can still take."""
-    return psutil.virtual_memory().available

@@ -105,11 +105,8 @@ def new_server(config: ResolvedConfig) -> ServerState:
     generator = build_generator(config, seed).to(config.device)
     if isinstance(generator, GeneratorRefined) and config.knows_fonts:
         generator.refiner.load_state_dict(refiner_of_fonts(config), strict=False)
-    optimizer = torch.optim.Adam(
-        generator.parameters(),
-        lr=config.generator_learning_rate,
-        betas=ADAM_BETAS,
-    )
+    rate = config.generator_learning_rate
+    optimizer = torch.optim.Adam(generator.parameters(), rate, ADAM_BETAS)
     average = copy.deepcopy(generator).eval().requires_grad_(False)
     start, _ = public_start(config)
     return ServerState(generator, optimizer, average, start=start)

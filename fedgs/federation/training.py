@@ -207,9 +207,7 @@ class RunSession:
         return sorted({*nodes_of(self.config, clients)} - self._prepared)
 
     def begin(
-        self,
-        keys: Mapping[int, Announced] | None = None,
-        failures: Sequence[str] = (),
+        self, keys: Mapping[int, Announced] | None = None, failures: Sequence[str] = ()
     ) -> Request:
         """Draws the next round's request; its event is on the disk before it is sent.
 

@@ -20,14 +20,9 @@ from torch.func import functional_call, grad, vmap
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.gan.losses import discriminator_loss, generator_image_grads
-from fedgs.gan.models import (
-    ADAM_BETAS,
-    advance_spectral_vectors,
-    build_discriminator,
-)
+from fedgs.gan.models import ADAM_BETAS, advance_spectral_vectors, build_discriminator
 from fedgs.randomness import derived_seed
 from fedgs.shapes import (
-    ImageGrads,
     Images,
     Labels,
     MixWeights,
@@ -38,7 +33,7 @@ from fedgs.shapes import (
 
 ADAM_EPSILON = 1e-8  # torch.optim.Adam's default
 CHUNK_SIZE = 64  # clients of a node in one batched call; changes the last bits
-Function = Callable[..., Any]  # of (params, buffers, *batch), pure
+Function = Callable[..., Any]  # of (network, *batch), pure; or of its tensors
 
 
 class ModuleStack:
@@ -85,17 +80,23 @@ class ModuleStack:
         return len(self.steps)
 
     def map(self, function: Function, indices: Positions, *batches: Any) -> Any:
-        """Calls function(params, buffers, *batch) for each listed module.
+        """Calls function(network, *batch) for each listed module.
 
         Privacy: reads private data; output private.
 
         Args:
-            function: a pure function of one module's tensors and its batch.
+            function: a pure function of one module, as of `network`, and its batch.
             indices: (m,) int64, modules to call.
             *batches: each with a leading axis of length m.
         """
-        params, buffers = self._select(indices)
-        return self._batched(function)(params, buffers, *batches)
+        params, buffers = self.tensors(indices)
+        return self._batched(self._of_tensors(function))(params, buffers, *batches)
+
+    def ask(self, function: Function, indices: Positions, *shared: Tensor) -> Any:
+        """Calls function(network, *shared) for each listed module, as `map`."""
+        count = len(indices)
+        batches = (value.expand(count, *value.shape) for value in shared)
+        return self.map(function, indices, *batches)
 
     def step(self, loss: Function, indices: Positions, *batches: Any) -> None:
         """Takes one Adam step on each listed module, after one power iteration.
@@ -103,16 +104,17 @@ class ModuleStack:
         Privacy: reads private data; output private.
 
         Args:
-            loss: loss(params, buffers, *batch) -> scalar, for one module.
+            loss: loss(network, *batch) -> scalar, for one module.
             indices: (m,) int64, the modules to train; increasing, no repetition.
             *batches: each with a leading axis of length m.
         """
-        params, buffers = self._select(indices)
+        params, buffers = self.tensors(indices)
         if buffers:
             buffers = self._batched(advance_spectral_vectors)(params, buffers)
             for name, value in buffers.items():
                 self.buffers[name][indices] = value
-        grads = self._batched(grad(loss))(params, buffers, *batches)
+        of_tensors = grad(self._of_tensors(loss))
+        grads = self._batched(of_tensors)(params, buffers, *batches)
         self._adam(indices, params, grads)
 
     def state(self) -> TensorDict:
@@ -146,7 +148,31 @@ class ModuleStack:
             return vmap(function)
         return lambda *args: _loop(function, args)
 
-    def _select(self, indices: Positions) -> tuple[TensorDict, TensorDict]:
+    def _of_tensors(self, function: Function) -> Function:
+        """Returns function(network, *batch) as one of (params, buffers, *batch)."""
+        return lambda params, buffers, *batch: function(
+            self.network(params, buffers), *batch
+        )
+
+    def network(self, params: TensorDict, buffers: TensorDict) -> Callable[..., Any]:
+        """Returns one module with these tensors, as a function of its inputs.
+
+        Privacy: reads private data; output private.
+        """
+        return lambda *inputs: functional_call(self.template, (params, buffers), inputs)
+
+    def chunks(self, indices: Sequence[int]) -> Iterator[Positions]:
+        """Splits positions into chunks of at most CHUNK_SIZE, in order."""
+        size = CHUNK_SIZE if self.is_stacked else 1
+        for chunk in torch.tensor(list(indices), dtype=torch.int64).split(size):
+            if len(chunk):  # no indices split into one empty chunk
+                yield chunk.to(self.steps.device)
+
+    def tensors(self, indices: Positions) -> tuple[TensorDict, TensorDict]:
+        """Returns the parameters and buffers of the listed modules.
+
+        Privacy: reads private data; output private.
+        """
         rows = _rows(indices)
         return (
             {name: value[rows] for name, value in self.params.items()},
@@ -207,13 +233,6 @@ class Discriminators(ModuleStack):
             config.device,
         )
 
-    def chunks(self, indices: Sequence[int]) -> Iterator[Positions]:
-        """Splits client positions into chunks of at most CHUNK_SIZE, in order."""
-        size = CHUNK_SIZE if self.is_stacked else 1
-        for chunk in torch.tensor(list(indices), dtype=torch.int64).split(size):
-            if len(chunk):  # no indices split into one empty chunk
-                yield chunk.to(self.steps.device)
-
     def train(
         self,
         indices: Positions,
@@ -235,7 +254,8 @@ class Discriminators(ModuleStack):
             fake_labels: (n, b).
             mix_weight: (n, b) in [0, 1).
         """
-        self.step(self._loss, indices, real, real_labels, fake, fake_labels, mix_weight)
+        batches = (real, real_labels, fake, fake_labels, mix_weight)
+        self.step(discriminator_loss, indices, *batches)
 
     def query(
         self, indices: Positions, images: Images, labels: Labels
@@ -252,46 +272,7 @@ class Discriminators(ModuleStack):
         Returns:
             (n, B, C, S, S), the gradients of L_G = -D(x, y) without 1/B.
         """
-        num_clients = len(indices)
-        return self.map(
-            self._image_grads,
-            indices,
-            images.expand(num_clients, *images.shape),
-            labels.expand(num_clients, *labels.shape),
-        )
-
-    def tensors(self, indices: Positions) -> tuple[TensorDict, TensorDict]:
-        """Returns the parameters and buffers of the listed clients.
-
-        Privacy: reads private data; output private.
-        """
-        return self._select(indices)
-
-    def score(self, params: TensorDict, buffers: TensorDict) -> Callable[..., Tensor]:
-        """Returns one discriminator as a function of (images, labels).
-
-        Privacy: reads private data; output private.
-        """
-        tensors = (params, buffers)
-        return lambda images, labels: functional_call(
-            self.template, tensors, (images, labels)
-        )
-
-    def _loss(self, params: TensorDict, buffers: TensorDict, *batch: Tensor) -> Tensor:
-        real, real_labels, fake, fake_labels, mix_weight = batch
-        return discriminator_loss(
-            self.score(params, buffers),
-            real,
-            real_labels,
-            fake,
-            fake_labels,
-            mix_weight,
-        )
-
-    def _image_grads(
-        self, params: TensorDict, buffers: TensorDict, images: Images, labels: Labels
-    ) -> ImageGrads:
-        return generator_image_grads(self.score(params, buffers), images, labels)
+        return self.ask(generator_image_grads, indices, images, labels)
 
 
 def _rows(indices: Positions) -> Tensor | slice:

@@ -84,9 +84,7 @@ class Model:
 
 
 def model_of(
-    config: ResolvedConfig,
-    releases: Sequence[StageRelease],
-    start: Model | None = None,
+    config: ResolvedConfig, releases: Sequence[StageRelease], start: Model | None = None
 ) -> Model:
     """Returns what the releases of moments so far say; before the first, the start."""
     model = _blank(config) if start is None else start

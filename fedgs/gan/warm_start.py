@@ -9,20 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators, ModuleStack
-from fedgs.gan.models import (
-    ADAM_BETAS,
-    build_generator,
-    sample_labels,
-    sample_latents,
-)
+from fedgs.gan.models import ADAM_BETAS, build_generator, sample_labels, sample_latents
 from fedgs.randomness import derived_seed, stream
-from fedgs.shapes import Images, Labels, Latents, Positions, TensorDict
+from fedgs.shapes import Images, Labels, Latents, Positions
 
 PURPOSE = "warm-start-data"
 
@@ -98,7 +92,7 @@ class LocalGenerators:
         size = self.config.discriminator_steps * self.config.discriminator_batch_size
         z, labels = self._latents("warm-start-latent", warm_round, size)
         with torch.no_grad():
-            return self.stack.map(self._images, self.indices, z, labels), labels
+            return self.stack.map(_made, self.indices, z, labels), labels
 
     def step(
         self, discriminators: Discriminators, chunk: Positions, round: int
@@ -107,18 +101,12 @@ class LocalGenerators:
         z, labels = self._latents("warm-start-step", round, self.config.batch_size)
         tensors = discriminators.tensors(chunk)
 
-        def loss(params: TensorDict, buffers: TensorDict, *batch: Any) -> Tensor:
-            own_params, own_buffers, z, labels = batch
-            images = self._images(params, buffers, z, labels)
-            score = discriminators.score(own_params, own_buffers)
-            return -score(images, labels).mean()
+        def loss(generator: Any, *batch: Any) -> Tensor:
+            params, buffers, z, labels = batch
+            score = discriminators.network(params, buffers)
+            return -score(generator(z, labels), labels).mean()
 
         self.stack.step(loss, self.indices, *tensors, z, labels)
-
-    def _images(
-        self, params: TensorDict, buffers: TensorDict, z: Latents, labels: Labels
-    ) -> Images:
-        return functional_call(self.stack.template, (params, buffers), (z, labels))
 
     def _latents(
         self, purpose: str, warm_round: int, count: int
@@ -131,3 +119,7 @@ class LocalGenerators:
             labels.append(sample_labels(config, rng, count))
         device = config.device
         return torch.stack(z).to(device), torch.stack(labels).to(device)
+
+
+def _made(generator: Any, z: Latents, labels: Labels) -> Images:
+    return generator(z, labels)

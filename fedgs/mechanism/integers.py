@@ -14,7 +14,7 @@ federated learning with secure aggregation", ICML 2021.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import InitVar, dataclass
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ _MADE_HERE = object()
 _INWARDS = 1 - 2.0**-40
 
 
+@dataclass(eq=False)
 class IntegerSum:
     """One node's noisy sum in integers: DP by the node's own noise alone.
 
@@ -40,25 +41,18 @@ class IntegerSum:
         clip_bound: C.
     """
 
-    def __init__(
-        self,
-        values: Tensor,
-        round: int,
-        node_id: int,
-        units: int,
-        noise_std: float,
-        clip_bound: float,
-        made_by: Any,
-    ) -> None:
+    values: Tensor
+    round: int
+    node_id: int
+    units: int
+    noise_std: float
+    clip_bound: float
+    made_by: InitVar[object]
+
+    def __post_init__(self, made_by: object) -> None:
         """Is called by `sanitize_integers` only."""
         if made_by is not _MADE_HERE:
             raise TypeError("IntegerSum is made by sanitize_integers only")
-        self.values = values
-        self.round = round
-        self.node_id = node_id
-        self.units = units
-        self.noise_std = noise_std
-        self.clip_bound = clip_bound
 
     @property
     def scale(self) -> float:

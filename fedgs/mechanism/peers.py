@@ -16,14 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA384
-from cryptography.hazmat.primitives.serialization import (
-    load_ssh_private_key,
-    load_ssh_public_key,
-)
 
+from fedgs.deployment import private_key, public_key
 from fedgs.errors import UserError
 from fedgs.mechanism.masks import LEAST_NODES, Announced, MaskingKey
 from fedgs.privacy.client_limits import ClientRefused
@@ -62,9 +59,10 @@ class Peers:
         Raises:
             UserError: a file is missing or is no such key, or `least` cannot be.
         """
-        own = _private_key(key)
+        own = private_key(f"key = {key}", key)
         files = sorted(folder.glob("*.pub"))
-        pinned = {file.stem: _public_key(file) for file in files if file.stem != name}
+        others = [file for file in files if file.stem != name]
+        pinned = {file.stem: public_key(f"peers: {file}", file) for file in others}
         most = len(pinned) + 1
         if most < LEAST_NODES:
             raise UserError(f"peers = {folder}: has no other node's NAME.pub")
@@ -116,10 +114,8 @@ class Peers:
             ClientRefused: names the setting.
         """
         if len(keys) < self.least:
-            raise ClientRefused(
-                "min_peers",
-                f"min_peers = {self.least}: the list has {len(keys)} nodes",
-            )
+            problem = f"min_peers = {self.least}: the list has {len(keys)} nodes"
+            raise ClientRefused("min_peers", problem)
         known = {**self.pinned, self.name: self.key.public_key()}
         for name, announced in keys.items():
             if name not in known or not is_signed(known[name], run, name, announced):
@@ -141,23 +137,3 @@ def is_signed(
 
 def _signed_text(run: str, name: str, public: bytes) -> bytes:
     return json.dumps([_LABEL, run, name, public.hex()]).encode()
-
-
-def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, TypeError, ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"key = {path}: no private key of `fedgs deploy certs`")
-    return key
-
-
-def _public_key(path: Path) -> ec.EllipticCurvePublicKey:
-    try:
-        key = load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise UserError(f"peers: {path}: no public key of `fedgs deploy certs`")
-    return key

@@ -20,7 +20,7 @@ reference `source/main.py`, `dp_conv_hook`. Sensitivities: docs/privacy.md.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -67,6 +67,7 @@ class ClippedGradients:
         self.is_released = False
 
 
+@dataclass(eq=False)
 class SanitizedGradients:
     """One node's release of one round: the only type that may leave a node.
 
@@ -78,25 +79,19 @@ class SanitizedGradients:
         clip_bound: C.
     """
 
-    def __init__(
-        self,
-        values: Tensor,
-        round: int,
-        node_id: int,
-        noise_std: float,
-        clip_bound: float,
-        made_by: Any,
-    ) -> None:
+    values: Tensor
+    round: int
+    node_id: int
+    noise_std: float
+    clip_bound: float
+    made_by: InitVar[object]
+
+    def __post_init__(self, made_by: object) -> None:
         """Is called by `sanitize` and by the decoder of a received message only."""
         if made_by is not _MADE_BY_SANITIZER:
             raise TypeError(
                 "SanitizedGradients are made by fedgs.mechanism.sanitizer only"
             )
-        self.values = values
-        self.round = round
-        self.node_id = node_id
-        self.noise_std = noise_std
-        self.clip_bound = clip_bound
 
 
 def clip(grads: PerSampleGradients, clip_bound: float) -> ClippedGradients:
@@ -172,14 +167,8 @@ def sanitize(
     total += torch.from_numpy(noise.normal(tuple(total.shape), noise_std))
     if step is not None:
         total = to_grid(total, step)
-    return SanitizedGradients(
-        total.float(),
-        round,
-        node_id,
-        noise_std,
-        clip_bound,
-        _MADE_BY_SANITIZER,
-    )
+    place = (round, node_id, noise_std, clip_bound)
+    return SanitizedGradients(total.float(), *place, _MADE_BY_SANITIZER)
 
 
 def take(parts: Sequence[ClippedGradients]) -> float:

@@ -18,7 +18,7 @@ Source: docs/privacy.md; its section names are those that docstrings cite.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -321,51 +321,6 @@ class Run(NamedTuple):
     selections: Sequence[SelectionCost] = ()
 
 
-def statements_from_ledger(
-    events: Iterable[Event],
-    delta: float,
-    *,
-    engine: str = "flower",
-    privacy_unit: str = "client",
-    num_rounds: int | None = None,
-    clients_per_round: int | None = None,
-    colluding: int = 0,
-    amplification: bool = False,
-    at_epsilon: float | None = None,
-) -> tuple[Statement, ...]:
-    """Returns the guarantee of what a run released, for every adversary and relation.
-
-    Every event counts, repeated rounds again.
-
-    Args:
-        events: the ledger's, in order; none gives epsilon 0.
-        delta: above 0 and below 1.
-        engine: as in `RunConfig`; local has the adversary `release` only.
-        privacy_unit: as in `RunConfig`.
-        num_rounds: that were planned; None: those of the events, fixed in advance.
-        clients_per_round: that were drawn; None: those of the events. With secure
-            aggregation a round may have asked fewer.
-        colluding: nodes that take their noise out of secagg's sum, at least 0.
-        amplification: whether the run asked for it; stated if its conditions hold.
-        at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
-
-    Raises:
-        UserError: an argument is out of range, or the number of clients changes.
-
-    Source: docs/privacy.md, "Which theorem may be used when".
-    """
-    events = tuple(events)
-    config = RunConfig(
-        engine=engine,
-        privacy_unit=privacy_unit,
-        num_rounds=num_rounds or max((event.round for event in events), default=1),
-        clients_per_round=clients_per_round,
-        amplification=amplification,
-    )
-    run = Run(config, events)
-    return statements_of_runs([run], delta, at_epsilon, colluding=colluding)
-
-
 def statements_of_runs(
     runs: Sequence[Run],
     delta: float,
@@ -457,9 +412,7 @@ def _why_ended_early(run: Run, exposure: Spending) -> str:
     round ended at a number that noise, B and target decide.
     """
     done, planned = len(exposure.draws), run.config.num_rounds
-    if exposure.first is None or done >= planned:
-        return ""
-    if is_spent(*run):
+    if exposure.first is None or done >= planned or is_spent(*run):
         return ""
     return f"the events end after {done} of {planned} planned rounds"
 

@@ -183,7 +183,7 @@ def _largest(holds: Callable[[int], bool], start: int = 1) -> int:
 class Budget:
     """Stops a run before the release that would exceed a target epsilon.
 
-    Agrees with `fedgs.privacy.accounting.statements_from_ledger` on the same events.
+    Agrees with `fedgs.privacy.accounting.statements_of_runs` on the same events.
     Uniform selection stops after a number of rounds fixed in advance, so that the
     Binomial mixture stays valid.
 
@@ -312,9 +312,7 @@ class Budget:
 
 
 def budget_of(
-    config: RunConfig,
-    events: Iterable[Event],
-    selections: Sequence[SelectionCost] = (),
+    config: RunConfig, events: Iterable[Event], selections: Sequence[SelectionCost] = ()
 ) -> Budget | None:
     """Returns the budget of a run, None where it has no target_epsilon.
 

@@ -37,9 +37,8 @@ from fedgs.files import make_folder, read_json, remove_temporaries, write_json
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.ledger import Event, Ledger, agreed_values
 
-SHARDED_DATASET = (
-    "*"  # the name of every client that is a shard: their data set as a whole
-)
+# The name of every client that is a shard: their data set as a whole.
+SHARDED_DATASET = "*"
 COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
 # Start of the server, round, and the key that it was masked under: "" without masks, or
 # where the answer came late. None: the server has nothing.
@@ -66,9 +65,8 @@ class ClientLedger:
             UserError: a name stands for two clients.
         """
         self.folder = folder
-        self.clients = (
-            [SHARDED_DATASET] if SHARDED_DATASET in clients else list(clients)
-        )
+        is_whole = SHARDED_DATASET in clients
+        self.clients = [SHARDED_DATASET] if is_whole else list(clients)
         self._position = {name: place for place, name in enumerate(self.clients)}
         if len(self._position) < len(self.clients):
             raise UserError("two clients have the same name; give each its own")
@@ -237,7 +235,10 @@ class ClientLedger:
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         """Holds the folder against other nodes and runs, with the count up to date."""
-        with _locked(self.folder):
+        make_folder(self.folder)
+        with FileLock(self.folder / ".lock", poll_interval=LOCK_POLL_SECONDS):
+            # Only what this lock is about: others may be writing other files here.
+            remove_temporaries(self.folder, "clients.json")
             try:
                 self._catch_up()
                 yield
@@ -316,15 +317,6 @@ class ClientLedger:
         self._ledgers[name] = ledger, places
         self._own = ledger
         return ledger
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    make_folder(folder)
-    with FileLock(folder / ".lock", poll_interval=LOCK_POLL_SECONDS):
-        # Only what this lock is about: others may be writing other files here.
-        remove_temporaries(folder, "clients.json")
-        yield
 
 
 def _positions(event: Event) -> slice | list[int]:

@@ -155,16 +155,6 @@ def _are_indices(clients: tuple[Any, ...], below: int) -> bool:
     )
 
 
-def _parse(text: bytes) -> Event:
-    values: dict[str, Any] = json.loads(text)
-    if found := (values.keys() - _OPTIONAL.keys()) ^ _FIELDS:
-        names = ", ".join(sorted(found))
-        raise UserError(f"unknown or missing field {names}")
-    if values["participants"] != "all":
-        values["participants"] = tuple(values["participants"])
-    return Event(**values)
-
-
 def _chain(previous: str, text: bytes) -> str:
     return hashlib.sha256(previous.encode() + text).hexdigest()
 
@@ -385,7 +375,13 @@ class Ledger(Chain[Event]):
 
     @staticmethod
     def _parse(text: bytes) -> Event:
-        return _parse(text)
+        values: dict[str, Any] = json.loads(text)
+        if found := (values.keys() - _OPTIONAL.keys()) ^ _FIELDS:
+            names = ", ".join(sorted(found))
+            raise UserError(f"unknown or missing field {names}")
+        if values["participants"] != "all":
+            values["participants"] = tuple(values["participants"])
+        return Event(**values)
 
     @staticmethod
     def _values(event: Event) -> dict[str, Any]:

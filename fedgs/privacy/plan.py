@@ -149,9 +149,8 @@ class Plan:
         # A plan has no generator, so it has the one that suits any stages.
         generator = "refined" if "features" in (self.stages or "") else "gaussian"
         values |= {"generator": generator, "latent": "normal"}
-        if (self.stages or "").startswith(
-            ("moments", "parts")
-        ):  # where a start allows it
+        # Where a start allows it.
+        if (self.stages or "").startswith(("moments", "parts")):
             values["public_data"] = "fonts"
         RunConfig(**values).validate()
 
@@ -221,15 +220,8 @@ class Plan:
 
     def ended_after(self, num_rounds: int) -> "Plan":
         """Returns the plan of the first rounds only, at least one, stages first."""
-        stages = read_stages(self.stages)
-        if num_rounds >= len(stages):
-            return replace(self, num_rounds=num_rounds)
-        kept = stages[:num_rounds]
-        return replace(
-            self,
-            num_rounds=num_rounds,
-            stages=written(kept),
-        )
+        kept = read_stages(self.stages)[:num_rounds]
+        return replace(self, num_rounds=num_rounds, stages=written(kept))
 
     def why_not_amplified(self, selection: str) -> str:
         """Returns what `amplification_rules` says of a client_selection."""

@@ -36,10 +36,9 @@ Source:
     models", ICLR 2018.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, cast
 
 from scipy import optimize  # pyright: ignore
@@ -138,7 +137,7 @@ class SelectionCost:
 
     def to_json(self) -> dict[str, float]:
         """Returns the fields, from which `from_json` makes the same cost."""
-        return dataclasses.asdict(self)
+        return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "SelectionCost":
@@ -148,13 +147,7 @@ class SelectionCost:
             UserError: other fields, or values out of range.
         """
         try:
-            return cls(
-                float(values["noise_per_clip"]),
-                int(values["num_releases"]),
-                int(values["num_counts"]),
-                float(values["count_noise_std"]),
-                float(values["membership_epsilon"]),
-            )
+            return cls(**{spec.name: values[spec.name] for spec in fields(cls)})
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"selection cost {values}: cannot be read ({error})"

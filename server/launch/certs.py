@@ -47,9 +47,7 @@ KEY_USAGES = (
 
 
 def make_certificates(
-    folder: Path,
-    hosts: Sequence[str],
-    clients: Sequence[str],
+    folder: Path, hosts: Sequence[str], clients: Sequence[str]
 ) -> list[Path]:
     """Makes what is missing: authority and server certificate, clients' key pairs.
 

@@ -22,12 +22,7 @@ from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import read_json, write_atomically
 from fedgs.runs.run_folder import RunFolder
 from server.launch.control import Control, FlowerFailed, control_of
-from server.launch.flower_app import (
-    TRAINING,
-    app_project,
-    free_port,
-    wait_for_port,
-)
+from server.launch.flower_app import TRAINING, app_project, free_port, wait_for_port
 
 QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedgs.config.fields import flag
 from fedgs.config.run_config import RunConfig
-from fedgs.deployment import Access, check_name, file_of, toml_value
+from fedgs.deployment import Access, check_name, file_of, public_key, toml_value
 from fedgs.errors import UserError
 from fedgs.process import REFUSED
 from server.launch.control import UNKNOWN_RUN, Control, FlowerFailed, control_of
@@ -174,21 +174,10 @@ def _public_key(name: str, path: Path) -> bytes:
     Raises:
         UserError: it is none that Flower takes.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        PublicFormat,
-        load_ssh_public_key,
-    )
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    with contextlib.suppress(OSError, ValueError, UnsupportedAlgorithm):
-        key = load_ssh_public_key(path.read_bytes())
-        if isinstance(key, ec.EllipticCurvePublicKey):
-            return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    raise UserError(
-        f"client = {name}={path}: is no public key of fedgs deploy certs; give NAME.pub"
-    )
+    key = public_key(f"client = {name}={path}", path)
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _follow(control: Control, run_id: int) -> None:

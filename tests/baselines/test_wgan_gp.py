@@ -32,7 +32,7 @@ def test_the_generator_follows_a_discriminator_of_everybodys_images(tmp_path):
     images, labels = wgan._draw(rng, 1)
     tensors = wgan.discriminator.tensors(torch.tensor([0]))
     params, buffers = ({n: v[0] for n, v in part.items()} for part in tensors)
-    loss = -wgan.discriminator.score(params, buffers)(images, labels).mean()
+    loss = -wgan.discriminator.network(params, buffers)(images, labels).mean()
     grads = torch.autograd.grad(loss, list(generator.parameters()))
     for sign, grad in zip(moved, grads, strict=True):
         is_clear = grad.abs() > 1e-5

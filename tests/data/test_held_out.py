@@ -61,9 +61,10 @@ def test_choice_depends_on_neither_seed_partition_nor_other_owners(source, tmp_p
     np.savez(tmp_path / "ann.npz", images=PIXELS[is_ann], clients=OWNERS[is_ann])
     alone = load(f"npz:{tmp_path / 'ann.npz'}", **settings)
     together = load(source, **settings)
-    assert (
-        alone.client(0, held_out=True)[0] == together.client(0, held_out=True)[0]
-    ).all()
+    one, other = (
+        data.images[data.client_test_records[0]] for data in (alone, together)
+    )
+    assert (one == other).all()
 
 
 @pytest.mark.parametrize(("partition", "count"), [("iid", 48), ("dirichlet", 51)])
@@ -82,8 +83,7 @@ def test_data_without_owners_is_held_out_as_a_whole():
     assert len(images) == len(labels) == round(1797 / 4)
     data = load("digits", **settings)
     assert data.sizes.tolist() == [(1797 - 449) // 180] * 180
-    with pytest.raises(ValueError, match="client_id = 0"):
-        data.client(0, held_out=True)
+    assert data.client_test_records == ()
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_second_evaluation_trains_nothing_and_adds_a_line(fedgs, tmp_path, monke
     trained = record_calls(monkeypatch, classifiers, "train_and_test")
     fedgs(path, *CLASSIFIERS)
     assert len(trained) == 2
-    networks = record_calls(monkeypatch, lenet, "train_lenet")
+    networks = record_calls(monkeypatch, lenet, "fit")
     _, _, err = fedgs(path, *CLASSIFIERS)
     assert len(trained) == 2
     assert not networks

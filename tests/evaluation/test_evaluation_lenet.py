@@ -39,7 +39,7 @@ def test_classifier_is_cached_without_pickle_and_trained_again_if_damaged(
     cache, monkeypatch
 ):
     train = labelled(60, 0)
-    calls = record_calls(monkeypatch, lenet, "train_lenet")
+    calls = record_calls(monkeypatch, lenet, "fit")
     first, second = (lenet.outputs(get(train), train.images) for _ in range(2))
     assert len(calls) == 1
     assert (first.logits == second.logits).all()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.accounting import SEEDED, statements, statements_from_ledger
+from fedgs.privacy.accounting import SEEDED, statements
 from fedgs.privacy.amplification import PLD_THEOREM
 from fedgs.privacy.gaussian import LEAST_DELTA, epsilon_from_mu
 from fedgs.privacy.oracle import as_published
@@ -16,6 +16,7 @@ from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan
 from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, everybody, theorems
 from refusals import assert_refused
+from tests.support.ledgers import statements_from_ledger
 
 DRAWN = {"client_selection": "uniform", "engine": "flower"}
 EVERY = {"discriminator_training": "every_round"}

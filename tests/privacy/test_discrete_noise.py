@@ -14,13 +14,14 @@ import pytest
 
 from fedgs.config.integers import LEAST_NOISE, PROVEN, clip_units, noise_units
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.accounting import statements, statements_from_ledger
+from fedgs.privacy.accounting import statements
 from fedgs.privacy.client_ledger import ClientLedger, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.privacy.gaussian import delta_from_mu, epsilon_from_mu
 from fedgs.privacy.plan import Plan
 from plans import epsilon, epsilons, event
 from refusals import assert_refused
+from tests.support.ledgers import statements_from_ledger
 from tiny import tiny_config
 
 DELTA = 1e-5

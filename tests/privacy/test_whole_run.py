@@ -20,8 +20,9 @@ from fedgs.federation.round import select
 from fedgs.federation.training import new_event
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
-from fedgs.privacy.accounting import statements, statements_from_ledger
+from fedgs.privacy.accounting import statements
 from fedgs.privacy.plan import Plan
+from tests.support.ledgers import statements_from_ledger
 from tiny import STAGED, tiny_config
 
 TRIALS = 4000

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgs.app.baselines.command import epsilon_text
 from fedgs.app.commands.audit_report import conclude
 from fedgs.app.commands.audit_request import AuditRequest
 from fedgs.app.commands.progress import Progress
+from fedgs.app.tables import epsilon
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.audit.mechanism import CHOICE_SHARE, bound_epsilon
 from fedgs.baselines.contract import Guarantee
@@ -47,7 +47,7 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
             findings.append(attack(run, event, scores, request.trials, len(events)))
     seconds = round(time.monotonic() - started, 1)
     report = {"method": run.method.name, "seconds": seconds}
-    whole = [epsilon_text(row) for row in run.guarantees()[:1]]
+    whole = [epsilon(row.epsilon) for row in run.guarantees()[:1]]
     notes = [f"one release each; the whole run claims {', '.join(whole)}"]
     return conclude(run.folder.path, report, findings, notes, as_json)
 

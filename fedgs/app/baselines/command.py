@@ -17,7 +17,7 @@ from fedgs.app.commands.run_outcome import (
     near,
     show_end,
 )
-from fedgs.app.tables import Table
+from fedgs.app.tables import Table, epsilon
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.contract import Guarantee
 from fedgs.baselines.run import (
@@ -190,14 +190,8 @@ def tables(run: BaselineRun, rows: Sequence[Guarantee]) -> list[Table]:
     for unit in ("user", "record"):
         own = [row for row in rows if row.unit == unit]
         cells = [
-            [
-                row.label,
-                row.relation,
-                epsilon_text(row),
-                f"{row.delta:g}",
-                row.theorem,
-            ]
-            for row in own
+            (r.label, r.relation, epsilon(r.epsilon), f"{r.delta:g}", r.theorem)
+            for r in own
         ]
         caption = f"{run.method.name}: epsilon of one {unit}"
         head = ["label", "relation", "epsilon", "delta", "theorem"]
@@ -206,13 +200,6 @@ def tables(run: BaselineRun, rows: Sequence[Guarantee]) -> list[Table]:
         if own:
             found.append(Table(caption, head, cells, note, numeric=False))
     return found
-
-
-def epsilon_text(row: Guarantee) -> str:
-    """Returns an epsilon with the digits that `fedgs privacy` prints."""
-    if row.epsilon is None:
-        return "unbounded"
-    return f"{row.epsilon:.2f}" if row.epsilon >= 100 else f"{row.epsilon:.4g}"
 
 
 def show(run: BaselineRun, rows: Sequence[Guarantee]) -> None:

@@ -8,7 +8,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedgs.app.flags import request_flags, settings_flags
+from fedgs.app.flags import eager, request_flags, settings_flags
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.target import SHARED_SETTINGS, Asked, Target, check_noise
 from fedgs.config import settings
@@ -59,11 +59,8 @@ def _list_methods(is_asked: bool) -> None:
 def options(
     list_all: Annotated[
         bool,
-        typer.Option(
-            "--list",
-            help="Print the methods: unit, who is trusted, title.",
-            callback=_list_methods,
-            is_eager=True,
+        eager(
+            "--list", "Print the methods: unit, who is trusted, title.", _list_methods
         ),
     ] = False,
 ) -> None:

@@ -14,12 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from experiments.comparison.options import OF_DATA, CompareRequest
-from experiments.debug.request import (
-    DebugRequest,
-    OwnSuspects,
-    PlantedBug,
-    planted,
-)
+from experiments.debug.request import DebugRequest, OwnSuspects, PlantedBug, planted
 from fedgs import __version__
 from fedgs.app.cli import baseline, deploy
 from fedgs.app.commands.audit_request import AuditRequest
@@ -31,6 +26,7 @@ from fedgs.app.flags import (
     JsonOption,
     RecipeOption,
     RunArgument,
+    eager,
     request_flags,
     run_app,
     settings_flags,
@@ -86,13 +82,7 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            help="Print the version.",
-            callback=_print_version,
-            is_eager=True,
-        ),
+        bool, eager("--version", "Print the version.", _print_version)
     ] = False,
 ) -> None:
     """Holds the options of `fedgs` itself; the help text is the app's."""
@@ -365,11 +355,7 @@ def debug(
 @app.command()
 @settings_flags("Data", "output", "engine", "seed", "num_clients", "num_workers")
 @request_flags(PlantedBug, Selection, has_defaults=False)
-def select_clients(
-    *,
-    given: dict[str, Any],
-    settings: dict[str, Any],
-) -> None:
+def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Select clients by the accuracy of a federated classifier on their images.
 
     --output is the folder to create. The engine is Flower, with 2 workers, unless

@@ -91,10 +91,7 @@ def submit(
 
 
 def submit_baseline(
-    submission: Submission,
-    name: str,
-    given: dict[str, Any],
-    settings: dict[str, Any],
+    submission: Submission, name: str, given: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     """Registers clients and starts a run of a baseline.
 

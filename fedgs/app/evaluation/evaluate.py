@@ -54,7 +54,8 @@ def evaluate(request: EvaluationRequest, as_json: bool) -> dict[str, Any]:
     evaluation_report.check_writable(request)
     try:
         with Progress() as progress:
-            scoring = Scoring(request, _sizes(request), real, synthetic, progress)
+            sizes = FAST if request.fast else FULL
+            scoring = Scoring(request, sizes, real, synthetic, progress)
             result = scoring.result()
     except KeyboardInterrupt as error:
         print("stopped; continue with the same command", file=sys.stderr)
@@ -105,10 +106,6 @@ def with_data(request: EvaluationRequest) -> EvaluationRequest:
     return dataclasses.replace(request, data=data)
 
 
-def _sizes(request: EvaluationRequest) -> Sizes:
-    return FAST if request.fast else FULL
-
-
 def _is_run(request: EvaluationRequest) -> bool:
     """Tells whether the source is a run folder, not a file or a yardstick."""
     is_file = Path(request.source).suffix == ".npz"
@@ -142,7 +139,7 @@ def _load(
     request = dataclasses.replace(
         request, reading={name: getattr(config, name) for name in names}
     )
-    sizes, seed = _sizes(request), request.seed
+    sizes, seed = (FAST if request.fast else FULL), request.seed
     real = images.load_real(config, sizes.real, request.test)
     if sizes.test is not None:
         real = real._replace(test=real.test.subset(sizes.test, 0, "fast"))

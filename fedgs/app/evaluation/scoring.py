@@ -68,11 +68,8 @@ class Scoring:
         Privacy: reads private data; output private.
         """
         request = self.request
-        reading = {
-            name: value
-            for name, value in request.reading.items()
-            if name not in ("data_dir", "download")
-        }
+        places = ("data_dir", "download")
+        reading = {n: v for n, v in request.reading.items() if n not in places}
         result: dict[str, Any] = {
             "source": request.source,
             "data": request.data,
@@ -152,11 +149,8 @@ class Scoring:
         scores = quality.manifold_scores(real_features[real_rows], features[rows])
         k = quality.NUM_NEIGHBOURS
         result |= {f"{score}_{name}_k{k}": value for score, value in scores.items()}
-        compared = (
-            real.train.images,
-            real.test.images[test_rows],
-            synthetic.images[rows],
-        )
+        tested, drawn = real.test.images[test_rows], synthetic.images[rows]
+        compared = (real.train.images, tested, drawn)
         result |= quality.memorisation(*(x.reshape(len(x), -1) for x in compared))
         result["num_neighbour_images"] = min(len(rows), len(real_rows), len(test_rows))
         return result | self._inception_fid()

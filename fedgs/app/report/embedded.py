@@ -23,13 +23,8 @@ class Picture:
     @property
     def address(self) -> str:
         """The picture as an address that holds it."""
-        is_png = self.content.startswith(b"\x89PNG")
-        return data_uri(self.content, "png" if is_png else "svg+xml")
-
-
-def data_uri(picture: bytes, kind: str = "png") -> str:
-    """Returns a picture as an address that holds it."""
-    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+        kind = "png" if self.content.startswith(b"\x89PNG") else "svg+xml"
+        return f"data:image/{kind};base64,{base64.b64encode(self.content).decode()}"
 
 
 def picture_of(facts: RunFacts, grid: Grid, caption: str) -> Picture:

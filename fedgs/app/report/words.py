@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
+from fedgs.app.tables import epsilon as epsilon
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.privacy.accounting import CAVEATS
 
@@ -19,13 +20,6 @@ RELATIONS = {
     "replace-one": "a client's whole data set is replaced by any other",
     "zero-out": "a client contributes nothing, its place stays",
 }
-
-
-def epsilon(value: float | None) -> str:
-    """Returns an epsilon with the digits that `fedgs privacy` prints."""
-    if value is None:
-        return "unbounded"
-    return f"{value:.2f}" if value >= 100 else f"{value:.4g}"
 
 
 def stated(value: float | None) -> str:
