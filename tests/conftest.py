@@ -56,9 +56,12 @@ def _one_thread() -> None:
         torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True)
-def _short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedgs.gan.refinement.STEPS", 10)
+@pytest.fixture(autouse=True, scope="session")  # before any module trains
+def _short_fits() -> Iterator[None]:
+    """Ten steps of the refiner's 900, which would take minutes."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fedgs.gan.refinement.STEPS", 10)
+        yield
 
 
 @pytest.fixture(autouse=True)
