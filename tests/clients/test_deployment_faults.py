@@ -320,7 +320,7 @@ def test_a_stop_before_a_later_warm_start_repeats_no_round(deploy, undisturbed, 
     done = run.attempts()
     assert done
     run.stop.clear()
-    run.heal()
+    run.grid.on_push, run.grid.on_look = lambda *_: True, lambda: None
     run.start()
     assert run.attempts() == [(round, 1) for round in range(1, 4)]
     assert run.product() == undisturbed(run)
