@@ -36,15 +36,11 @@ class Client:
     """
 
     def __init__(self, folder: Path, name: str, data: str) -> None:
-        (folder / "limits.toml").write_text(LIMITS)
+        (limits := folder / "limits.toml").write_text(LIMITS)
         self.name, self.public_key = name, b""
         self.state_dir = folder / f"state-{name}"
-        self.node_config: dict[str, Any] = {
-            "name": name,
-            "data": data,
-            "state-dir": str(self.state_dir),
-            "limits": str(folder / "limits.toml"),
-        }
+        own = {"state-dir": str(self.state_dir), "limits": str(limits)}
+        self.node_config: dict[str, Any] = {"name": name, "data": data} | own
         self.memory: dict = {}
         self.is_online, self.starts, self.node_id = True, 1, 0
 
