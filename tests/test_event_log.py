@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from events import read_events
 from fedgs import event_log
 from refusals import assert_refused
+from runs import json_lines
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_events_are_json_lines_for_their_owner(log, monkeypatch):
         event_log.log_event("answer", node="a", round=1)  # nowhere
     given = {"node": "a", "round": 2, "outcome": "ok", "seconds": 0.5}
     event_log.log_event("answer", **given)
-    (event,) = read_events(log)
+    (event,) = json_lines(log)
     assert event.pop("time").endswith("Z")
     assert event == {"event": "answer"} | given
     assert log.stat().st_mode & 0o777 == 0o600
@@ -53,4 +53,4 @@ def test_event_that_fits_in_part_leaves_no_half_behind(log, monkeypatch):
         patch.setattr(event_log, "FileIO", NearlyFull)
         event_log.log_event("round", round=2)
     event_log.log_event("round", round=3)
-    assert [event["round"] for event in read_events(log)] == [1, 3]
+    assert [event["round"] for event in json_lines(log)] == [1, 3]

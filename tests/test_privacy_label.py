@@ -14,9 +14,9 @@ from fedgs.privacy_label import HOLDS, UNFINISHED, privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.data_card import NO_GUARANTEE
 from fedgs.runs.run_folder import RunFolder
-from report_folders import make_run, tiny_run
+from report_folders import PRIVATE, make_run
 from runs import keep_lines
-from tiny import MOMENTS
+from tiny import MOMENTS, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_the_label_is_what_privacy_states(made):
 )
 def test_a_run_that_is_not_private_has_no_guarantee(tmp_path, settings, why):
     if settings is None:
-        RunFolder.create(tiny_run(tmp_path / "run"))
+        RunFolder.create(tiny_config(output=str(tmp_path / "run"), **PRIVATE))
         assert epsilons.of_run(tmp_path / "run")[0].epsilon == 0
     else:
         make_run(tmp_path / "run", **settings)

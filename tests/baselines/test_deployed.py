@@ -14,15 +14,7 @@ import runs
 import tiny
 from clients.deployed_client import DeployedClient
 from command_line import refused
-from deployed_grid import (
-    LIMITS,
-    NAMES,
-    DeployedGrid,
-    Deployment,
-    kill_after_count,
-    place_of,
-    tiny_clients,
-)
+from deployed_grid import LIMITS, NAMES, Deployment, kill_after_count, place_of
 from fedgs.app.commands import deploy_status
 from fedgs.baselines import deployed
 from fedgs.baselines import run as frame
@@ -70,13 +62,9 @@ class Updates(Deployment):
     def __init__(
         self, root: Path, told: dict[str, Any], limits: str, **settings: Any
     ) -> None:
-        self.root, self.told = root, told
-        self.folder = open_folder(submitted(told, **settings))
-        config = self.folder.config
-        self.clients = tiny_clients(root, NAMES[:3], config)
+        self.told = told
+        self.equip(root, open_folder(submitted(told, **settings)))
         (root / "limits.toml").write_text(limits)
-        self.grid = DeployedGrid(self.clients)
-        self.stop = threading.Event()
 
     def start(self, report: runs.Report = runs.ignore) -> None:
         self.folder = RunFolder.open(self.folder.path)

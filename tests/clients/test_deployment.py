@@ -80,7 +80,7 @@ def test_what_crosses_the_network_in_a_run_and_what_stays(deploy, tmp_path):
 def test_a_stranger_may_not_join(deploy, log, registered, claimed, words):
     run = deploy()
     stranger = run.clients[1]
-    stranger.registered, stranger.node_config["name"] = registered, claimed
+    stranger.name, stranger.node_config["name"] = registered, claimed
     with pytest.raises(RunStopped, match="roll call: b-clinic did not join"):
         run.start()
     assert any(words in line for line in log)

@@ -16,11 +16,10 @@ from flwr.app import Message
 
 from clients.failures import log_privately
 from deployed_grid import EPOCH, NAMES, Backup, kill_after_count
-from events import read_events
 from fedgs import event_log
 from fedgs.errors import UserError
 from fedgs.federation.training import RunStopped
-from runs import at_round, interrupt_at, num_answers
+from runs import at_round, interrupt_at, json_lines, num_answers
 from server import progress
 from simulated_grid import round_of, spoil_at
 
@@ -178,7 +177,7 @@ def test_who_does_not_answer_in_time_or_wrongly_is_said_and_not_waited_for(
     assert nodes["c-clinic"]["last_answer"] == 4
     assert nodes["c-clinic"]["last_answer_time"] == round(EPOCH + clock.now)
     assert nodes["a-clinic"]["last_failure"] == nodes["a-clinic"]["reason"] == ""
-    events = read_events(tmp_path / "events")
+    events = json_lines(tmp_path / "events")
     answered = [(e["node"], e["round"]) for e in events if e["event"] == "answered"]
     expected = {(name, round) for name in NAMES[:3] for round in range(5)}
     assert sorted(answered) == sorted(expected - {(NAMES[2], 2)})  # round 0: warm start
@@ -320,7 +319,7 @@ def test_a_stop_before_a_later_warm_start_repeats_no_round(deploy, undisturbed, 
     done = run.attempts()
     assert done
     run.stop.clear()
-    run.heal()
+    run.grid.on_push, run.grid.on_look = lambda *_: True, lambda: None
     run.start()
     assert run.attempts() == [(round, 1) for round in range(1, 4)]
     assert run.product() == undisturbed(run)

@@ -23,7 +23,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data
 from fedgs.privacy.selection_cost import SelectionCost
 from refusals import assert_refused
-from tiny import open_config, write_tiny_npz
+from tiny import tiny_config, write_tiny_npz
 
 COST = SelectionCost(1.0, 4, 8, 3.0, 2.0)
 PRIVATE = f"# selection: private {json.dumps(COST.to_json())}\n"
@@ -37,7 +37,7 @@ def config(tmp_path):
         path = tmp_path / "cohort.txt"
         path.write_text(text)
         settings = {"num_clients": None, "data": data} | settings
-        return open_config(cohort=str(path), **settings)
+        return tiny_config(RunConfig, cohort=str(path), **settings)
 
     return config
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from evaluation_data import NUM_CLASSES, labelled
+from evaluation_data import labelled
 from fedgs.app.evaluation import paper_tables
 from fedgs.evaluation import classifiers
 from fedgs.evaluation.classifiers import NAMES, Task, run_classifiers
 from fedgs.evaluation.images import LabelledImages
+from tiny import NUM_CLASSES
 
 QUICK = ("bernoulli_nb", "gaussian_nb", "lda")
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from evaluation_data import NUM_CLASSES, labelled
+from evaluation_data import labelled
 from fedgs.config.run_config import RunConfig
 from fedgs.evaluation import lenet
 from fedgs.evaluation.images import RealImages, load_real
 from refusals import assert_refused
-from tiny import record_calls
+from tiny import NUM_CLASSES, record_calls
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from evaluation_data import NUM_CLASSES, labelled
+from evaluation_data import labelled
 from fedgs.evaluation import label_efficiency as module
 from fedgs.evaluation.label_efficiency import label_efficiency
+from tiny import NUM_CLASSES
 
 
 def curves(annotated: np.ndarray, **settings: object) -> dict[str, dict[str, float]]:

@@ -31,7 +31,7 @@ from runs import (
     keep_lines,
     num_answers,
 )
-from tiny import open_config, tiny_config, write_tiny_npz
+from tiny import tiny_config, write_tiny_npz
 
 GIGABYTE = 10**9
 
@@ -190,13 +190,13 @@ def test_one_owner_alone_is_refused_where_the_owner_is_the_unit(noise):
     alone = {"num_clients": 1, "clients_per_round": 1, "noise_multiplier": None}
     words = "num_clients = 1: .*; give data of more owners, or --privacy-unit record"
     refused = preparation.with_noise
-    assert_refused(words, refused, open_config(**alone | noise))
+    assert_refused(words, refused, tiny_config(RunConfig, **alone | noise))
     record = {"privacy_unit": "record", "partition": "iid"}
     for allowed in (record | noise, {"noise_multiplier": 0.0}):
-        resolved = preparation.with_noise(open_config(**alone | allowed))
+        resolved = preparation.with_noise(tiny_config(RunConfig, **alone | allowed))
         assert resolved.num_clients == 1
     words = "noise_multiplier is unset: give --noise"
-    assert_refused(words, refused, open_config(noise_multiplier=None))
+    assert_refused(words, refused, tiny_config(RunConfig, noise_multiplier=None))
 
 
 # ------------------------------------------------------------------ lost nodes

@@ -10,6 +10,7 @@ import pytest
 import runs
 from fedgs.app.commands import privacy as privacy_report
 from fedgs.cohorts.files import EXCLUDED, GIVEN, Cohort, selection_costs, write_cohort
+from fedgs.config.run_config import RunConfig
 from fedgs.federation.preparation import resolve, with_noise
 from fedgs.federation.training import BudgetSpent
 from fedgs.privacy.accounting import WITH_SELECTION, statements
@@ -20,7 +21,7 @@ from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from plans import COST, everybody
 from refusals import assert_refused
-from tiny import open_config, tiny_config, write_tiny_npz
+from tiny import tiny_config, write_tiny_npz
 
 DELTA = 1e-5
 # mu^2 of the selection: 3 (f / 2)^2 + 8 / 4^2, f = 2 replace-one, 1 zero-out.
@@ -184,7 +185,7 @@ def test_calibration_of_a_run_includes_the_selection(tmp_path):
     write_cohort(path, PRIVATE, "title")
     target = {"noise_multiplier": None, "target_epsilon": 14.0, "cohort": str(path)}
     run = {"noise_seed": None, "num_rounds": 4, "engine": "flower"}
-    config = open_config(**EVERYBODY | target | run)
+    config = tiny_config(RunConfig, **EVERYBODY | target | run)
     resolved = with_noise(config)
     plan = replace(PLAN, noise_multiplier=resolved.noise_multiplier)
     found = row(statements(plan, DELTA, selections=[COST]), relation=config.relation)
@@ -212,7 +213,7 @@ def test_run_stops_before_both_together_exceed_its_target(tmp_path):
     given |= {"client_selection": "all"}
     given |= dict.fromkeys(("num_clients", "clients_per_round"))
     data = write_tiny_npz(tmp_path / "tiny.npz")
-    config, images = resolve(open_config(data=data, **given))
+    config, images = resolve(tiny_config(RunConfig, data=data, **given))
     folder = RunFolder.create(config)
     with pytest.raises(BudgetSpent):
         runs.train(folder, data=images)

@@ -16,7 +16,7 @@ from fedgs.privacy.budget import Budget
 from fedgs.privacy.gaussian import LEAST_DELTA, delta_from_mu, epsilon_from_mu
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import Plan
-from plans import STAGED, epsilons, event, everybody, frozen, server_epsilon, theorems
+from plans import STAGED, epsilon, epsilons, event, everybody, frozen, theorems
 from refusals import assert_refused
 
 AT = 1.0  # epsilon
@@ -139,7 +139,8 @@ def test_records_that_are_reshuffled_may_sit_in_the_worst_shard_of_every_run():
     for is_reshuffled, count in ((False, 1), (True, 2)):
         found = statements_of_runs(runs, 1e-5, is_reshuffled=is_reshuffled)
         expected = epsilon_from_mu(math.sqrt(count * COST), 1e-5)
-        assert server_epsilon(found) == pytest.approx(expected)
+        cost = epsilon(found, adversary="server", relation="replace-one")
+        assert cost == pytest.approx(expected)
 
 
 def test_a_local_run_among_others_leaves_the_release_only():

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from events import read_events
 from fedgs.privacy.ledger import Ledger
-from hosts import PATIENCE, Network
-from live import CLIENTS, Live, prepare, undisturbed
-from runs import generator
+from fedgs.runs.run_folder import RunFolder
+from hosts import PATIENCE, Network, ip
+from live import CLIENTS, Live, prepare
+from runs import generator, json_lines, undisturbed
 
 pytestmark = [pytest.mark.multihost, pytest.mark.slow]
 
@@ -67,7 +67,9 @@ class Site(Live):
         """The run ends as if nothing had happened, and leaves nothing."""
         assert self.submitted.wait(PATIENCE) == 0, self.machines.logs()
         self.until((self.run / "generator.safetensors").exists)
-        assert generator(self.run) == undisturbed(self.folder)
+        config, data = RunFolder.open(self.run).config, f"npz:{self.folder}/all.npz"
+        twin = undisturbed(config, data, self.folder / "local")
+        assert generator(self.run) == twin
         events = Ledger.read(self.run / "ledger.jsonl").events
         released = Counter(event.round for event in events)
         assert set(released) == set(range(1, 21))
@@ -86,13 +88,13 @@ class Site(Live):
 
     def check_event_logs(self) -> None:
         """Who, which round, outcome and duration are there; nothing else is."""
-        of_server = read_events(self.folder / "server.jsonl")
+        of_server = json_lines(self.folder / "server.jsonl")
         rounds = {event["round"] for event in of_server if event["event"] == "round"}
         # A server that is killed may lose the line of its last round.
         assert len(set(range(1, 21)) - rounds) <= 1
         assert {e["node"] for e in of_server if e["event"] == "joined"} == {"a", "b"}
         for name in CLIENTS:
-            events = read_events(self.folder / f"{name}.jsonl")
+            events = json_lines(self.folder / f"{name}.jsonl")
             answers = [event for event in events if event["event"] == "answer"]
             assert {event["node"] for event in answers} == {name}
             assert {event.get("round") for event in answers} >= set(range(1, 21))
@@ -141,9 +143,9 @@ def test_killed_client(site):
 
 def test_cut_link(site):
     site.begin()
-    site.network.cut("a")
-    time.sleep(LINK_DOWN_SECONDS)
-    site.network.heal("a")
+    for state, seconds in (("down", LINK_DOWN_SECONDS), ("up", 0.0)):
+        ip(f"{site.network.center} link set to-a {state}")
+        time.sleep(seconds)
     site.finish()
 
 
@@ -157,7 +159,7 @@ def test_full_disk(site, disk):
     assert site.submitted.wait(PATIENCE) == 1, site.machines.logs()
     reason = "No space left on device"
     assert reason in site.log(site.submitted), site.machines.logs()
-    events = read_events(site.folder / "server.jsonl")
+    events = json_lines(site.folder / "server.jsonl")
     (ended,) = [event for event in events if event["event"] == "ended"]
     assert (ended["outcome"], reason in ended["reason"]) == ("failed", True)
     filler.unlink()

@@ -53,7 +53,7 @@ def split(folder: Path) -> tuple[str, ...]:
 def test_masked_run_goes_on_without_a_killed_client_and_with_it_again(folder, live):
     """Every attempt is of nodes that know each other's keys; all of them count."""
     live.names = split(folder)
-    live.certify(live.address)
+    live.certify()
     server = live.serve()
     own = {"peers": "certs/clients", "min_peers": 2}
     clients = {name: live.join(name, **own) for name in live.names}
@@ -86,7 +86,7 @@ def test_masked_run_goes_on_without_a_killed_client_and_with_it_again(folder, li
 
 def test_control_is_refused_over_the_network(live):
     """Flower's own SuperLink would register the intruder's key and run his code."""
-    live.certify(live.address)
+    live.certify()
     live.serve()
     ca = ["--server", f"{live.address}:{live.port}", "--ca", "certs/ca.crt"]
     run = ["--client", "a=certs/clients/a.pub", "--resume", "x"]

@@ -1,7 +1,6 @@
 """A client that stands still in its upload or sends too much: real processes."""
 
 import contextlib
-import json
 import signal
 import sys
 import time
@@ -14,7 +13,7 @@ import pytest
 from clients.client_command import Client
 from hosts import PATIENCE
 from live import Live, prepare
-from runs import rounds_done
+from runs import json_lines, rounds_done
 
 pytestmark = pytest.mark.slow
 
@@ -65,8 +64,7 @@ class Site(Live):
         return self.machines.launch(name, command, environment)
 
     def metrics(self) -> list[dict]:
-        lines = (self.run / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return json_lines(self.run / "metrics.jsonl")
 
 
 @pytest.fixture(name="site")

@@ -75,22 +75,19 @@ def circles(modules: dict[str, Module]) -> list[set[str]]:
     return [c for c in networkx.strongly_connected_components(graph) if len(c) > 1]
 
 
-def row(root: Path, package: str, modules: dict[str, Module]) -> Iterator[object]:
-    """Yields the cells of a package."""
-    yield package
-    yield (code := code_lines(modules))
-    yield len(modules)
-    yield len([*(root / package).glob("*.py")])
-    yield max(Counter(m.path.parent for m in modules.values()).values())
-    yield len(circles(modules))
-    yield f"{100 * sum(m.num_comments for m in modules.values()) / code:.1f}"
+def row(root: Path, package: str, modules: dict[str, Module]) -> list[object]:
+    """Returns the cells of a package."""
+    flat, code = len([*(root / package).glob("*.py")]), code_lines(modules)
+    room = max(Counter(m.path.parent for m in modules.values()).values())
+    comments = 100 * sum(m.num_comments for m in modules.values()) / code
     lines, name = max(
         (len(module.code & lines_of(node)), f"{name}.{node.name}")
         for name, module in modules.items()
         for node in ast.walk(module.tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
-    yield f"{lines} (`{name}`)"
+    sizes = [code, len(modules), flat, room, len(circles(modules))]
+    return [package, *sizes, f"{comments:.1f}", f"{lines} (`{name}`)"]
 
 
 def code_lines(modules: dict[str, Module]) -> int:

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Error as FlowerError
@@ -17,7 +16,6 @@ from flwr.app import Message
 
 import runs
 from clients.deployed_client import DeployedClient, DeploymentConfig
-from fedgs.config.run_config import RunConfig
 from fedgs.privacy.client_ledger import ClientLedger
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
@@ -32,21 +30,23 @@ LIMITS = "allow_seeded_noise = true\nallow_embeddings = true\n"
 
 
 class Client:
-    """One client: its configuration, its process's memory, whether it is online."""
+    """One client: its configuration, its process's memory, whether it is online.
+
+    It is also what Flower tells the server of it.
+    """
 
     def __init__(self, folder: Path, name: str, data: str) -> None:
-        (folder / "limits.toml").write_text(LIMITS)
-        self.name = self.registered = name
-        self.public_key, self.address = b"", 0
+        (limits := folder / "limits.toml").write_text(LIMITS)
+        self.name, self.public_key = name, b""
         self.state_dir = folder / f"state-{name}"
-        self.node_config: dict[str, Any] = {
-            "name": name,
-            "data": data,
-            "state-dir": str(self.state_dir),
-            "limits": str(folder / "limits.toml"),
-        }
+        own = {"state-dir": str(self.state_dir), "limits": str(limits)}
+        self.node_config: dict[str, Any] = {"name": name, "data": data} | own
         self.memory: dict = {}
-        self.is_online, self.starts = True, 1
+        self.is_online, self.starts, self.node_id = True, 1, 0
+
+    @property
+    def last_activated_at(self) -> str:
+        return f"start {self.starts}"
 
     def restart(self) -> None:
         """Ends the process, however it was, and starts another one."""
@@ -67,23 +67,14 @@ class DeployedGrid(FakeGrid):
         super().__init__(len(clients))
         self.clients = dict(zip(self.contexts, clients, strict=True))
         for address, client in self.clients.items():
-            client.address = address
+            client.node_id = address
         self.on_push: Callable[[str, Message], bool] = lambda name, request: True
         self.on_look: Callable[[], object] = lambda: None
         self.sent: dict[str, tuple[Client, Message]] = {}
 
-    def get_nodes(self):
+    def get_nodes(self) -> list[Client]:
         self.on_look()
-        return [
-            SimpleNamespace(
-                node_id=address,
-                name=client.registered,
-                public_key=client.public_key,
-                last_activated_at=f"start {client.starts}",
-            )
-            for address, client in self.clients.items()
-            if client.is_online
-        ]
+        return [client for client in self.clients.values() if client.is_online]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         gone = {n for n in message_ids if n in self.sent and n not in self.waiting}
@@ -100,32 +91,31 @@ class DeployedGrid(FakeGrid):
 
     def answer(self, client: Client, request: Message) -> Message | None:
         """Has a client's process answer a message."""
-        self.contexts[client.address].node_config = client.node_config
+        self.contexts[client.node_id].node_config = client.node_config
         return self.ask(client.name, client.memory, request)
-
-
-def tiny_clients(folder: Path, names: list[str], config: RunConfig) -> list[Client]:
-    """Writes each node's share of the tiny problem; returns the clients."""
-    hosted = [config.hosting.hosted(index) for index in range(len(names))]
-    paths = [folder / f"{name}.npz" for name in names]
-    data = map(write_tiny_npz, paths, hosted)
-    return [Client(folder, *own) for own in zip(names, data, strict=True)]
 
 
 class Deployment:
     """A run folder on the server, and clients."""
 
     def __init__(self, folder, name: str, **settings: object) -> None:
-        self.root = folder / name
-        self.root.mkdir()
+        root = folder / name
+        root.mkdir()
         names = NAMES[: tiny_config(**settings).num_nodes]
-        own = {"output": str(self.root / "run"), "nodes": ",".join(names)}
+        own = {"output": str(root / "run"), "nodes": ",".join(names)}
         own |= {"num_rounds": 4, "round_timeout": 60.0, "data": "digits"}
         config = tiny_config(**SHORT | own | settings)
-        self.folder = RunFolder.create(config)
-        self.clients = tiny_clients(self.root, names, config)
+        self.equip(root, RunFolder.create(config))
+
+    def equip(self, root: Path, folder: RunFolder) -> None:
+        """Gives each node of a run its share of the tiny problem."""
+        self.root, self.folder, self.stop = root, folder, threading.Event()
+        self.clients: list[Client] = []
+        for index, name in enumerate((folder.config.nodes or "").split(",")):
+            hosted = folder.config.hosting.hosted(index)
+            data = write_tiny_npz(root / f"{name}.npz", hosted)
+            self.clients.append(Client(root, name, data))
         self.grid = DeployedGrid(self.clients)
-        self.stop = threading.Event()
 
     def restart_killed(self) -> None:
         """A client that ends in the middle of its work is started again."""
@@ -138,11 +128,6 @@ class Deployment:
                 return client.restart()
 
         self.grid.answer = until_killed
-
-    def heal(self) -> None:
-        """Everything arrives again, nobody looks."""
-        self.grid.on_push = lambda name, request: True
-        self.grid.on_look = lambda: None
 
     def start(self, report: runs.Report = runs.ignore) -> None:
         """Starts the server, from its checkpoint on."""
@@ -209,13 +194,12 @@ def place_of(run: Deployment, index: int = 0, run_id: str = "0" * 16) -> Deploye
 
 def kill_after_count(monkeypatch, round: int, end=sys.exit) -> None:
     """Ends the first client that counted its release of a round, before it answers."""
-    killed: list[int] = []
     save = ClientLedger.charge
 
     def charge(self: ClientLedger, event: Any, limits: Any) -> None:
         save(self, event, limits)
-        if event.round == round and not killed:
-            killed.append(1)
+        if event.round == round:
+            monkeypatch.setattr(ClientLedger, "charge", save)
             end()
 
     monkeypatch.setattr(ClientLedger, "charge", charge)

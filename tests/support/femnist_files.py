@@ -42,15 +42,12 @@ def write_leaf(folder: Path, files=((2, 0), (3, 1))) -> str:
     """Writes LEAF's layout: writers by number in several files, out of order."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, chosen in enumerate(files):
-        content = {"users": [[*WRITERS][i] for i in chosen]}
-        content["num_samples"] = [len(WRITERS[name]) for name in content["users"]]
-        content["user_data"] = {
-            name: {
-                "x": (paper(name) / 255).reshape(-1, 784).tolist(),
-                "y": WRITERS[name],
-            }
-            for name in content["users"]
-        }
+        users, data = [[*WRITERS][i] for i in chosen], {}
+        for user in users:
+            pixels = (paper(user) / 255).reshape(-1, 784).tolist()
+            data[user] = {"x": pixels, "y": WRITERS[user]}
+        sizes = [len(WRITERS[user]) for user in users]
+        content = {"users": users, "num_samples": sizes, "user_data": data}
         (folder / f"all_data_{number}.json").write_text(json.dumps(content))
     return f"femnist:{folder}"
 

@@ -19,7 +19,7 @@ from fedgs.federation.messages import (
     encode_answer,
     encode_batch,
 )
-from fedgs.gan.features import KINDS
+from fedgs.federation.round import new_server, stage_request, stage_round
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from tiny import MOMENTS, request_of, tiny_config
@@ -42,21 +42,21 @@ def a_request(config: RunConfig, **changes: object) -> FakeBatch:
 
 def a_stage(config: RunConfig) -> StageRequest:
     """An honest request of stage 3."""
-    rng = torch.Generator().manual_seed(0)
-    shapes = KINDS["moments"].shapes(config)
-    network = {name: torch.rand(shape, generator=rng) for name, shape in shapes.items()}
-    count, groups, columns = config.terms(ROUND).shape[1:]
-    centre = torch.rand(count, groups, columns - 1, generator=rng)
-    return StageRequest(ROUND, (network,), centre, keep_round=2)
+    server = new_server(config)
+    for round in range(1, ROUND):
+        stage_round(
+            config, server, stage_request(config, server), [a_release(config, round)]
+        )
+    return replace(stage_request(config, server), keep_round=2)
 
 
-def a_release(config: RunConfig) -> SanitizedGradients:
+def a_release(config: RunConfig, round: int = ROUND) -> SanitizedGradients:
     """An honest release of node 2."""
-    terms, rng = config.terms(ROUND), torch.Generator().manual_seed(1)
+    terms, rng = config.terms(round), torch.Generator().manual_seed(1)
     values = torch.randn(terms.shape, generator=rng)
     if step := release_step(config):
         values = to_grid(values, step).float()
-    return received(values, ROUND, NODE, terms.noise_std, terms.clip_bound)
+    return received(values, round, NODE, terms.noise_std, terms.clip_bound)
 
 
 @cache

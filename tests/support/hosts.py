@@ -18,17 +18,15 @@ from pathlib import Path
 
 import pytest
 
-from fedgs.process import end_processes
+from fedgs.process import TOKEN_VARIABLE, end_processes
 
 ROOT = Path(__file__).resolve().parents[2]
-FEDGS = (sys.executable, "-m", "fedgs")
 PATIENCE = 900.0  # seconds for one step, on a loaded machine
 Process = subprocess.Popen[bytes]
 
 
 def ip(command: str, check: bool = True) -> None:
-    words = ["ip", *command.split()]
-    subprocess.run(words, check=check, capture_output=True, text=True)
+    subprocess.run(["ip", *command.split()], check=check, capture_output=True)
 
 
 class Network:
@@ -49,10 +47,9 @@ class Network:
             self._build()
         except BaseException as error:
             self.close()
-            reason = getattr(error, "stderr", None)
-            if reason is None:
+            if not isinstance(error, subprocess.CalledProcessError):
                 raise
-            pytest.skip(f"network namespaces are not permitted here: {reason}")
+            pytest.skip(f"network namespaces are not permitted here: {error.stderr}")
 
     def _build(self) -> None:
         for space in self.spaces.values():
@@ -62,18 +59,11 @@ class Network:
         ip(f"{self.center} addr add {self.addresses['server']}/24 dev switch")
         ip(f"{self.center} link set switch up")
         for name in ("a", "b", "c"):
-            far = self.spaces[name]
-            ends = f"to-{name} type veth peer name eth0 netns {far}"
-            ip(f"{self.center} link add {ends}")
-            ip(f"{self.center} link set to-{name} master switch up")
+            far, near = self.spaces[name], f"to-{name}"
+            ip(f"{self.center} link add {near} type veth peer name eth0 netns {far}")
+            ip(f"{self.center} link set {near} master switch up")
             ip(f"-n {far} addr add {self.addresses[name]}/24 dev eth0")
             ip(f"-n {far} link set eth0 up")
-
-    def cut(self, name: str) -> None:
-        ip(f"{self.center} link set to-{name} down")
-
-    def heal(self, name: str) -> None:
-        ip(f"{self.center} link set to-{name} up")
 
     def close(self) -> None:
         for space in self.spaces.values():
@@ -93,16 +83,12 @@ class Machines:
         self.folder, self.network = folder, network
         self.token = secrets.token_hex(16)
         self.started: list[Process] = []
-        python_path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.environment = {
-            "PYTHONPATH": os.pathsep.join(python_path),
-            "FEDGS_RUN_TOKEN": self.token,
-            "HOME": str(self.folder),
-        }
+        own = {"PYTHONPATH": str(ROOT), TOKEN_VARIABLE: self.token}
+        self.environment = os.environ | own | {"HOME": str(folder)}
 
     def start(self, host: str, *arguments: object) -> Process:
         """Starts `fedgs ...` on a host; its output goes to HOST-N.log."""
-        return self.launch(host, [*FEDGS, *map(str, arguments)])
+        return self.launch(host, [sys.executable, "-m", "fedgs", *map(str, arguments)])
 
     def launch(self, host: str, command: Sequence[str], more=None) -> Process:
         """Starts any command on a host, with more variables in its environment."""
@@ -112,7 +98,7 @@ class Machines:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=os.environ | self.environment | (more or {}),
+                env=self.environment | (more or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -120,11 +106,9 @@ class Machines:
         self.started.append(process)
         return process
 
-    def run(self, host: str, *arguments: object) -> str:
+    def run(self, host: str, *arguments: object) -> None:
         """Runs `fedgs ...` on a host to its end, which must be a good one."""
-        process = self.start(host, *arguments)
-        assert process.wait(PATIENCE) == 0, self.logs()
-        return self.log_of(process)
+        assert self.start(host, *arguments).wait(PATIENCE) == 0, self.logs()
 
     def kill(self, process: Process) -> None:
         """Ends a process as a power cut does."""

@@ -16,12 +16,10 @@ from command_line import flags
 from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data
 from fedgs.process import SERVER_VARIABLE, processes_of
-from fedgs.runs.run_folder import RunFolder
 from hosts import Machines, Network, Process
 from server.launch.certs import make_certificates
 from server.launch.flower_app import free_port
 
-PORT = 8000  # of a server with a host of its own
 CLIENTS = ("a", "b")
 RUN = "fedgs-server/runs/digits"
 OF_THE_DATA = ("data", "clients_per_round", "clients_per_node", "num_workers")
@@ -30,12 +28,6 @@ SETTINGS |= dict.fromkeys(OF_THE_DATA)  # no flags
 SETTINGS |= {"num_clients": 4, "node_sizes": "3,1", "num_classes": 10}
 SETTINGS |= {"discriminator_steps": 1, "noise_multiplier": 0.1, "output": "digits"}
 SETTINGS |= {"num_rounds": 20, "checkpoint_every": 3, "round_timeout": 900}
-
-
-def undisturbed(folder: Path) -> str:
-    """The generator that the local engine trains with the settings of the run there."""
-    config = RunFolder.open(folder / RUN).config
-    return runs.undisturbed(config, f"npz:{folder}/all.npz", folder / "local")
 
 
 def prepare(folder: Path) -> Path:
@@ -55,7 +47,7 @@ class Live:
 
     Args:
         folder: of everything, prepared.
-        network: the hosts; this machine itself and a free port without one.
+        network: the hosts; this machine itself without one.
 
     Attributes:
         names: of the clients.
@@ -67,14 +59,13 @@ class Live:
         self.log, self.until = self.machines.log_of, self.machines.until
         self.address = network.addresses["server"] if network else "127.0.0.1"
         self.host = "0.0.0.0" if network else "127.0.0.1"
-        self.port = PORT if network else free_port()
+        self.port = free_port()
         self.run, self.state = folder / RUN, folder / "fedgs-server"
         self.ca = ["--server", f"127.0.0.1:{self.port}", "--ca", "certs/ca.crt"]
 
-    def certify(self, *hosts: str) -> None:
+    def certify(self) -> None:
         """Makes the authority, the server's certificate and the clients' keys."""
-        names = hosts or ("localhost", "127.0.0.1")
-        make_certificates(self.folder / "certs", list(names), list(self.names))
+        make_certificates(self.folder / "certs", [self.address], self.names)
 
     def serve(self, *more: object) -> Process:
         """Starts the server and waits until it takes connections."""
@@ -93,8 +84,8 @@ class Live:
             "limits": "limits.toml",
             "log_json": f"{name}.jsonl",
         }
-        words = ("deploy", "client", name, *flags(**given | more))
-        return self.machines.start(name, *words)
+        own = flags(**given | more)
+        return self.machines.start(name, "deploy", "client", name, *own)
 
     def submit(self, *arguments: object) -> Process:
         """Submits: its server, when it starts, knows no client."""

@@ -76,21 +76,12 @@ def frozen(round, **changes):
 
 def epsilons(stated, **wanted):
     """The epsilons of the statements with these fields, in order."""
-    return [
-        s.epsilon
-        for s in stated
-        if all(getattr(s, name) == value for name, value in wanted.items())
-    ]
+    return [s.epsilon for s in stated if wanted.items() <= vars(s).items()]
 
 
 def epsilon(stated, **wanted):
     (found,) = epsilons(stated, **wanted)
     return found
-
-
-def server_epsilon(stated):
-    """What the server may learn when a client's data are replaced: the largest one."""
-    return epsilon(stated, adversary="server", relation="replace-one")
 
 
 def theorems(stated):

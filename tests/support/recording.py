@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from google.protobuf.message import Message as Proto
 
+from loading import write_npz
 from tiny import NUM_CLASSES, SIDE, SIZES
 
 VICTIM = 0
@@ -38,19 +39,16 @@ def planted_data(folder: Path) -> str:
     labels = np.arange(len(owners)) % NUM_CLASSES
     images[owners == VICTIM] = np.frombuffer(PIXELS, np.uint8)
     labels[:NUM_IMAGES] = np.where(np.arange(NUM_IMAGES) < NUM_RARE, 2, 0)
-    path = folder / "tiny.npz"
-    np.savez(path, images=images, labels=labels, clients=owners)
-    return f"npz:{path}"
+    return write_npz(folder / "x.npz", images=images, labels=labels, clients=owners)
 
 
 def canaries() -> dict[str, bytes]:
     """The private values in every form in which they might leave, as patterns."""
     row = np.frombuffer(PIXELS, np.uint8)
-    first = [str(value) for value in row[:3]]
     found = {
         "pixels": re.escape(PIXELS),
         "pixels, float32": re.escape((row.astype(np.float32) / 255)[:4].tobytes()),
-        "pixels, printed": rf"{first[0]},? {first[1]},? {first[2]}".encode(),
+        "pixels, printed": b",? ".join(b"%d" % value for value in row[:3]),
         "words": WORDS.replace("-", ".").encode(),
         "a word": WORDS.rpartition("-")[2].encode(),
     }

@@ -9,7 +9,6 @@ from PIL import Image
 
 from experiments.debug.plan import FORMAT
 from experiments.debug.report import with_titles
-from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
 from fedgs.federation.round import select
 from fedgs.federation.training import new_event
@@ -25,17 +24,12 @@ PRIVATE = {"noise_seed": None, "engine": "local"}
 GROUPS = ("healthy-0", "healthy-1", "suspicious-0", "suspicious-1")
 
 
-def tiny_run(path: Path, **settings: object) -> RunConfig:
-    """Returns the configuration of a run with fresh noise, unless told otherwise."""
-    return tiny_config(output=str(path), **PRIVATE | settings)
-
-
 def make_run(path: Path, **settings: object) -> Path:
     """Writes what a finished run of three rounds leaves behind, without training it.
 
     The generator of a round is a new one, so grids differ; the norms are 3, 2 and 1.
     """
-    config = tiny_run(path, **settings)
+    config = tiny_config(output=str(path), **PRIVATE | settings)
     folder = RunFolder.create(config)
     with closing(folder.ledger()) as ledger:
         for round in (1, 2, 3):

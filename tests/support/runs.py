@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.load import load_data
 from fedgs.federation import local
+from fedgs.federation.training import new_event
 from fedgs.files import read_tensors
 from fedgs.privacy.client_limits import ALLOW_ALL
 from fedgs.privacy.ledger import Event, Ledger
 from fedgs.runs.run_folder import RunFolder
-from plans import event
+from tiny import digest, tiny_config
 
 Report = Callable[[dict], None]
 TENSORS = {"generator.weight": torch.arange(6.0).view(2, 3)}
@@ -47,10 +47,9 @@ def interrupt_at(round: int) -> Report:
     return at_round(round, interrupt)
 
 
-def train(folder: RunFolder, report: Report = ignore, data=None, stop=None) -> None:
+def train(folder: RunFolder, report: Report = ignore, data=None) -> None:
     """Trains with the local engine, from what is on the disk."""
-    data = data or load_data(folder.config)
-    local.train(folder, data, report, stop or threading.Event())
+    local.train(folder, data or load_data(folder.config), report, threading.Event())
 
 
 def undisturbed(config: RunConfig, data: str, output: Path) -> str:
@@ -63,9 +62,7 @@ def undisturbed(config: RunConfig, data: str, output: Path) -> str:
 
 def tiny_event(round: int) -> Event:
     """An event of a run of the tiny problem."""
-    nodes = {"num_clients": 6, "planned_nodes": 2, "counted_nodes": 2}
-    noise = {"noise_std": 1.0, "noise_source": "seeded"}
-    return event(round, participants=(0, 2), **nodes, **noise)
+    return new_event(tiny_config(), round, (0, 2), 1)
 
 
 def events(folder: RunFolder) -> tuple[Event, ...]:
@@ -77,8 +74,12 @@ def attempts(folder: RunFolder) -> list[tuple[int, int]]:
 
 
 def num_answers(folder: RunFolder) -> list[int]:
-    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["num_answers"] for line in lines]
+    return [line["num_answers"] for line in json_lines(folder.path / "metrics.jsonl")]
+
+
+def json_lines(path: Path) -> list[dict]:
+    """What a file's lines hold, each of which must be whole."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def rounds_done(path: Path) -> int:
@@ -92,7 +93,7 @@ def generator(path: Path, name: str = "generator") -> str:
     pytest takes half an hour to print how two files of 100 kB differ.
     """
     tensors, _ = read_tensors(path / f"{name}.safetensors")
-    return hashlib.sha256(save(tensors)).hexdigest()
+    return digest(tensors)
 
 
 def rewrite(folder: Path, events: Sequence[Event]) -> None:

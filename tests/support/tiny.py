@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig, RunConfig
@@ -20,6 +21,7 @@ from fedgs.gan.discriminators import Discriminators
 
 SIZES = (6, 4, 9, 1, 12, 8)  # unequal; client 3 owns a single image
 SINGLE_IMAGE_CLIENT = 3
+OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)
 NUM_CLASSES = 3
 SIDE = 16
 
@@ -44,21 +46,13 @@ SETTINGS = {
     "noise_seed": 7,
 }
 
-FULL_PARTICIPATION = {
-    "client_selection": "all",
-    "discriminator_training": "every_round",
-    "clients_per_node": 2,
-    "fakes_per_round": 8,
-    "dct_size": 8,
-}
+FULL_PARTICIPATION: dict[str, Any] = {"client_selection": "all", "dct_size": 8}
+FULL_PARTICIPATION |= {"clients_per_node": 2, "fakes_per_round": 8}
+FULL_PARTICIPATION |= {"discriminator_training": "every_round"}
 
 # Two stages, then gradients.
-STAGED = FULL_PARTICIPATION | {
-    "stages": "means:0.5,scatter:2",
-    "moment_size": 4,
-    "generator": "gaussian",
-    "latent": "normal",
-}
+STAGED = FULL_PARTICIPATION | {"stages": "means:0.5,scatter:2", "moment_size": 4}
+STAGED |= {"generator": "gaussian", "latent": "normal"}
 
 # Three stages, and nothing else.
 MOMENTS = STAGED | {"stages": "means:0.5,scatter:1,moments:2"}
@@ -71,6 +65,7 @@ REFINED |= {"generator": "refined", "generator_dim": 2}
 def tiny_config(kind: Any = ResolvedConfig, **overrides: object) -> Any:
     """Returns a resolved and valid configuration of the tiny problem.
 
+    A `RunConfig` is one as a user gives it: some settings may be unset.
     `client_selection="all"` sets clients_per_round to all clients by itself.
     """
     settings = SETTINGS | overrides
@@ -79,19 +74,14 @@ def tiny_config(kind: Any = ResolvedConfig, **overrides: object) -> Any:
     return kind(**settings).validate()
 
 
-def open_config(**overrides: object) -> RunConfig:
-    """Returns settings of the tiny problem as a user gives them: some may be unset."""
-    return tiny_config(RunConfig, **overrides)
-
-
 def tiny_data(config: RunConfig) -> FederatedImages:
     """Returns the images of the first `config.num_clients` clients."""
-    images, labels, owners = _arrays()
+    images, labels = strokes()
     kept = range(config.num_clients or len(SIZES))
     return FederatedImages(
         np.repeat(images, config.image_channels, axis=1),
         labels,
-        tuple(np.flatnonzero(owners == client) for client in kept),
+        tuple(np.flatnonzero(client == OWNERS) for client in kept),
         tuple(str(client) for client in kept),
         NUM_CLASSES,
         config.data,
@@ -100,18 +90,16 @@ def tiny_data(config: RunConfig) -> FederatedImages:
 
 def write_tiny_npz(path: Path, clients: Iterable[int] = range(len(SIZES))) -> str:
     """Writes images of some clients for `npz:PATH`; returns that value of `data`."""
-    images, labels, owners = _arrays()
-    kept = np.isin(owners, list(clients))
-    np.savez(path, images=images[kept], labels=labels[kept], clients=owners[kept])
+    images, labels = strokes()
+    kept = np.isin(OWNERS, list(clients))
+    np.savez(path, images=images[kept], labels=labels[kept], clients=OWNERS[kept])
     return f"npz:{path}"
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
     """Returns the hash of every bit of some state."""
-    content = hashlib.sha256()
-    for name, value in tensors.items():
-        content.update(name.encode() + value.contiguous().numpy().tobytes())
-    return content.hexdigest()
+    content = save({name: value.contiguous() for name, value in tensors.items()})
+    return hashlib.sha256(content).hexdigest()
 
 
 def client_digest(discriminators: Discriminators, index: int) -> str:
@@ -147,19 +135,20 @@ def record_calls(monkeypatch, owner: object, name: str) -> list[tuple]:
     return calls
 
 
-def _arrays() -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Images (40, 1, 16, 16), labels and owners: a label says where the strokes lie."""
-    rng = np.random.default_rng(0)
-    owners = np.repeat(np.arange(len(SIZES)), SIZES)
-    labels = np.arange(len(owners)) % NUM_CLASSES
-    images = np.zeros((len(owners), 1, SIDE, SIDE), np.uint8)
+def strokes(
+    count: int = len(OWNERS), seed: int = 0, side: int = SIDE
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images (count, 1, side, side) and labels, which say where the strokes lie."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % NUM_CLASSES
+    images = np.zeros((count, 1, side, side), np.uint8)
     for image, label in zip(images[:, 0], labels, strict=True):
-        row, column = rng.integers(3, 12, size=2)
-        along = np.arange(2, 14)
+        row, column = rng.integers(3, side - 4, size=2)
+        along = np.arange(2, side - 2)
         if label != 0:
             image[row : row + 2, along] = rng.integers(180, 256)  # horizontal
         if label != 1:
             image[along, column : column + 2] = rng.integers(180, 256)  # vertical
         if label != 2:
             image[along, along] = rng.integers(180, 256)  # diagonal
-    return images, labels, owners
+    return images, labels
