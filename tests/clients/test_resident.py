@@ -81,8 +81,8 @@ def fixture_told(monkeypatch, tmp_path) -> list[str]:
         (node("garbage"), "data = 'npz:"),
         ([*node(), CA + "none"], "ca = none: No such file"),
         ([*node(), CA + "garbage"], "ca = garbage: no PEM certificate"),
-        ([*node(), KEY + "none"], "key = none: not a private key"),
-        ([*node(), KEY + "garbage"], "key = garbage: not a private key"),
+        ([*node(), KEY + "none"], "key = none: is no private key"),
+        ([*node(), KEY + "garbage"], "key = garbage: is no private key"),
         (node(), "this Flower is not known: install"),
     ],
 )

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -394,7 +395,8 @@ def test_run_that_does_not_fit_is_refused_with_the_estimate(
     tmp_path, monkeypatch, settings, memory, disk, needed
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(preparation, "available_memory", lambda: memory)
+    available = SimpleNamespace(available=memory)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=disk))
     paper = RunConfig(num_clients=1000, num_classes=10, **settings)
     if needed is None:
