@@ -163,6 +163,9 @@ HELD_OUT = 0.1  # of every owner's images, where the data have no test split
 # 1438 with 10, 775 with 8 and 289 to 536 with 6; the borders lie between, and 4 is what
 # follows from the order.
 MOMENTS = ((1761, 12, 40), (1056, 10, 30), (645, 8, 0), (200, 6, 0), (0, 4, 0))
+# Below it noise leaves nothing of features, and moments need all of mu^2: of the 539
+# writers at epsilon 1 (204) means of features were noise, at epsilon 3 (548) they help.
+LEAST_FOR_FEATURES = 300
 
 
 def is_left_open(given: Mapping[str, Any]) -> bool:
@@ -179,7 +182,7 @@ def is_left_open(given: Mapping[str, Any]) -> bool:
 
 
 def moments_for(config: RunConfig) -> dict[str, Any]:
-    """Returns the settings of the moments that a budget can pay for.
+    """Returns the settings of the moments, and features or not, that a budget pays for.
 
     Privacy: public. Of clients, nodes and noise, not of images or their number.
 
@@ -193,7 +196,10 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
     signal = signal_of(config)
     side, axes = next(paid for least, *paid in MOMENTS if signal >= least)
     found: dict[str, Any] = {"latent_dim": axes} if axes else {}
-    if axes:
+    if config.has_features and signal < LEAST_FOR_FEATURES:
+        names = "num_rounds", "stages", "generator"
+        found |= {name: getattr(moments(), name) for name in names}
+    elif axes:
         last = config.stage_list[-1:] if config.has_features else ()
         stages = (*moments_parts().stage_list, *last)
         found |= {"num_rounds": len(stages), "stages": written(stages)}

@@ -375,7 +375,7 @@ def client(certs: Path, name: str) -> str:
 
 
 def test_a_target_epsilon_alone_submits_the_default_recipe(control, fedgs):
-    plan = {"num_classes": 10, "target_epsilon": 10.0, "clients_per_node": 10}
+    plan = {"num_classes": 10, "target_epsilon": 10.0, "clients_per_node": 100}
     code, _, _ = fedgs(*SUBMIT, "--client", "a", "--client", "b", *flags(**plan))
     assert code == 0
     settings = control.app["config"]
@@ -383,7 +383,7 @@ def test_a_target_epsilon_alone_submits_the_default_recipe(control, fedgs):
     sent = RunConfig.from_flat(settings)
     assert sent.stages is not None
     assert sent.stages.endswith("font-features:1")
-    assert sent.moment_size == 4  # what noise leaves of 20 clients pays for no more
+    assert sent.moment_size == 6  # what noise leaves of 200 clients pays for
 
 
 def test_submit_registers_starts_and_follows_a_run(certs, control, fedgs, monkeypatch):
