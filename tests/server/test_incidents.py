@@ -51,7 +51,7 @@ class Site(Live):
             self.server = self.serve("--log-json", "server.jsonl")
         assert self.submitted.wait(PATIENCE) == 1, self.machines.logs()
         assert "continue with: fedgs deploy submit" in self.log(self.submitted)
-        self.submitted = self.resume()
+        self.submitted = self.submit("--resume", "digits")
 
     def counted(self, client: str) -> Path:
         """A client's own count of its releases."""

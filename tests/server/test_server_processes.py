@@ -125,7 +125,8 @@ def test_second_server_on_a_state_directory_is_refused(tmp_path, monkeypatch):
 
 def must_go_on(deployment, server) -> None:
     """The run is resumed, and finishes another round."""
-    deployment.until_next_round(server, deployment.resume())
+    resumed = deployment.submit("--resume", "digits")
+    deployment.until_next_round(server, resumed)
 
 
 def must_have_stopped(deployment) -> None:

@@ -10,15 +10,17 @@ from tiny import SIDE, strokes
 
 
 def labelled(count: int, seed: int, side: int = SIDE) -> LabelledImages:
-    images, labels = strokes(count, seed, side)
-    return LabelledImages(images.astype(np.float32) / 255, labels)
+    """Strokes on a ground that is not quite black, so that no two images are alike."""
+    images, labels = strokes(count, seed, side, alone=True)
+    ground = np.random.default_rng(seed).uniform(0, 0.15, images.shape)
+    return LabelledImages(np.maximum(images / 255, ground).astype(np.float32), labels)
 
 
 def write_mnist(folder: Path) -> None:
     """Writes MNIST/raw below the folder, in the idx format."""
     for seed, (split, count) in enumerate({"train": 120, "t10k": 60}.items()):
-        images, labels = strokes(count, seed, side=28)
-        loading.write_mnist(folder, images[:, 0], labels, split=split)
+        images, labels = labelled(count, seed, side=28)
+        loading.write_mnist(folder, 255 * images[:, 0], labels, split=split)
 
 
 def refuse(*_: object, **__: object) -> None:

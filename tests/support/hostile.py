@@ -28,7 +28,6 @@ ROUND, NODE = 3, 2
 EXACT = tiny_config(num_rounds=9)
 COMPACT = tiny_config(num_rounds=9, message_precision="compact")
 STAGE = tiny_config(**MOMENTS | {"num_rounds": 9})
-SIDES = ("server", "client")  # whose messages are hostile
 
 Payload = dict[str, Any]
 Change = Callable[[Payload], Payload]

@@ -21,7 +21,6 @@ from server.launch.certs import make_certificates
 from server.launch.flower_app import free_port
 
 CLIENTS = ("a", "b")
-RUN = "fedgs-server/runs/digits"
 OF_THE_DATA = ("data", "clients_per_round", "clients_per_node", "num_workers")
 SETTINGS: dict[str, object] = tiny.SETTINGS | tiny.FULL_PARTICIPATION
 SETTINGS |= dict.fromkeys(OF_THE_DATA)  # no flags
@@ -60,7 +59,8 @@ class Live:
         self.address = network.addresses["server"] if network else "127.0.0.1"
         self.host = "0.0.0.0" if network else "127.0.0.1"
         self.port = free_port()
-        self.run, self.state = folder / RUN, folder / "fedgs-server"
+        self.state = folder / "fedgs-server"
+        self.run = self.state / "runs" / "digits"
         self.ca = ["--server", f"127.0.0.1:{self.port}", "--ca", "certs/ca.crt"]
 
     def certify(self) -> None:
@@ -95,10 +95,6 @@ class Live:
 
     def start_run(self, **settings: object) -> Process:
         return self.submit(*flags(**SETTINGS | settings))
-
-    def resume(self) -> Process:
-        """Continues the run."""
-        return self.submit("--resume", "digits")
 
     def running(self, rounds: int, **settings: object) -> tuple[Process, ...]:
         """Starts everything and waits for some rounds: the server, the submitter."""

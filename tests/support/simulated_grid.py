@@ -105,9 +105,8 @@ def start(folder: RunFolder, grid: FakeGrid, report: Report = ignore) -> None:
     GsWgan(folder, report, threading.Event()).start(grid)
 
 
-def product(folder: RunFolder) -> list[bytes]:
-    names = ("generator", "generator_ema")
-    return [generator(folder.path, name) for name in names]
+def product(folder: RunFolder) -> list[str]:
+    return [generator(folder.path, n) for n in ("generator", "generator_ema")]
 
 
 def round_of(request: Message) -> int | None:

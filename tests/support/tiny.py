@@ -136,19 +136,19 @@ def record_calls(monkeypatch, owner: object, name: str) -> list[tuple]:
 
 
 def strokes(
-    count: int = len(OWNERS), seed: int = 0, side: int = SIDE
+    count: int = len(OWNERS), seed: int = 0, side: int = SIDE, alone: bool = False
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (count, 1, side, side) and labels, which say where the strokes lie."""
+    """Images (count, 1, side, side), and labels: the stroke that is alone, or lacks."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % NUM_CLASSES
     images = np.zeros((count, 1, side, side), np.uint8)
     for image, label in zip(images[:, 0], labels, strict=True):
         row, column = rng.integers(3, side - 4, size=2)
         along = np.arange(2, side - 2)
-        if label != 0:
+        if (label == 0) == alone:
             image[row : row + 2, along] = rng.integers(180, 256)  # horizontal
-        if label != 1:
+        if (label == 1) == alone:
             image[along, column : column + 2] = rng.integers(180, 256)  # vertical
-        if label != 2:
+        if (label == 2) == alone:
             image[along, along] = rng.integers(180, 256)  # diagonal
     return images, labels
