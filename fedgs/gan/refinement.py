@@ -7,8 +7,6 @@ discriminators, and the generator may take as many steps against it as it likes:
 
     loss = sum over classes of |E f(G(z, y)) - target_y|^2
 
-The target is the release with its noise shrunk: `denoised`.
-
 Features are made by the trunk of `fedgs.gan.public_networks`, and scaled by what the
 generator itself draws before the release.
 
@@ -110,35 +108,6 @@ def _drawn(
     return generator(z, labels), labels
 
 
-def denoised(away: Tensor, noise_std: Tensor) -> Tensor:
-    """Returns what noise leaves of how far classes are from the generator's own.
-
-    Classes differ along few directions and noise along all: of each layer's features,
-    in units of the noise, singular values are shrunk as is best in squared error, and
-    those that noise alone would have become zero.
-
-    Privacy: post-processing of DP output.
-
-    Source: Gavish and Donoho, "Optimal shrinkage of singular values", IEEE Transactions
-    on Information Theory 2017, for the Frobenius norm.
-
-    Args:
-        away: release less centre, shape (classes, features).
-        noise_std: of each class's features, shape (classes,).
-    """
-    scale = noise_std.double().clamp_min(1e-9).unsqueeze(1)
-    products = away.shape[1] - sum(LAYER_FEATURES)
-    parts: list[Tensor] = []
-    for layer in (away / scale).split([*LAYER_FEATURES, products], 1):
-        left, values, right = torch.linalg.svd(layer, full_matrices=False)
-        less, more = sorted(layer.shape)
-        ratio, values = less / more, values / more**0.5
-        kept = ((values**2 - ratio - 1) ** 2 - 4 * ratio).clamp_min(0).sqrt() / values
-        kept[values <= 1 + ratio**0.5] = 0
-        parts.append(left * (kept * more**0.5) @ right)
-    return (torch.cat(parts, 1) * scale).float()
-
-
 def refine(
     config: ResolvedConfig,
     release: StageRelease,
@@ -158,9 +127,7 @@ def refine(
         check: called with each finished step; what it raises ends the fit.
     """
     net = {name: value.to(config.device) for name, value in release.networks[0].items()}
-    _, (centre,) = reference(config, generator)  # as it was sent
-    target = centre + denoised(release.target[0] - centre, release.noise_std)
-    target = target.to(config.device)
+    target = release.target[0].to(config.device)
     adam = torch.optim.Adam(generator.refiner.parameters(), LEARNING_RATE, BETAS)
     generator.train()
     found: Tensor | None = None
