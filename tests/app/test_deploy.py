@@ -383,7 +383,7 @@ def test_a_target_epsilon_alone_submits_the_default_recipe(control, fedgs):
     sent = RunConfig.from_flat(settings)
     assert sent.stages is not None
     assert sent.stages.endswith("font-features:1")
-    assert sent.moment_size == 6  # what noise leaves of 200 clients pays for
+    assert sent.moment_size == 10
 
 
 def test_submit_registers_starts_and_follows_a_run(certs, control, fedgs, monkeypatch):
