@@ -166,7 +166,8 @@ MOMENTS = ((1761, 12, 40), (1056, 10, 30), (645, 8, 0), (200, 6, 0), (0, 4, 0))
 # Below it noise leaves nothing of features, and moments need all of mu^2: of the 539
 # writers at epsilon 1 (204) means of features were noise, at epsilon 3 (548) they help.
 LEAST_FOR_FEATURES = 300
-REFINED_SIDE = 10  # at least: a refiner takes off noise that Gaussians would draw
+# From the first on at least the second: a refiner takes off noise that Gaussians draw.
+REFINED_SIDE = (500, 10)
 
 
 def is_left_open(given: Mapping[str, Any]) -> bool:
@@ -200,8 +201,8 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
     if config.has_features and signal < LEAST_FOR_FEATURES:
         names = "num_rounds", "stages", "generator"
         found |= {name: getattr(moments(), name) for name in names}
-    elif config.has_features:
-        side = max(side, REFINED_SIDE)
+    elif config.has_features and signal >= REFINED_SIDE[0]:
+        side = max(side, REFINED_SIDE[1])
     if axes:
         last = config.stage_list[-1:] if config.has_features else ()
         stages = (*moments_parts().stage_list, *last)

@@ -130,7 +130,7 @@ def test_target_alone_trains_the_best_recipe_of_own_data(trained):
     assert kinds == ["means", "scatter", "moments", "font-features"]
     assert (config.num_clients, config.num_classes) == (OWNERS, 2)
     assert (config.image_size, config.image_channels) == (28, 1)
-    assert config.moment_size == moments_for(config)["moment_size"] == 10
+    assert config.moment_size == moments_for(config)["moment_size"] == 6
     assert (config.target_epsilon, config.relation) == (100, "zero-out")
     assert config.test_fraction == HELD_OUT
 
