@@ -236,7 +236,11 @@ def test_ended_run_leaves_no_process_and_resumes(
 
 @pytest.mark.flower
 @pytest.mark.slow
-def test_plain_flwr_run_trains_with_the_settings_of_pyproject(tmp_path, machines):
+def test_plain_flwr_run_trains_with_the_settings_of_pyproject(
+    tmp_path, machines, monkeypatch
+):
+    # As in Flower's processes, which know nothing of the short fits of the tests.
+    monkeypatch.setattr("fedgs.gan.refinement.STEPS", 900)
     file = tmp_path / "more.toml"
     file.write_text("generator_dim = 4\nnum_rounds = 9\nnoise_seed = 1\n")
     overrides = {"num_clients": 6, "clients_per_node": 3, "image_size": 16}
