@@ -151,7 +151,8 @@ def log_progress(folder: RunFolder, metrics: dict[str, Any]) -> None:
     if "refiner_step" in metrics:
         steps = metrics["refiner_step"], metrics["refiner_steps"]
         log(INFO, "refiner: step %d of %d", *steps)
-        write_json(folder.path / ".flower" / FIT, metrics)
+        with contextlib.suppress(OSError):  # a full disk loses it, not the run
+            write_json(folder.path / ".flower" / FIT, metrics)
     elif metrics["round"] % every == 0:
         log(INFO, "round %d of %d", metrics["round"], num_rounds)
     log_event("round", **metrics)

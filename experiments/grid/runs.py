@@ -83,13 +83,13 @@ def fill(
             if cell.name in failed:
                 store.add(cell.name, cell.identity | {"failed": failed[cell.name]})
     request.output.mkdir(parents=True, exist_ok=True)
-    if not request.printed:
-        draw_rows(chosen, request.output)
     page = request.output / "table.md"
     write_atomically(page, page_of(store.lines).encode())
     for table in tables_of(store.lines):
         table.show()
     say(f"page  {page}")
+    if not request.printed:  # last: the table needs no data
+        draw_rows(chosen, request.output)
     end(failed)
     return store.lines
 
@@ -202,9 +202,10 @@ def draw_rows(cells: Sequence[Cell], output: Path) -> None:
             sample.draw(folder.config, sample.load_generator(folder), labels, seed=0)
             for folder in rows.values()
         ]
-        real = load_records(config)
-        _, first = np.unique(real.labels, return_index=True)
-        images.append((real.images[first] / 255).astype(np.float32))
+        real, row = load_records(config), np.zeros_like(images[0])
+        present, first = np.unique(real.labels, return_index=True)
+        row[present] = real.images[first] / 255  # a class without images stays black
+        images.append(row)
         picture = output / f"{name}.png"
         sample.save_images(picture, np.concatenate(images), columns=len(labels))
         say(f"rows  {picture}: {', '.join(rows)}, real images")

@@ -109,9 +109,8 @@ def cached_lenet(
         tensors = read_tensors(path)[0]
     if tensors is None:
         started = time.monotonic()
-        trained = fit(
-            RECIPE, train, num_classes, 0, device, report
-        )  # always from seed 0
+        # Always from seed 0.
+        trained = fit(RECIPE, train, num_classes, 0, device, report)
         about = {"num_images": len(train.labels), "num_epochs": RECIPE.num_epochs}
         write_cached(path.stem, about | {"seconds": time.monotonic() - started})
         tensors = trained.state_dict()

@@ -28,7 +28,7 @@ _MADE_HERE = object()
 _INWARDS = 1 - 2.0**-40
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # no message or log shows its numbers
 class IntegerSum:
     """One node's noisy sum in integers: DP by the node's own noise alone.
 

@@ -67,7 +67,7 @@ class ClippedGradients:
         self.is_released = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # no message or log shows its numbers
 class SanitizedGradients:
     """One node's release of one round: the only type that may leave a node.
 

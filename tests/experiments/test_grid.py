@@ -5,7 +5,9 @@ import json
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from evaluation_data import refuse
 from experiments.comparison import methods
@@ -69,6 +71,10 @@ def test_cells_are_made_once_and_printed_from_their_lines(fill, tmp_path, monkey
     assert private["rounds"] == 3
     pictures = sorted(path.stem for path in out.glob("*.png"))
     assert pictures == ["digits-eps10", "digits-epsinf"]
+    with Image.open(out / "digits-eps10.png") as picture:  # the method, and real images
+        assert picture.size == (10 * (16 + 2) + 2, 2 * (16 + 2) + 2)
+        real = np.asarray(picture.convert("L"))[16 + 4 : 2 * (16 + 2)]
+    assert real.max() > 200
     for path in out.iterdir():
         if path.name != "cells.jsonl":
             path.rename(tmp_path / path.name)

@@ -1,4 +1,4 @@
-"""What `fedgs train`, `resume`, and `sample` do."""
+"""What `fedgs train`, `resume` and `sample` do."""
 
 from collections.abc import Mapping
 from contextlib import closing

@@ -17,8 +17,13 @@ from fedgs.errors import UserError
 GREY_MODES = ("1", "L")
 COLOUR_MODES = ("RGB", "RGBA", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 ERRORS = (  # what Pillow raises on damaged or hostile files
-    *(OSError, SyntaxError, ValueError, EOFError, IndexError),
-    *(struct.error, Image.DecompressionBombError),
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    struct.error,
+    Image.DecompressionBombError,
 )
 
 
