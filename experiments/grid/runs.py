@@ -208,4 +208,4 @@ def draw_rows(cells: Sequence[Cell], output: Path) -> None:
         images.append(row)
         picture = output / f"{name}.png"
         sample.save_images(picture, np.concatenate(images), columns=len(labels))
-        say(f"rows  {picture}: {', '.join(rows)}, real images")
+        say(f"rows  {picture}: {', '.join(rows)}, real images (private)")
