@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from fedgs.baselines.fedavg_gan import UpdateConfig
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.node import Node
 from fedgs.privacy.client_limits import Limits
@@ -28,10 +27,9 @@ def agreement(title: str, node: Node) -> str:
     return "\n".join(
         (
             f"{title} takes part in a run; what is agreed:",
-            f"  noise_multiplier {config.noise_multiplier:g}{seeded}, clip_bound "
+            f"  method {config.method}, noise_multiplier {config.noise_multiplier:g}{seeded}, clip_bound "
             f"{config.clip_bound:g}, batch_size {config.batch_size}, "
             f"{config.num_rounds} rounds, unit {config.privacy_unit}",
-            *_method(config),
             *_stages(config),
             *_masks(node),
             f"  against the server: {_costs(config, limits)}",
@@ -50,15 +48,6 @@ def _masks(node: Node) -> list[str]:
         f"  under masks: the server learns the sum of at least {peers.least} nodes; "
         f"peers {', '.join(sorted(peers.pinned))}"
     ]
-
-
-def _method(config: ResolvedConfig) -> list[str]:
-    """Returns a line on the method and its settings, if it is not GS-WGAN."""
-    if not isinstance(config, UpdateConfig):
-        return []
-    own = dataclasses.asdict(config.method).items()
-    shown = ", ".join(f"{name} = {value}" for name, value in own if value is not None)
-    return [f"  {config.baseline}, a round releases one update: {shown}"]
 
 
 def _stages(config: ResolvedConfig) -> list[str]:

@@ -110,8 +110,7 @@ def answer(message: Message, context: Context) -> Message:
     """Trains the node's discriminators and returns its sanitized release.
 
     Privacy: releases (epsilon, delta)-DP output; event: as
-    `fedgs.federation.round.client_round`, or of Fed-Avg GAN as
-    `fedgs.baselines.fedavg_gan.node_update`.
+    `fedgs.federation.answer.answer_of`.
     """
     place = None
     started = time.monotonic()

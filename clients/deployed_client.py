@@ -32,7 +32,6 @@ from flwr.common.logger import log
 
 from clients.agreement import agreement
 from clients.node_cache import NodeCache, cached_worker, drop_worker, forget
-from fedgs.baselines.deployed import read_config
 from fedgs.config.checks import same_source_problems
 from fedgs.config.fields import refuse
 from fedgs.config.run_config import ResolvedConfig, RunConfig
@@ -313,7 +312,7 @@ class DeployedClient:
         path = self.folder / "run.json"
         known = read_json(path) if path.exists() else settings
         # Settings that are left out have their default.
-        if read_config(known) != read_config(settings):
+        if ResolvedConfig.from_flat(known) != ResolvedConfig.from_flat(settings):
             raise UserError(
                 f"{path}: the server sends other settings under the same run; it must "
                 "start a new run folder"
@@ -398,7 +397,7 @@ def agreed(site: DeploymentConfig, settings: Mapping[str, Any]) -> ResolvedConfi
     """
     # The later one counts: what is the client's own is never the server's to set.
     imposed = {**settings, **NEUTRAL, **_own(site)}
-    config = read_config(imposed).validate()
+    config = ResolvedConfig.from_flat(imposed).validate()
     refuse(config, same_source_problems(config))
     _position(site, config)
     return config

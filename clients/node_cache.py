@@ -14,9 +14,6 @@ from pathlib import Path
 
 import torch
 
-from fedgs.baselines.deployed import UpdateNode
-from fedgs.baselines.fedavg_gan import UpdateConfig, run_config
-from fedgs.baselines.run import load_run_data, open_run
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
@@ -65,8 +62,7 @@ class NodeCache:
         """Returns a node, from memory or new (its state then comes from disk)."""
         if node_id not in self.nodes:
             where = (self.private, self.limits, self.source, self.peers)
-            kind = UpdateNode if isinstance(self.config, UpdateConfig) else Node
-            self.nodes[node_id] = kind(self.config, node_id, self.data, *where)
+            self.nodes[node_id] = Node(self.config, node_id, self.data, *where)
         self.nodes.move_to_end(node_id)
         while len(self.nodes) > self.capacity:
             self.nodes.popitem(last=False)
@@ -112,12 +108,8 @@ class SimulatedClient:
         folder = RunFolder.open(self.run_folder)
         # Ray prints what a worker prints at the server.
         with warnings.catch_warnings(action="ignore", category=DataWarning):
-            if not folder.is_baseline:
-                data = load_data(folder.config)
-                return NodeCache(folder.config, data, folder.private)
-            run = open_run(self.run_folder)
-            config = run_config(run.settings, run.config)
-            return NodeCache(config, load_run_data(run), folder.private)
+            data = load_data(folder.config)
+        return NodeCache(folder.config, data, folder.private)
 
 
 def forget(run: str, node_id: int) -> None:

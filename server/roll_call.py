@@ -25,10 +25,13 @@ from fedgs.config.settings import settings_with
 from fedgs.errors import UserError, first_n
 from fedgs.event_log import log_event
 from fedgs.federation.checkpoint import indispensable
-from fedgs.federation.messages import RECORD, Request, one_line
-from fedgs.federation.training import Asking, RunStopped, Stop, last_rounds, nodes_of
+from fedgs.federation.messages import RECORD, one_line
+from fedgs.federation.training import RunStopped, Stop, last_rounds
 from fedgs.mechanism.masks import Announced
 from fedgs.mechanism.peers import is_signed
+from fedgs.methods.base import Request
+from fedgs.methods.schedule import nodes_of
+from fedgs.privacy.ledger import Event
 from fedgs.process import PROTOCOL, check_protocol
 from fedgs.runs.run_folder import RunFolder
 from server.deployment_record import keep, kept_of
@@ -118,7 +121,7 @@ class RollCall:
         grid: Grid,
         folder: RunFolder,
         config: ResolvedConfig,
-        events: Sequence[Asking],
+        events: Sequence[Event],
         progress: Progress,
     ) -> None:
         """Asks nobody yet."""

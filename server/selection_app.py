@@ -43,9 +43,9 @@ from fedgs.cohorts.selection import (
 from fedgs.cohorts.settings import CLIP_BOUND
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.messages import RECORD
-from fedgs.federation.round import select
 from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import write_json
+from fedgs.methods.schedule import select
 from fedgs.runs.run_folder import RunFolder
 from server.roll_call import roll_call
 from server.server_app import StopFile, locked, recorded_outcome

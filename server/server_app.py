@@ -24,15 +24,12 @@ from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid, ServerApp
 
 from clients.flower_speed import hasten_pulls
-from fedgs.baselines import deployed
-from fedgs.baselines.fedavg_gan import METHOD
-from fedgs.baselines.run import open_run
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.preparation import check_capacity, resolve, resolve_deployed
-from fedgs.federation.training import Report, RunStopped, Stop
+from fedgs.federation.training import RunStopped
 from fedgs.files import make_folder, write_json
 from fedgs.process import (
     FIT,
@@ -43,9 +40,7 @@ from fedgs.process import (
     keep_freed_memory,
 )
 from fedgs.runs.run_folder import RunFolder
-from server.fedavg_gan import FedAvgGanStrategy
-from server.strategy import GsWgan
-from server.strategy_base import FlowerStrategy
+from server.strategy import FederatedGan
 
 # What a remedy lacks for `flwr run`, where no flag can be given.
 PLAIN = "; --a-flag is the key a_flag of --run-config"
@@ -126,7 +121,7 @@ def main(grid: Grid, context: Context) -> None:
 
     report = functools.partial(log_progress, folder)
     stop = StopFile(flower / "stop")
-    strategy = strategy_of(folder, report, stop)
+    strategy = FederatedGan(folder, report, stop)
     if is_deployed:
         hasten_pulls(folder.config.round_timeout)
 
@@ -156,20 +151,6 @@ def log_progress(folder: RunFolder, metrics: dict[str, Any]) -> None:
     elif metrics["round"] % every == 0:
         log(INFO, "round %d of %d", metrics["round"], num_rounds)
     log_event("round", **metrics)
-
-
-def strategy_of(folder: RunFolder, report: Report, stop: Stop) -> FlowerStrategy:
-    """Returns what trains a run folder: GS-WGAN, or the baseline that it is of.
-
-    Raises:
-        UserError: a baseline that does not train on Flower.
-    """
-    if not folder.is_baseline:
-        return GsWgan(folder, report, stop)
-    run = open_run(folder.path)
-    if run.method is not METHOD:
-        raise UserError(f"{folder.path}: {run.method.name} does not train on Flower")
-    return FedAvgGanStrategy(run, report, stop)
 
 
 @contextlib.contextmanager
@@ -227,8 +208,8 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
         if folder.config.node_names:  # may be older than what is refused today
             folder.config.validate()
         return folder
-    flat, told = deployed.split(settings)
-    config = _plain(flat) if "recipe" in flat else RunConfig.from_flat(flat)
+    is_plain = "recipe" in settings
+    config = _plain(settings) if is_plain else RunConfig.from_flat(settings)
     output = config.output or f"run-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     path = _place(output)
     config = dataclasses.replace(config, engine="flower", output=str(path))
@@ -238,15 +219,11 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
             other = f"continue it with --resume {path.name}, or {other}"
         raise UserError(f"output = {path}: exists already; {other}")
     make_folder(path.parent)
-    baseline = None
-    if told:
-        config, baseline = deployed.planned(config, told)
-    elif config.node_names:
-        config = resolve_deployed(config)
-    else:
-        config, _ = resolve(config)
-        check_capacity(config, path.parent)
-    return RunFolder.create(config, baseline)
+    if config.node_names:
+        return RunFolder.create(resolve_deployed(config))
+    resolved, _ = resolve(config)
+    check_capacity(resolved, path.parent)
+    return RunFolder.create(resolved)
 
 
 def _plain(given: dict[str, Any]) -> RunConfig:

@@ -1,9 +1,9 @@
-"""GS-WGAN as a Flower Strategy: the server of Algorithm 2.
+"""The Flower strategy: the server of Algorithm 2, and of every other method.
 
-It owns the generator (`fedgs.federation.training.RunSession`), sends fakes to the nodes
-that are needed (`configure_train`) and steps on their answers (`aggregate_train`).
-`start` is Flower's loop with checkpoints, retries and a stop. What it shares with other
-trainings is in `server.strategy_base`.
+It owns the run (`fedgs.federation.training.RunSession`), whose generator stays here: it
+sends a round's request to the nodes that are needed (`configure_train`) and steps on
+their answers (`aggregate_train`). `start` is Flower's loop with checkpoints, retries
+and a stop. Nodes and messages are in `server.strategy_base`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,17 +18,17 @@ from flwr.serverapp.strategy import Result
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.federation.messages import Answer, decode_key
-from fedgs.federation.round import select
-from fedgs.federation.training import Report, RunSession, RunStopped, Stop, nodes_of
+from fedgs.federation.training import Report, RunSession, RunStopped, Stop
 from fedgs.mechanism.masks import Announced, MaskedSum
+from fedgs.methods.schedule import nodes_of, select
 from fedgs.runs.run_folder import RunFolder
 from server.strategy_base import FlowerStrategy
 
 KEY_SECONDS = 10.0  # for a node without a key, where a round can do without it
 
 
-class GsWgan(FlowerStrategy):
-    """GS-WGAN as a Flower strategy; one instance trains one run folder.
+class FederatedGan(FlowerStrategy):
+    """A federated method as a Flower strategy; one instance trains one run folder.
 
     Args:
         folder: the run folder, locked by the caller; its configuration is resolved.
@@ -47,21 +47,31 @@ class GsWgan(FlowerStrategy):
 
     def __init__(self, folder: RunFolder, report: Report, stop: Stop) -> None:
         """Touches nothing yet."""
-        super().__init__(folder, folder.config, report, stop)
+        super().__init__(folder, report, stop)
         self.keys: dict[int, Announced] = {}
         self.left_out: set[int] = set()
 
     def start(self, grid: Grid, *_: object, **__: object) -> Result:
-        """Trains as `FlowerStrategy.start` says, and returns the averaged generator.
+        """Trains from the last checkpoint to the last round of the configuration.
+
+        The arguments after `grid` are Flower's and are not used: the run folder's
+        configuration decides. Flower's own loop would log and poll in each round, and
+        knows neither checkpoints nor a stop.
 
         Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
+
+        Returns:
+            Flower's record of the run, with the averaged generator as `arrays`.
+
+        Raises:
+            RunStopped: the run ended early with a checkpoint.
         """
         self.summary()
+        nothing = ArrayRecord(), ConfigRecord()
         with self.opened(grid):
-            for number in self.training.rounds(self.stop):
-                messages = self.configure_train(
-                    number, ArrayRecord(), ConfigRecord(), grid
-                )
+            while self.training.goes_on(self.stop):
+                number = self.training.server.round + 1
+                messages = self.configure_train(number, *nothing, grid)
                 self.aggregate_train(number, self._replies(messages))
             return Result(ArrayRecord(self.training.server.ema.state_dict()))
 
@@ -85,7 +95,8 @@ class GsWgan(FlowerStrategy):
         """Logs what is about to run."""
         log(
             INFO,
-            "GS-WGAN: %s clients on %d nodes, %d rounds, run folder %s",
+            "%s: %s clients on %d nodes, %d rounds, run folder %s",
+            self.config.method,
             self.config.num_clients,
             self.config.num_nodes,
             self.config.num_rounds,

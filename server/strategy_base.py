@@ -1,34 +1,28 @@
 """The nodes of a run, whatever it trains: who is there, requests out, answers in.
 
-A Flower strategy of the project is one of these with a training of its own:
-`server.strategy.GsWgan`, `server.fedavg_gan.FedAvgGanStrategy`. `server.roll_call`
-finds the nodes, `server.messenger` sends and receives.
+`server.strategy.FederatedGan` is one of these. `server.roll_call` finds the nodes,
+`server.messenger` sends and receives.
 """
 
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 
-from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
+from fedgs.federation.codec import pack_request
 from fedgs.federation.messages import (
     RECORD,
     TOLD,
     Answer,
-    Request,
     decode_answer,
-    encode_batch,
+    encode_request,
     one_line,
-    pack_request,
 )
 from fedgs.federation.training import Report, Stop
-from fedgs.privacy.ledger import Chain, Ledger
+from fedgs.methods.base import Request
 from fedgs.runs.run_folder import RunFolder
 from server.deployment_record import kept_of
 from server.messenger import IN_MEMORY, OVER_HTTP, Messenger, SilentStrategy
@@ -43,48 +37,24 @@ class FlowerStrategy(SilentStrategy):
 
     Args:
         folder: the run folder, locked by the caller.
-        config: as the run's nodes compute with it.
         report: called with the public metrics of each round.
         stop: when set, the run checkpoints after the current round and stops.
 
     Attributes:
-        ledger_kind: of the run's ledger.
         exchange: messages to the nodes and back, while the run is on.
         roll: who is there; None in a simulation, whose nodes are all there.
         requests: node -> what the messages made last ask of it.
     """
 
-    ledger_kind: type[Chain[Any]] = Ledger
     exchange: Messenger
 
-    def __init__(
-        self, folder: RunFolder, config: ResolvedConfig, report: Report, stop: Stop
-    ) -> None:
+    def __init__(self, folder: RunFolder, report: Report, stop: Stop) -> None:
         """Touches nothing yet."""
-        self.folder, self.config = folder, config
+        self.folder, self.config = folder, folder.config
         self.report, self.stop = report, stop
         self.roll: RollCall | None = None
         self.progress = Progress(None, self.config, "", 0)
         self.requests: dict[int, Request] = {}
-
-    @abstractmethod
-    def start(  # type: ignore[override]
-        self, grid: Grid, *_: object, **__: object
-    ) -> Result:
-        """Trains from the last checkpoint to the last round of the configuration.
-
-        The arguments after `grid` are Flower's and are not used: the run folder's
-        configuration decides. Flower's own loop would log and poll in each round, and
-        knows neither checkpoints nor a stop.
-
-        Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
-
-        Returns:
-            Flower's record of the run, with the generator as `arrays`.
-
-        Raises:
-            RunStopped: the run ended early with a checkpoint.
-        """
 
     # -------------------------------------------------------------- nodes
 
@@ -104,7 +74,7 @@ class FlowerStrategy(SilentStrategy):
         flower.mkdir(exist_ok=True)
         file = flower / "nodes.json"
         self.progress = Progress(file, self.config, str(run_id), self.folder.last_round)
-        events = self.folder.read_ledger(self.ledger_kind).events
+        events = self.folder.read_ledger().events
         self.roll = RollCall(grid, self.folder, self.config, events, self.progress)
         addresses = self.roll.addresses
         self.exchange = Messenger(grid, addresses, OVER_HTTP, self.progress, self.roll)
@@ -119,22 +89,18 @@ class FlowerStrategy(SilentStrategy):
             return {"run_folder": str(self.folder.path)}
         return {"run_id": self.roll.run_id}
 
-    def _pack(self, request: Request) -> bytes:
-        """Returns the tensors of a request as bytes; the same for every node."""
-        return pack_request(request, self.config)
-
     def _encode(self, request: Request, nodes: Sequence[int]) -> list[Message]:
         """Returns a request as one message for each node; nothing else makes one."""
         self.requests = request.per_node(self.config.hosting, nodes)
         # Packed once: all nodes get the same bytes.
-        tensors = self._pack(request)
+        tensors = pack_request(request.tensors, self.config)
         if self.roll is not None:
             self.roll.round = max(self.roll.round, request.round)
         # Nodes share requests, and so they share records.
         distinct = {id(each): each for each in self.requests.values()}
         records = {
             key: ConfigRecord(
-                {**encode_batch(each, self.config, tensors), **self._place}
+                {**encode_request(each, self.config, tensors), **self._place}
             )
             for key, each in distinct.items()
         }

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fedgs.federation.round import query
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
@@ -37,7 +38,6 @@ from fedgs.federation.local import LocalNodes, train_nodes
 from fedgs.federation.messages import Release, Request, clients_of, fakes_of
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import new_run
-from fedgs.federation.round import query
 from fedgs.federation.training import Stop, stop_on_signal
 from fedgs.files import read_json_lines, write_atomically
 from fedgs.mechanism.sanitizer import clip

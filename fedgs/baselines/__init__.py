@@ -4,13 +4,11 @@
 This module imports no tensor library: a method is loaded when it is asked for.
 """
 
-import importlib
-import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from fedgs.errors import UserError
+from fedgs.config.plugins import load
 
 if TYPE_CHECKING:
     from fedgs.baselines.contract import Baseline
@@ -23,7 +21,6 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "dp-merf-ae": "fedgs.baselines.dp_merf:dp_merf_ae",
         "dp-sgd-gan": "fedgs.baselines.dp_sgd_gan:dp_sgd_gan",
         "dp-sgd-gan-strong": "fedgs.baselines.dp_sgd_gan:dp_sgd_gan_strong",
-        "fedavg-gan": "fedgs.baselines.fedavg_gan:METHOD",
         "g-pate": "fedgs.baselines.g_pate:METHOD",
         "pate-gan": "fedgs.baselines.pate_gan:METHOD",
         "wgan-gp": "fedgs.baselines.wgan_gp:METHOD",
@@ -31,15 +28,10 @@ METHODS: Mapping[str, str] = MappingProxyType(
 )
 PARTS = ("name", "title", "unit", "central", "Settings", "recipe")
 PARTS += ("calibrated", "guarantees", "trainer")  # of a `Baseline`
-TRUSTED_VARIABLE = "FEDGS_BASELINES"  # "module:object", comma-separated
 
 
 def find(name: str, is_typed: bool = False) -> "Baseline":
-    """Returns a method by its name, or by the place of one that is not of fedgs.
-
-    A place is imported, and so runs code. It is taken from the user alone: from the
-    command line, or from the environment variable FEDGS_BASELINES. A name that only
-    stands in a run folder is not enough, because folders are passed on.
+    """Returns a method by its name, or by its place; see `fedgs.config.plugins`.
 
     Args:
         name: of `METHODS`, or "module:object".
@@ -48,23 +40,4 @@ def find(name: str, is_typed: bool = False) -> "Baseline":
     Raises:
         UserError: there is no such method, or its place is not trusted.
     """
-    place = METHODS.get(name, name)
-    if ":" not in place:
-        known = ", ".join(sorted(METHODS))
-        raise UserError(f"NAME = {name!r}: give one of {known}, or module:object")
-    trusted = os.environ.get(TRUSTED_VARIABLE, "").split(",")
-    if name not in METHODS and not is_typed and name not in trusted:
-        raise UserError(
-            f"baseline = {name!r}: the run folder names code that is not of fedgs; if "
-            f"you trust it, set {TRUSTED_VARIABLE}={name}"
-        )
-    module, _, attribute = place.partition(":")
-    remedy = "give a method that can be imported (PYTHONPATH), module:object"
-    try:
-        method = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"baseline = {name!r}: {error}; {remedy}") from error
-    if missing := [part for part in PARTS if not hasattr(method, part)]:
-        what = f"is no method, it has no {missing[0]} (docs/baselines.md)"
-        raise UserError(f"baseline = {name!r}: {what}; {remedy}")
-    return cast("Baseline", method)
+    return cast("Baseline", load("baseline", name, METHODS, PARTS, is_typed))

@@ -26,6 +26,7 @@ from fedgs.config.fields import (
 from fedgs.config.hub import HubSource, read_hub
 from fedgs.config.integers import clip_units
 from fedgs.config.placement import Placement, hosting, read_sizes
+from fedgs.config.plugins import GS_WGAN, load
 from fedgs.config.stages import (
     FEATURES,
     FONT_FEATURES,
@@ -288,6 +289,13 @@ class Settings:
         "T, rounds: one for each stage, then one generator update each.",
         traits=("mechanism",),
         at_least=1,
+    )
+    method: str = option(
+        GS_WGAN,
+        "Training",
+        "gs-wgan; fedavg-gan (its n_dis steps are of both networks, its rates of SGD); "
+        "or module:object, a method of your own.",
+        traits=("mechanism",),
     )
     stages: str | None = option(
         None,
@@ -588,6 +596,9 @@ class Settings:
         Source: docs/privacy.md, "Embedding releases".
         """
         multiplier = self._known_noise
+        if self.method != GS_WGAN:
+            terms: Terms = load("method", self.method).terms(self, round)
+            return terms
         if not 1 <= round <= self.num_stages:
             return Terms("gradient", multiplier, self.clip_bound, self.release_shape)
         stage = self.stage_list[round - 1]

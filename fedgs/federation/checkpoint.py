@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
-from fedgs.federation.round import ServerState
 from fedgs.gan.features import StageRelease
+from fedgs.methods.base import State
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from fedgs.shapes import TensorDict
@@ -19,13 +19,12 @@ CHECKPOINT_SHARE = 0.05  # of the run's time, where checkpoint_every is unset
 CHECKPOINT_SECONDS = 10.0  # and never more often than this
 
 
-def server_tensors(server: ServerState) -> TensorDict:
+def server_tensors(server: State) -> TensorDict:
     """Returns everything the server needs to go on, under flat names.
 
     Privacy: post-processing of DP output.
     """
-    networks = {"generator": server.generator, "ema": server.ema}
-    flat = tensors_of({**networks, "adam": server.optimizer})
+    flat = tensors_of(server.parts)
     for index, release in enumerate(server.stages):
         flat |= {f"stage.{index}.{n}": v for n, v in _stage_tensors(release).items()}
     return flat
@@ -55,7 +54,7 @@ def _restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageR
     return releases
 
 
-def restore(folder: RunFolder, server: ServerState) -> None:
+def restore(folder: RunFolder, server: State) -> None:
     """Puts the server into the state of the last checkpoint, if there is one.
 
     Privacy: post-processing of DP output.
@@ -70,13 +69,12 @@ def restore(folder: RunFolder, server: ServerState) -> None:
     if checkpoint is None:
         return
     try:
-        load_tensors({"generator": server.generator, "ema": server.ema}, tensors)
+        load_tensors(server.parts, tensors)
     except RuntimeError as error:
         raise UserError(
             f"{folder.path}: the checkpoint is of another generator than config.json "
             "says; restore config.json"
         ) from error
-    load_moments("adam.", server.optimizer, tensors)
     server.round = round
     server.stages = _restored_stages(folder.config, tensors)
 
@@ -160,7 +158,7 @@ class Checkpoints:
     def __init__(
         self,
         folder: RunFolder,
-        server: ServerState,
+        server: State,
         ledger: Ledger,
         save_nodes: Callable[[int], None],
     ) -> None:

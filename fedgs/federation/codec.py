@@ -1,13 +1,13 @@
 """How tensors become bytes, by `message_precision`, the same on both sides.
 
-    exact     fakes and releases as float32, in safetensors; nothing is rounded
-    both      feature networks and centre of a stage as float32, in safetensors
+    exact     tensors of requests and releases in safetensors; nothing is rounded
     compact   fakes      x = u / L with L = 255 at most; then int64 labels
               releases   whole multiples of `fedgs.mechanism.quantization.release_step`
               both       compressed by zlib; every size is known before decoding
+              other requests   as they are, in safetensors
 
-Rounding is part of the algorithm, not of the encoding: `fedgs.federation.round` rounds
-fakes before anybody sees them, and the sanitizer rounds a release after the noise. So
+Rounding is part of the algorithm, not of the encoding: the run rounds fakes before
+anybody sees them (`rounded`), and the sanitizer rounds a release after the noise. So
 every engine computes with the same values, and encoding loses nothing.
 
 L is the largest of 255, 127, 63, 31, 15, 7, 3 and 2 with which a round's fakes take at
@@ -33,7 +33,8 @@ generator's; the server applies the answer at its own images.
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -44,40 +45,40 @@ from torch import Tensor
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.errors import UserError
-from fedgs.gan.features import KINDS
 from fedgs.mechanism.quantization import release_step, to_grid
-from fedgs.shapes import Images, Labels, Release, TensorDict
+from fedgs.methods.base import Declared, Request
+from fedgs.shapes import Images, Release, TensorDict
 
 PIXEL_LEVELS = (255, 127, 63, 31, 15, 7, 3, 2)  # L: the values are 0, 1/L, ..., 1
 FAKE_BYTES = 0.26  # per pixel after compression; three values always fit
 HEADER_BYTES = 1024  # at most, of a safetensors file with two tensors
 TENSOR_BYTES = 200  # at most, of one more tensor in the header
-CENTRE = "centre"
+FAKES = {"images", "labels"}  # of a request that is compressed
 LABEL_BYTES = 8
 
 
-# ------------------------------------------------------------------ fakes
+# ------------------------------------------------------------------ requests
 
 
-def fakes_shape(config: ResolvedConfig) -> tuple[int, int, int, int]:
-    """Returns the shape (F, C, S, S) of a request's fakes."""
-    side = config.image_size
-    return (config.fakes_sent, config.image_channels, side, side)
-
-
-def round_fakes(images: Images, config: ResolvedConfig) -> Images:
-    """Returns fakes as they are sent: unchanged, or rounded to multiples of 1 / L.
+def rounded(request: Request, config: ResolvedConfig) -> Request:
+    """Returns a request as it is sent: fakes rounded to multiples of 1 / L, or not.
 
     Args:
-        images: on the CPU, in [0, 1].
+        request: its fakes, if it has some, on the CPU, in [0, 1].
         config: its `message_precision`.
     """
-    if config.message_precision == "exact":
-        return images
+    if not _is_compact(request.tensors, config):
+        return request
+    images = request.tensors["images"]
     most = FAKE_BYTES * images.numel()
     sizes = ((n, len(_deflate(_pixels(images, n)))) for n in PIXEL_LEVELS[:-1])
     levels = next((n for n, size in sizes if size <= most), PIXEL_LEVELS[-1])
-    return _images(_pixels(images, levels), levels)
+    images = _images(_pixels(images, levels), levels)
+    return replace(request, tensors={**request.tensors, "images": images})
+
+
+def _is_compact(names: Iterable[str], config: ResolvedConfig) -> bool:
+    return {*names} == FAKES and config.message_precision == "compact"
 
 
 def _pixels(images: Images, levels: int) -> Tensor:
@@ -88,92 +89,46 @@ def _images(pixels: Tensor, levels: int) -> Images:
     return pixels.float() / levels
 
 
-def pack_fakes(images: Images, labels: Labels, config: ResolvedConfig) -> bytes:
-    """Encodes fakes that `round_fakes` has seen, and their labels."""
-    if config.message_precision == "exact":
-        return save({"images": images, "labels": labels})
+def pack_request(tensors: TensorDict, config: ResolvedConfig) -> bytes:
+    """Encodes the tensors of a request that `rounded` has seen; alike for every node."""
+    if not _is_compact(tensors, config):
+        return save({name: value.contiguous() for name, value in tensors.items()})
+    images, labels = tensors["images"], tensors["labels"]
     # The values tell an L that loses nothing, so that no request has to carry it.
     for levels in PIXEL_LEVELS:
         pixels = _pixels(images, levels)
         if torch.equal(_images(pixels, levels), images):
             return _deflate(torch.tensor([levels], dtype=torch.uint8), pixels, labels)
-    raise ValueError("fakes that round_fakes has not seen")
+    raise ValueError("fakes that `rounded` has not seen")
 
 
-def unpack_fakes(content: object, config: ResolvedConfig) -> tuple[Images, Labels]:
-    """Decodes fakes and labels of the run's shapes; their values are not checked.
+def unpack_request(
+    content: object, declared: Mapping[str, Declared], config: ResolvedConfig
+) -> TensorDict:
+    """Decodes the tensors of a request: names, shapes and types are those declared.
 
     Raises:
-        UserError: too large, malformed, or of other shapes or types.
+        UserError: too large, malformed, of other names, shapes or types, or not finite.
     """
-    shape = fakes_shape(config)
+    if _is_compact(declared, config):
+        return _unpack_fakes(content, declared["images"].shape)
+    sizes = (d.dtype.itemsize * math.prod(d.shape) for d in declared.values())
+    tensors = _load(content, sum(sizes) + TENSOR_BYTES * len(declared), {*declared})
+    for name, (shape, dtype) in declared.items():
+        _check(tensors[name], f"a request's {name}", shape, dtype)
+        if not bool(tensors[name].isfinite().all()):
+            raise UserError("non-finite values in a request's tensors: refused")
+    return tensors
+
+
+def _unpack_fakes(content: object, shape: tuple[int, ...]) -> TensorDict:
     pixels = math.prod(shape)
-    if config.message_precision == "exact":
-        size = 4 * pixels + LABEL_BYTES * shape[0]
-        tensors = _load(content, size, {"images", "labels"})
-        images, labels = tensors["images"], tensors["labels"]
-        _check(images, "fakes", shape, torch.float32)
-        _check(labels, "labels", shape[:1], torch.int64)
-        return images, labels
     data = _inflate(content, 1 + pixels + LABEL_BYTES * shape[0])
     if (levels := data[0]) not in PIXEL_LEVELS:
         raise UserError(f"fakes of other levels than {PIXEL_LEVELS}: refused")
     values = torch.frombuffer(data, dtype=torch.uint8, count=pixels, offset=1)
     labels = torch.frombuffer(data[1 + pixels :], dtype=torch.int64)
-    return _images(values.view(shape), levels), labels
-
-
-# ------------------------------------------------------------------ stages
-
-
-def pack_stage(networks: Sequence[TensorDict], centre: Tensor) -> bytes:
-    """Encodes the feature networks of a stage and what clients subtract."""
-    tensors = {
-        f"{index}.{name}": value
-        for index, net in enumerate(networks)
-        for name, value in net.items()
-    }
-    return save({**tensors, CENTRE: centre})
-
-
-def unpack_stage(
-    content: object, config: ResolvedConfig, round: int
-) -> tuple[tuple[TensorDict, ...], Tensor]:
-    """Decodes a stage's networks and centre: the shapes are those of the settings.
-
-    Raises:
-        UserError: too large, malformed, of other names, shapes or types, or not finite.
-    """
-    shapes = KINDS[config.stage_list[round - 1].kind].shapes(config)
-    count, groups, columns = config.terms(round).shape[1:]
-    indices = range(count)
-    expected = {f"{i}.{name}": shape for i in indices for name, shape in shapes.items()}
-    expected[CENTRE] = (count, groups, columns - 1)  # there is none of the mass
-    tensors = unpack_named(content, expected, "stage")
-    networks = [{name: tensors[f"{i}.{name}"] for name in shapes} for i in indices]
-    return tuple(networks), tensors[CENTRE]
-
-
-def unpack_named(
-    content: object, shapes: Mapping[str, tuple[int, ...]], what: str
-) -> TensorDict:
-    """Decodes float32 tensors whose names and shapes are known.
-
-    Args:
-        content: of safetensors.
-        shapes: of each tensor by its name.
-        what: the tensors are of, for errors.
-
-    Raises:
-        UserError: too large, malformed, of other names, shapes or types, or not finite.
-    """
-    size = sum(4 * math.prod(shape) for shape in shapes.values())
-    tensors = _load(content, size + TENSOR_BYTES * len(shapes), {*shapes})
-    for name, shape in shapes.items():
-        _check(tensors[name], f"a {what}'s tensor", shape, torch.float32)
-        if not bool(tensors[name].isfinite().all()):
-            raise UserError(f"non-finite values in a {what}'s tensors: refused")
-    return tensors
+    return {"images": _images(values.view(shape), levels), "labels": labels}
 
 
 # ------------------------------------------------------------------ releases

@@ -17,9 +17,11 @@ import torch
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.messages import Release, Request
+from fedgs.federation.messages import Release
 from fedgs.federation.node import Node
-from fedgs.federation.training import Report, RunSession, Stop, nodes_of
+from fedgs.federation.training import Report, RunSession, Stop
+from fedgs.methods.base import Request
+from fedgs.methods.schedule import nodes_of
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.process import keep_freed_memory
 from fedgs.runs.run_folder import RunFolder
@@ -54,7 +56,7 @@ def train_nodes(
     Privacy: as `train`.
     """
     with RunSession.opened(folder, report, nodes.save) as training:
-        for _ in training.rounds(stop):
+        while training.goes_on(stop):
             if new := training.unprepared():
                 nodes.prepare(training.preparation, new)
             request = training.begin()

@@ -11,42 +11,35 @@ expected, and raise `UserError` with a text that quotes nothing of the message. 
 inputs were tried: docs/security.md.
 """
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import pairwise
-from typing import Literal, Self
 
 import torch
-from torch import Tensor
 
 from fedgs.config.integers import noise_units
-from fedgs.config.placement import Placement
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.federation.codec import (
-    pack_fakes,
     pack_masked,
     pack_release,
-    pack_stage,
-    unpack_fakes,
+    pack_request,
     unpack_masked,
     unpack_release,
-    unpack_stage,
+    unpack_request,
 )
 from fedgs.mechanism.answer_bounds import check_norms
 from fedgs.mechanism.integers import IntegerSum, from_integers
 from fedgs.mechanism.masks import Announced, Attempt, MaskedSum, received_masked, unmask
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
-from fedgs.shapes import Images, Labels, TensorDict
+from fedgs.methods import method_of
+from fedgs.methods.base import Request, joined
+from fedgs.methods.schedule import EVERYONE, Clients, clients_of
 
 Payload = dict[str, str | int | float | bytes]
-Clients = Sequence[int] | Literal["all"]
 RECORD = "fedgs"  # the name under which client and server carry a payload
 TOLD = "told"  # beside it, to a deployed node: the server's start, its last answer
-EVERYONE: Literal["all"] = "all"
 ADDRESS_FIELDS = frozenset({"run_folder", "run_id"})  # with a request, for clients/
 REQUEST_FIELDS = frozenset(
     {"round", "participants", "trainees", "keep_round", "tensors"}
@@ -65,208 +58,56 @@ MOST_ATTEMPTS = 10_000  # of one round
 SHOWN_CHARACTERS = 200  # of a foreign text, in one log line
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a `FakeBatch` and a `StageRequest` have in common: who is asked, and when.
-
-    Attributes:
-        round: the round, 0 for the warm start.
-        participants: the clients that answer, or "all".
-        trainees: the clients of the nodes that are asked, or "all".
-        keep_round: the last committed checkpoint; a node keeps its state of then.
-        attempt: whose sums are added up under masks; None without masks.
-    """
-
-    round: int
-    _: KW_ONLY
-    participants: Clients = EVERYONE
-    trainees: Clients = EVERYONE
-    keep_round: int = 0
-    attempt: Attempt | None = None
-
-    def digest(self) -> str:
-        """Returns the hash of what is asked: the same request, the same answer."""
-        return self._digest
-
-    def common_digest(self) -> str:
-        """Returns the hash of what all nodes are asked with, whoever takes part."""
-        return self._common_digest
-
-    def content(self) -> Iterable[Tensor]:
-        """Returns the tensors that the nodes compute with."""
-        raise NotImplementedError
-
-    def per_node(self, hosting: Placement, nodes: Iterable[int]) -> dict[int, Self]:
-        """Returns each node's request, in the given order; it names no other's clients.
-
-        "all" stays, for the run's settings say that everybody is meant. Nodes with the
-        same content share one request, and with it its digest.
-        """
-        distinct: dict[tuple[Clients, Clients], Self] = {}
-        requests: dict[int, Self] = {}
-        for node in nodes:
-            hosted = hosting.hosted(node)
-            taking_part = _of_node(self.participants, hosted)
-            training = _of_node(self.trainees, hosted)
-            if (key := (taking_part, training)) not in distinct:
-                names = {"participants": taking_part, "trainees": training}
-                distinct[key] = replace(self, **names)
-            requests[node] = distinct[key]
-        return requests
-
-    @cached_property
-    def _digest(self) -> str:
-        # Without keep_round: a checkpoint between two sendings makes no new question.
-        fields = (self.round, _join(self.participants), _join(self.trainees))
-        if self.attempt is None:
-            return self._hash(fields)
-        masked = (*fields, self.attempt.digest, self._common_digest)
-        return hashlib.sha256(repr(masked).encode()).hexdigest()
-
-    @cached_property
-    def _common_digest(self) -> str:
-        return self._hash((self.round,))
-
-    def _hash(self, fields: tuple[int | str, ...]) -> str:
-        content = hashlib.sha256(repr(fields).encode())
-        for tensor in self.content():
-            content.update(tensor.numpy().tobytes())
-        return content.hexdigest()
-
-
-@dataclass(frozen=True)
-class FakeBatch(Request):
-    """The request of a gradient round.
-
-    Round 0 is the warm start on public fakes: nobody answers it.
-
-    Attributes:
-        images: the fakes, shape (F, C, S, S), float32 in [0, 1], 0 = background; the
-            participants answer on the last `batch_size` ones.
-        labels: shape (F,), int64.
-    """
-
-    images: Images
-    labels: Labels
-
-    def content(self) -> Iterable[Tensor]:
-        """Returns images and labels."""
-        return (self.images, self.labels)
-
-
-@dataclass(frozen=True)
-class StageRequest(Request):
-    """The request of a stage: what every client computes its embedding with.
-
-    The kind of the networks is that of the run's settings.
-
-    Attributes:
-        networks: the tensors of each feature network.
-        centre: what is subtracted, shape (networks, classes, features), float32.
-    """
-
-    networks: tuple[TensorDict, ...]
-    centre: Tensor
-
-    def content(self) -> Iterable[Tensor]:
-        """Returns the tensors of all networks, by name, and the centre."""
-        for net in self.networks:
-            yield from (net[name] for name in sorted(net))
-        yield self.centre
-
-
-def fakes_of(request: Request) -> FakeBatch:
-    """Returns the request of a gradient round, or of the warm start.
-
-    Raises:
-        UserError: it is of a stage.
-    """
-    if not isinstance(request, FakeBatch):
-        raise UserError(f"round {request.round} is a stage: it answers no fakes")
-    return request
-
-
-def clients_of(clients: Clients, hosted: Sequence[int]) -> list[int]:
-    """Returns which of a node's hosted clients are meant by a request."""
-    if clients == EVERYONE:
-        return list(hosted)
-    wanted = set(clients)
-    return [client for client in hosted if client in wanted]
-
-
-def _of_node(clients: Clients, hosted: Sequence[int]) -> Clients:
-    return EVERYONE if clients == EVERYONE else tuple(clients_of(clients, hosted))
-
-
-def pack_request(request: Request, config: ResolvedConfig) -> bytes:
-    """Returns the tensors of a request as bytes; the same for every node."""
-    if isinstance(request, StageRequest):
-        return pack_stage(request.networks, request.centre)
-    batch = fakes_of(request)
-    return pack_fakes(batch.images, batch.labels, config)
-
-
-def encode_batch(
-    batch: Request, config: ResolvedConfig, tensors: bytes | None = None
+def encode_request(
+    request: Request, config: ResolvedConfig, tensors: bytes | None = None
 ) -> Payload:
     """Encodes a request.
 
     Args:
-        batch: the request.
+        request: that the run has drawn.
         config: the run's.
         tensors: its tensors, packed already by `pack_request`.
     """
     if tensors is None:
-        tensors = pack_request(batch, config)
+        tensors = pack_request(request.tensors, config)
     payload: Payload = {
-        "round": batch.round,
-        "participants": _join(batch.participants),
-        "trainees": _join(batch.trainees),
-        "keep_round": batch.keep_round,
+        "round": request.round,
+        "participants": joined(request.participants),
+        "trainees": joined(request.trainees),
+        "keep_round": request.keep_round,
         "tensors": tensors,
     }
-    if batch.attempt is not None:
-        keys = {"attempt": batch.attempt.number, "masking_keys": batch.attempt.packed}
-        payload |= keys
+    if request.attempt is not None:
+        keys = {"attempt": request.attempt.number}
+        payload |= keys | {"masking_keys": request.attempt.packed}
     return payload
 
 
-def decode_batch(
-    payload: Mapping[str, object], config: ResolvedConfig
-) -> FakeBatch | StageRequest:
-    """Decodes a request and checks it against the run's configuration.
+def decode_request(payload: Mapping[str, object], config: ResolvedConfig) -> Request:
+    """Decodes a request and checks it against the run's configuration and method.
 
     Raises:
         UserError: wrong keys, sizes, shapes, types or values; nothing of the request
             is used, and the text quotes nothing of it.
     """
     round, participants, trainees, keep_round = decode_asked(payload, config)
-    attempt = None
+    method, attempt = method_of(config, round), None
+    if not (round or method.has_discriminators):
+        raise UserError("request of round 0, which the run's method has not: refused")
     if round and config.is_masked:
         number = _integer(payload, "attempt", 1, MOST_ATTEMPTS)
         attempt = Attempt.unpack(number, payload.get("masking_keys"), config.num_nodes)
-    if 1 <= round <= config.num_stages:
-        if (participants, trainees) != (EVERYONE, EVERYONE):
-            raise UserError("request for a stage that is not to everyone: refused")
-        networks, centre = unpack_stage(payload["tensors"], config, round)
-        return StageRequest(
-            round, networks, centre, keep_round=keep_round, attempt=attempt
-        )
-    images, labels = unpack_fakes(payload["tensors"], config)
-    if not bool(((images >= 0) & (images <= 1)).all()):
-        raise UserError("fakes outside [0, 1]: refused")
-    num_classes = config.num_classes
-    if not bool(((labels >= 0) & (labels < num_classes)).all()):
-        raise UserError(f"labels outside [0, {num_classes}): refused")
-    return FakeBatch(
+    declared = method.declared(config, round)
+    request = Request(
         round,
-        images,
-        labels,
+        unpack_request(payload["tensors"], declared, config),
         participants=participants,
         trainees=trainees,
         keep_round=keep_round,
         attempt=attempt,
     )
+    method.check(config, request)
+    return request
 
 
 def decode_asked(
@@ -275,7 +116,7 @@ def decode_asked(
     """Returns round, participants, trainees and keep_round of a request, checked.
 
     Raises:
-        UserError: as `decode_batch`.
+        UserError: as `decode_request`.
     """
     masked = ATTEMPT_FIELDS if config.is_masked else frozenset[str]()
     _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS | masked)
@@ -477,14 +318,8 @@ def _integer(payload: Mapping[str, object], name: str, least: int, most: int) ->
     return value
 
 
-def _join(clients: Clients) -> str:
-    if isinstance(clients, str):
-        return clients
-    return ",".join(str(client) for client in clients)
-
-
 def _split(payload: Mapping[str, object], name: str, config: ResolvedConfig) -> Clients:
-    """Reads "all", or the increasing numbers of clients exactly as `_join` writes."""
+    """Reads "all", or the increasing numbers of clients exactly as `joined` writes."""
     text, num_clients = payload[name], config.num_clients
     if text == EVERYONE:
         return EVERYONE
@@ -494,6 +329,8 @@ def _split(payload: Mapping[str, object], name: str, config: ResolvedConfig) -> 
         with suppress(ValueError):
             clients = tuple(int(part) for part in text.split(",") if part)
             is_increasing = all(a < b for a, b in pairwise((-1, *clients, num_clients)))
-            if is_increasing and _join(clients) == text:  # not " 1", "+1", "01", "1,,2"
+            if (
+                is_increasing and joined(clients) == text
+            ):  # not " 1", "+1", "01", "1,,2"
                 return clients
     raise UserError(problem)

@@ -22,17 +22,8 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.settings import settings_with
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.messages import (
-    NEXT_KEY,
-    FakeBatch,
-    Release,
-    Request,
-    StageRequest,
-    clients_of,
-    decode_batch,
-    fakes_of,
-)
-from fedgs.federation.round import client_round, embedding_round
+from fedgs.federation.answer import answer_of
+from fedgs.federation.messages import NEXT_KEY, Release, decode_request
 from fedgs.files import make_folder, write_tensors
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
@@ -48,6 +39,9 @@ from fedgs.mechanism.masks import (
 )
 from fedgs.mechanism.peers import Peers
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
+from fedgs.methods import method_of
+from fedgs.methods.base import Hosted, Request
+from fedgs.methods.schedule import clients_of
 from fedgs.privacy.client_ledger import ClientLedger, release_event
 from fedgs.privacy.client_limits import ALLOW_ALL, ClientRefused, Limits
 from fedgs.privacy.ledger import Event
@@ -116,24 +110,24 @@ class Node:
         """Decodes a request and checks it against the run's settings.
 
         Raises:
-            UserError: as `fedgs.federation.messages.decode_batch`.
+            UserError: as `fedgs.federation.messages.decode_request`.
         """
-        return decode_batch(payload, self.config)
+        return decode_request(payload, self.config)
 
     def answer(self, request: Request) -> Release | None:
         """Trains, releases and remembers; a repeated request gets the stored answer.
 
-        A stage needs no discriminators, and no state of the rounds before it. The local
+        A method without discriminators needs no state of the rounds before. The local
         engine with secure aggregation gets integers: it is one curator.
 
-        Privacy: releases (epsilon, delta)-DP output; event: as `client_round` or
-            `embedding_round`, counted before it is computed.
+        Privacy: releases (epsilon, delta)-DP output; event: as `answer_of`, counted
+            before it is computed.
 
         Raises:
             ClientRefused: outside the clients' limits; nothing was trained or counted.
             UserError: the node's state is missing or is not that of the round before.
         """
-        if isinstance(request, FakeBatch) and request.round == 0:
+        if request.round == 0:
             return self._prepare(request)
         digest = request.digest()
         if self._has_answered(request, digest):
@@ -145,7 +139,7 @@ class Node:
                 f"node {self.node_id}: has already answered round {self.round}, "
                 f"refuses another request for round {request.round}"
             )
-        if isinstance(request, FakeBatch):
+        if method_of(self.config, request.round).has_discriminators:
             self._check_state(request.round)
         self._check(request)
         event, key = self._event(request), None
@@ -154,7 +148,10 @@ class Node:
             event = dataclasses.replace(event, context=key.public.hex())
         if event is not None:
             self.count.charge(event, self.limits)
-        answer = self._release(request, is_again)
+        # Asked again, its discriminators have trained on these fakes.
+        asks = dataclasses.replace(request, trainees=()) if is_again else request
+        hosted = Hosted(self.data, self.hosted, self.node_id, self._discriminators)
+        answer = answer_of(self.config, hosted, asks)
         if key is not None:
             answer = self._masked(answer, key, request)
         plain = IntegerSum if self.config.secure_aggregation else SanitizedGradients
@@ -164,17 +161,6 @@ class Node:
         self.round, self._digest, self._answer = request.round, digest, answer
         self._asked, self.is_saved = asked, False
         return answer
-
-    def _release(
-        self, request: Request, is_again: bool
-    ) -> SanitizedGradients | IntegerSum | None:
-        own = (self.data, self.hosted)
-        if isinstance(request, StageRequest):
-            return embedding_round(self.config, *own, request, self.node_id)
-        asked, nets = fakes_of(request), self._made()
-        if is_again:  # it has trained on these fakes
-            asked = dataclasses.replace(asked, trainees=())
-        return client_round(self.config, nets, *own, asked, self.node_id)
 
     # -------------------------------------------------------------- masks
 
@@ -422,7 +408,7 @@ class Node:
         except ValueError as error:
             raise UserError(f"{self.folder}: {error}") from error
 
-    def _prepare(self, request: FakeBatch) -> None:
+    def _prepare(self, request: Request) -> None:
         """Makes and warm-starts the discriminators, once in the run."""
         if stages := self.config.num_stages:
             self._catch_up(stages)  # a state of a stage may lack them
@@ -431,12 +417,12 @@ class Node:
             return
         self._check(request)
         self._discriminators = Discriminators(self.config, self.hosted)
-        is_public = self.config.is_warm_start_public
+        is_public, fakes = self.config.is_warm_start_public, request.tensors
         warm_start(
             self.config,
             self._discriminators,
             self.data,
             self.hosted,
-            (request.images, request.labels) if is_public else None,
+            (fakes["images"], fakes["labels"]) if is_public else None,
         )
         self.round, self.is_saved = stages, False

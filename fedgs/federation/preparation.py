@@ -27,8 +27,8 @@ from fedgs.data.records import fit
 from fedgs.data.sources import READERS, has_test_split, read_records, with_absolute_path
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
-from fedgs.federation.round import digests, public_start
 from fedgs.gan.models import build_discriminator
+from fedgs.methods.public_data import digests, public_start
 from fedgs.privacy.accounting import Plan
 from fedgs.privacy.budget import calibrate_noise
 from fedgs.privacy.selection_cost import Target

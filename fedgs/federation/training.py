@@ -1,5 +1,8 @@
 """A run in progress: `begin` makes a round's request, `finish` takes its answers.
 
+What a round asks and learns is its method's (`fedgs.methods`); here is the rest, once
+for all of them: the ledger before the request, budget, samples, checkpoints, resume.
+
 Engines own the loop. They bring a request to the nodes and their answers back:
 `fedgs.federation.local` within this process, `server.strategy` as Flower's messages.
 """
@@ -23,36 +26,26 @@ from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.federation.checkpoint import Checkpoints, indispensable, restore
-from fedgs.federation.messages import (
-    EVERYONE,
-    Clients,
-    FakeBatch,
-    Release,
-    Request,
-    StageRequest,
-    clients_of,
-    sum_of,
-)
-from fedgs.federation.round import (
-    draw_fakes,
-    fit_refiner,
-    new_server,
-    public_fakes,
-    select,
-    server_round,
-    stage_request,
-    stage_round,
-    trainees,
-)
-from fedgs.gan import refinement
+from fedgs.federation.codec import rounded
+from fedgs.federation.messages import Release, sum_of
 from fedgs.mechanism.masks import LEAST_NODES, Announced, Attempt
 from fedgs.mechanism.sanitizer import SanitizedGradients
+from fedgs.methods import method_of, new_state
+from fedgs.methods.base import Request
+from fedgs.methods.schedule import (
+    EVERYONE,
+    Clients,
+    clients_of,
+    nodes_of,
+    select,
+    trainees,
+)
 from fedgs.privacy.accounting import Plan
 from fedgs.privacy.budget import budget_of
 from fedgs.privacy.ledger import Event, Ledger, agreed_values
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import write_grid
-from fedgs.shapes import Images, TensorDict
+from fedgs.shapes import TensorDict
 
 Report = Callable[[dict[str, Any]], None]
 SaveNodes = Callable[[int], None]
@@ -83,7 +76,7 @@ class RunSession:
     """One run in progress.
 
         with RunSession.opened(folder, report, save_nodes) as training:
-            for _ in training.rounds(stop):
+            while training.goes_on(stop):
                 ...  # `preparation` to the nodes of `unprepared`, and wait
                 request = training.begin()
                 ...  # the request to the nodes concerned, and their answers back
@@ -101,7 +94,7 @@ class RunSession:
         """Goes on from the last checkpoint, if there is one; `opened` calls this."""
         self.folder, self.config = folder, folder.config
         self.ledger, self.report = ledger, report
-        self.server = new_server(self.config)
+        self.server = new_state(self.config)
         restore(folder, self.server)
         # The selection of the cohort is paid from the same target as the releases.
         selections = selection_costs([self.config])
@@ -112,7 +105,8 @@ class RunSession:
         gradients = [event for event in ledger.events if event.release == "gradient"]
         self._prepared = {*last_rounds(self.config, gradients, self.server.round)}
         self._round: _Round | None = None  # between `begin` and `finish`
-        self._is_settled = False  # whether the refiner is fitted, where there is one
+        self._settled = 0  # the last round that was settled
+        self._has_begun = False  # a stop is looked for after a round, not before
 
     @classmethod
     @contextmanager
@@ -145,65 +139,67 @@ class RunSession:
                     training._write_samples(is_last=True)
                 raise
 
-    def rounds(self, stop: Stop) -> Iterator[int]:
-        """Yields the number of each round to come; the last one completes the run.
+    def goes_on(self, stop: Stop) -> bool:
+        """Settles the round before, and tells whether there is one to come.
+
+        After the last one the run is complete, and its generator is written.
 
         Raises:
             RunStopped: `stop` was set, and rounds are left.
         """
-        while self.server.round < self.config.num_rounds:
-            self._settle(stop)
-            yield self.server.round + 1
-            if stop.is_set() and self.server.round < self.config.num_rounds:
-                raise RunStopped(f"stopped after round {self.server.round}")
-        self._checkpoints.commit()
+        done, is_over = self.server.round, self.server.round == self.config.num_rounds
+        if is_over:
+            self._checkpoints.commit()
+        if stop.is_set() and self._has_begun and not is_over:
+            raise RunStopped(f"stopped after round {done}")
         self._settle(stop)
-        self._save_generator()
+        if is_over:
+            self._save_generator()
+        self._has_begun = True
+        return not is_over
 
     def _settle(self, stop: Stop) -> None:
-        """Fits the refiner to its stage, from the stage's checkpoint on.
-
-        After a stop, or a crash, it begins anew, and gives the same bytes.
+        """Has the method settle its rare round, from that round's checkpoint on.
 
         Raises:
             RunStopped: `stop` was set.
         """
-        is_due = self.config.has_features and not self._is_settled
-        if not is_due or self.server.round != self.config.num_stages:
+        round = self.server.round
+        method = method_of(self.config, round)
+        if not (method.is_rare and round > self._settled):
             return
 
-        def check(step: int) -> None:
+        def check(step: int, steps: int) -> None:
             if stop.is_set():
                 raise RunStopped(f"stopped in step {step} of the refiner's fit")
-            if step % max(1, refinement.STEPS // 20) == 0:
-                steps = {"refiner_step": step, "refiner_steps": refinement.STEPS}
-                self.report({"round": self.server.round, **steps})
+            if step % max(1, steps // 20) == 0:
+                told = {"refiner_step": step, "refiner_steps": steps}
+                self.report({"round": round, **told})
 
-        fit_refiner(self.config, self.server, check)
-        self._is_settled = True
-        self._write_samples(is_last=True)
+        if method.settle(self.config, self.server, check):
+            self._write_samples(is_last=True)
+        self._settled = round
 
     @cached_property
-    def preparation(self) -> FakeBatch:
+    def preparation(self) -> Request:
         """The request of round 0, which has nodes make discriminators.
 
-        After stages its fakes are those of the averaged generator, as it is when this
-        is asked for first.
+        After stages its fakes are of the generator as it is when asked for first.
         """
-        return public_fakes(
-            self.config, self.server.ema if self.config.num_stages else None
-        )
+        request = method_of(self.config, 0).prepare(self.config, self.server)
+        return rounded(request, self.config)
 
     def unprepared(self) -> list[int]:
         """Returns the nodes that the next round needs for the first time, increasing.
 
         They make their discriminators before the round begins: nothing is released
-        then, and nothing counted, however long it takes. A stage needs none.
+        then, and nothing counted, however long it takes.
         """
-        is_stage = self.server.round < self.config.num_stages
-        if is_stage or len(self._prepared) == self.config.num_nodes:
+        round = self.server.round + 1
+        needs_none = not method_of(self.config, round).has_discriminators
+        if needs_none or len(self._prepared) == self.config.num_nodes:
             return []
-        clients = trainees(self.config, select(self.config, self.server.round + 1))
+        clients = trainees(self.config, select(self.config, round))
         return sorted({*nodes_of(self.config, clients)} - self._prepared)
 
     def begin(
@@ -264,13 +260,13 @@ class RunSession:
     def _draw(self) -> "_Round":
         # Spectral vectors move with each drawing; a discarded round puts them back.
         buffers = {n: v.clone() for n, v in self.server.generator.named_buffers()}
-        if self.server.round < self.config.num_stages:
-            request, answered = stage_request(self.config, self.server), None
-        else:
-            request, answered = draw_fakes(self.config, self.server)
+        method = method_of(self.config, self.server.round + 1)
+        request, pending = method.begin(self.config, self.server)
+        if method.has_discriminators:
             self._prepared |= {*nodes_of(self.config, request.trainees)}
+        request = rounded(request, self.config)
         request = replace(request, keep_round=self._checkpoints.committed)
-        return _Round(None, request, answered, buffers, time.monotonic())
+        return _Round(None, request, pending, buffers, time.monotonic())
 
     def finish(
         self, answers: Sequence[Release], failures: Sequence[str] = ()
@@ -316,10 +312,15 @@ class RunSession:
                     f"round {event.round}: {error}; the round is counted and discarded"
                 ) from error
         own = [each for each in answers if isinstance(each, SanitizedGradients)]
-        self._step(self._round, own)
-        started, is_stage = self._round.started, self._round.answered is None
+        method, started = method_of(self.config, event.round), self._round.started
+        # In node order, so that bits do not depend on who came first.
+        total = torch.zeros(self.config.terms(event.round).shape, dtype=torch.float64)
+        for answer in sorted(own, key=lambda answer: answer.node_id):
+            total += answer.values.double()
+        # Variances of nodes add up; an opened sum is one answer with the noise of all.
+        noise_std = own[0].noise_std * len(own) ** 0.5
+        method.finish(self.config, self.server, self._round.pending, total, noise_std)
         self._round = None
-        total = torch.stack([answer.values.double() for answer in own]).sum(0)
         metrics = {
             "round": self.server.round,
             "seconds": round(time.monotonic() - started, 4),
@@ -327,25 +328,17 @@ class RunSession:
             "events": self.ledger.length,
             "release_norm": round(float(total.norm()), 6),
         }
-        if is_stage:  # which takes longer the more images the clients have
+        if method.is_rare:  # an embedding takes longer the more images a client has
             del metrics["seconds"]
         with _dispensable(self.folder.path / "metrics.jsonl"):
             self.folder.append_metrics(metrics)
         self.report(metrics)
         self._write_samples()
-        if is_stage:  # one release is a large part of all
+        if method.is_rare:
             self._checkpoints.commit()
         else:
             self._checkpoints.commit_if_due()
         return metrics
-
-    def _step(self, asked: "_Round", answers: Sequence[SanitizedGradients]) -> None:
-        """Takes the generator's step, or sets it to what a stage released."""
-        request, answered = asked.request, asked.answered
-        if answered is not None:
-            server_round(self.config, self.server, answered, answers)
-        elif isinstance(request, StageRequest):
-            stage_round(self.config, self.server, request, answers)
 
     def _discard_round(self) -> None:
         """Puts the generator back to where the unfinished round began."""
@@ -376,35 +369,20 @@ class _Round:
     Attributes:
         event: the release that was asked for last; None before the first one.
         request: what was sent.
-        answered: the B images that are answered, with the generator's graph; None in a
-            stage.
+        pending: of the method's `begin`.
         buffers: the generator's, from before the drawing.
         started: when, by the monotonic clock.
     """
 
     event: Event | None
     request: Request
-    answered: Images | None
+    pending: Any
     buffers: TensorDict
     started: float
 
 
-class Asking(Protocol):
-    """An event of a ledger, as far as it says who was asked in which round."""
-
-    @property
-    def round(self) -> int:
-        """The round, from 1."""
-        ...
-
-    @property
-    def participants(self) -> Clients:
-        """The clients that were asked."""
-        ...
-
-
 def last_rounds(
-    config: ResolvedConfig, events: Sequence[Asking], committed: int
+    config: ResolvedConfig, events: Sequence[Event], committed: int
 ) -> dict[int, int]:
     """Returns the last committed round of each node that was needed for one."""
     last: dict[int, int] = {}
@@ -452,13 +430,6 @@ def new_event(
         counted_nodes=counted,
         **agreed_values(config, round),
     )
-
-
-def nodes_of(config: ResolvedConfig, clients: Clients) -> list[int]:
-    """Returns the nodes that host the given clients, increasing."""
-    if clients == EVERYONE:
-        return list(range(config.num_nodes))
-    return sorted({config.hosting.node_of(int(client)) for client in clients})
 
 
 def _reasons(failures: Sequence[str]) -> str:

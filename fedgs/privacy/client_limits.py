@@ -199,7 +199,7 @@ class Limits:
             yield "allow_embeddings", "stages", config.stages is None, remedy
         if not self.allow_updates:
             holds = all(terms.release != "update" for terms in _all_terms(config))
-            yield "allow_updates", "baseline", holds, f"none, or {_ALLOW_UPDATES}"
+            yield "allow_updates", "method", holds, f"gs-wgan, or {_ALLOW_UPDATES}"
         cost = max(self.cost_of(config, terms) for terms in _all_terms(config))
         # Without a minimum there must be noise at all: less than LEAST_RATIO is none.
         holds, remedy = cost <= 1 / LEAST_RATIO**2, f"more, or {_ALLOW_NO_NOISE}"

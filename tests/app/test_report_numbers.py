@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fedgs.federation.round import embedding_round, new_server, stage_request
 from PIL import Image
 
 from fedgs.app.report import curves as report_curves
@@ -18,7 +19,6 @@ from fedgs.app.report.stage_tables import stages_tables
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.recipes import configure
 from fedgs.federation.messages import encode_answer, encode_batch
-from fedgs.federation.round import embedding_round, new_server, stage_request
 from fedgs.federation.training import new_event
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.gaussian import fixed_law

@@ -6,6 +6,7 @@ import secrets
 
 import numpy as np
 import pytest
+from fedgs.federation.round import select
 
 from fedgs.audit import mechanism as mechanism_module
 from fedgs.audit.finding import CONFIDENCE, HOLDS, NO_CLAIM, REFUTED, Finding
@@ -22,7 +23,6 @@ from fedgs.audit.mechanism import (
 )
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.federation import round as rounds
-from fedgs.federation.round import select
 from fedgs.federation.training import new_event
 from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream

@@ -101,7 +101,7 @@ def class_means(tmp_path_factory, exit_code):
         patch.syspath_prepend(folder)
         words = ("baseline", "class_means:METHOD", *given, "--target-epsilon", 8)
         assert exit_code(*words) == 0
-        patch.setenv("FEDGS_BASELINES", "class_means:METHOD")
+        patch.setenv("FEDGS_METHODS", "class_means:METHOD")
         yield folder / "run"
 
 

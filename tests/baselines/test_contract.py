@@ -203,8 +203,8 @@ def test_a_place_in_a_folder_is_code_and_is_not_run_unasked(tmp_path, monkeypatc
     place = "fedgs.baselines.wgan_gp:METHOD"
     content = json.loads(path.read_text()) | {"name": place}
     path.write_text(json.dumps(content))
-    assert_refused(f"FEDGS_BASELINES={place}", open_run, tmp_path / "run")
-    monkeypatch.setenv("FEDGS_BASELINES", place)
+    assert_refused(f"FEDGS_METHODS={place}", open_run, tmp_path / "run")
+    monkeypatch.setenv("FEDGS_METHODS", place)
     assert open_run(tmp_path / "run").method.name == "wgan-gp"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+from fedgs.baselines.fedavg_gan import run_config
 from flwr.app import Message
 
 import runs
@@ -18,7 +19,6 @@ from deployed_grid import LIMITS, NAMES, Deployment, kill_after_count, place_of
 from fedgs.app.commands import deploy_status
 from fedgs.baselines import deployed
 from fedgs.baselines import run as frame
-from fedgs.baselines.fedavg_gan import run_config
 from fedgs.baselines.run import Asked, open_run
 from fedgs.config.run_config import RunConfig
 from fedgs.federation import preparation

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from fedgs.baselines.fedavg_gan import METHOD, Settings, client_updates, node_update
+from fedgs.baselines.fedavg_messages import decode_request, pack_networks, weights_of
 from flwr.app import Message
+from server.fedavg_gan import FedAvgGanStrategy
 
 from baselines import small_run, train
 from fedgs.baselines import deployed, fedavg_gan
 from fedgs.baselines.contract import Facts
-from fedgs.baselines.fedavg_gan import METHOD, Settings, client_updates, node_update
-from fedgs.baselines.fedavg_messages import decode_request, pack_networks, weights_of
 from fedgs.baselines.releases import ReleaseLedger
 from fedgs.baselines.run import Asked, open_run
 from fedgs.federation.messages import encode_batch
@@ -21,7 +22,6 @@ from fedgs.federation.training import RunStopped
 from fedgs.gan.losses import discriminator_loss
 from fedgs.privacy.gaussian import epsilon_from_mu
 from refusals import assert_refused
-from server.fedavg_gan import FedAvgGanStrategy
 from simulated_grid import FakeGrid, product, round_of
 
 DELTA = 1e-5

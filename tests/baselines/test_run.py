@@ -17,7 +17,7 @@ STEPS = "baselines:STEPS"
 
 @pytest.fixture(autouse=True)
 def _trusted(monkeypatch):
-    monkeypatch.setenv("FEDGS_BASELINES", STEPS)
+    monkeypatch.setenv("FEDGS_METHODS", STEPS)
 
 
 def killed_before_its_checkpoint(run, data, monkeypatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedgs.federation.round import select
 from flwr.app import Message
 
 from clients import agreement
@@ -18,7 +19,6 @@ from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.federation.messages import clients_of
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import resolve_deployed
-from fedgs.federation.round import select
 from fedgs.federation.training import new_event
 from fedgs.privacy.accounting import Run, statements_of_runs
 from fedgs.privacy.client_ledger import SHARDED_DATASET, release_event

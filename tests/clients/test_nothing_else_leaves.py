@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+import fedgs.federation.round
 import numpy as np
 import pytest
 import torch
@@ -23,7 +24,6 @@ from flwr.proto.message_pb2 import Message as MessageProto
 from safetensors.torch import save
 
 import fedgs.federation.node
-import fedgs.federation.round
 import recording
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.codec import pack_release

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedgs.federation.round import public_fakes
 
 import fedgs.federation.node
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.federation.node import Node
-from fedgs.federation.round import public_fakes
 from fedgs.files import read_tensors
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.noise import NoiseStream

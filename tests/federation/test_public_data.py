@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from fedgs.federation.round import embedding_round, new_server, stage_request
 
 from fedgs.config.checks import same_source_problems
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.preparation import fitted_to_data, resolve
-from fedgs.federation.round import embedding_round, new_server, stage_request
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.plan import Plan
 from fedgs.runs.epsilons import of_run

@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
+from fedgs.federation.round import client_round, public_fakes, query
 from torch import Tensor
 
 import tiny
@@ -22,7 +23,6 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.federation.messages import EVERYONE, Clients, FakeBatch
 from fedgs.federation.node import Node
-from fedgs.federation.round import client_round, public_fakes, query
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import clip
 

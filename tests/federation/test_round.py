@@ -8,14 +8,9 @@ import itertools
 import math
 from collections import Counter
 
+import fedgs.federation.round
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-import fedgs.federation.round
-from fedgs.config.run_config import RunConfig
-from fedgs.federation.messages import EVERYONE, FakeBatch
 from fedgs.federation.round import (
     client_round,
     draw_fakes,
@@ -23,6 +18,11 @@ from fedgs.federation.round import (
     select,
     server_round,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgs.config.run_config import RunConfig
+from fedgs.federation.messages import EVERYONE, FakeBatch
 from fedgs.gan import discriminators
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism import sanitizer

@@ -7,6 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from fedgs.federation.round import (
+    ServerState,
+    embedding_round,
+    new_server,
+    stage_request,
+    stage_round,
+)
 
 from fedgs.federation import local, training
 from fedgs.federation.messages import (
@@ -17,13 +24,6 @@ from fedgs.federation.messages import (
     encode_batch,
 )
 from fedgs.federation.node import Node
-from fedgs.federation.round import (
-    ServerState,
-    embedding_round,
-    new_server,
-    stage_request,
-    stage_round,
-)
 from fedgs.gan.features import KINDS, embedding
 from fedgs.gan.stages import released
 from fedgs.mechanism.quantization import release_step

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from fedgs.federation.round import client_round, draw_fakes, new_server, public_fakes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import FakeBatch
-from fedgs.federation.round import client_round, draw_fakes, new_server, public_fakes
 from fedgs.gan.client_training import Draws, draw_matching
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import LocalGenerators, warm_start

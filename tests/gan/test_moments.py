@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from fedgs.federation.round import new_server, stage_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.fft import dctn, idctn
 
-from fedgs.federation.round import new_server, stage_request
 from fedgs.gan import moments
 from fedgs.gan.features import QUADRATIC_WEIGHT, StageRelease, embedding, products
 from fedgs.gan.models import build_generator

@@ -5,9 +5,9 @@ import hashlib
 
 import pytest
 import torch
+from fedgs.federation.round import new_server
 
 from fedgs.config.stages import LAYER_FEATURES
-from fedgs.federation.round import new_server
 from fedgs.gan import public_networks, refinement
 from fedgs.gan.features import FEATURE_SCALE, StageRelease
 from fedgs.gan.public_networks import (

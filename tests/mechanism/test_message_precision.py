@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from fedgs.federation.round import draw_fakes, new_server, public_fakes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,7 +19,6 @@ from fedgs.federation.messages import (
     encode_answer,
     encode_batch,
 )
-from fedgs.federation.round import draw_fakes, new_server, public_fakes
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import LARGEST, release_step, to_grid
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, received, sanitize

@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 import torch
+from fedgs.federation.round import client_round, draw_fakes, new_server
 from scipy import stats
 
-from fedgs.federation.round import client_round, draw_fakes, new_server
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.noise import NoiseStream
 from tiny import global_state, tiny_config, tiny_data

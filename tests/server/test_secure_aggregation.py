@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from fedgs.federation.round import new_server, stage_request
 from flwr.app import Message
 
 from fedgs.data.load import load_data
@@ -17,7 +18,6 @@ from fedgs.federation.messages import (
     encode_batch,
 )
 from fedgs.federation.node import Node
-from fedgs.federation.round import new_server, stage_request
 from fedgs.federation.training import BudgetSpent, RunStopped
 from fedgs.mechanism.masks import (
     KEY_BYTES,

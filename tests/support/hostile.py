@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from fedgs.federation.round import new_server, stage_request, stage_round
 
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import (
@@ -19,7 +20,6 @@ from fedgs.federation.messages import (
     encode_answer,
     encode_batch,
 )
-from fedgs.federation.round import new_server, stage_request, stage_round
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from tiny import MOMENTS, request_of, tiny_config

@@ -5,12 +5,12 @@ from dataclasses import replace
 from math import nan
 from pathlib import Path
 
+from fedgs.federation.round import select
 from PIL import Image
 
 from experiments.debug.plan import FORMAT
 from experiments.debug.report import with_titles
 from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
-from fedgs.federation.round import select
 from fedgs.federation.training import new_event
 from fedgs.files import write_json
 from fedgs.gan.models import build_generator

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fedgs.federation.round import draw_fakes, new_server
 from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
@@ -16,7 +17,6 @@ from torch import Tensor
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.federation.messages import FakeBatch
-from fedgs.federation.round import draw_fakes, new_server
 from fedgs.gan.discriminators import Discriminators
 
 SIZES = (6, 4, 9, 1, 12, 8)  # unequal; client 3 owns a single image

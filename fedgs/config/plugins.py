@@ -1,0 +1,68 @@
+"""Methods by their names, or by the place of one that is not of fedgs.
+
+A place, "module:object", is imported, and so runs code. It is taken from the user
+alone: from the command line, or from the environment variable FEDGS_METHODS. A name
+that only stands in a run folder or in a message is not enough, because folders are
+passed on, and a server may be hostile.
+
+This module imports no tensor library: a method is loaded when it is asked for.
+"""
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from fedgs.errors import UserError
+
+TRUSTED_VARIABLE = "FEDGS_METHODS"  # "module:object", comma-separated
+GS_WGAN = "gs-wgan"
+# Of a run's setting `method`: each an object of `fedgs.methods.base.Method`.
+METHODS: Mapping[str, str] = MappingProxyType(
+    {
+        GS_WGAN: "fedgs.methods.gs_wgan:METHOD",
+        "fedavg-gan": "fedgs.methods.fedavg_gan:METHOD",
+    }
+)
+
+
+def load(
+    what: str,
+    name: str,
+    places: Mapping[str, str] = METHODS,
+    parts: Sequence[str] = (),
+    is_typed: bool = False,
+) -> Any:
+    """Returns a method by its name, or by the place of one that is not of fedgs.
+
+    Args:
+        what: the name is of, for errors.
+        name: a key of `places`, or "module:object".
+        places: name -> "module:object".
+        parts: that a method has to have.
+        is_typed: the user gave the name on the command line.
+
+    Raises:
+        UserError: there is no such method, or its place is not trusted.
+    """
+    place = places.get(name, name)
+    if ":" not in place:
+        known = ", ".join(sorted(places))
+        raise UserError(f"{what} = {name!r}: give one of {known}, or module:object")
+    trusted = os.environ.get(TRUSTED_VARIABLE, "").split(",")
+    if name not in places and not is_typed and name not in trusted:
+        raise UserError(
+            f"{what} = {name!r}: names code that is not of fedgs; if you trust it, set "
+            f"{TRUSTED_VARIABLE}={name}"
+        )
+    module, _, attribute = place.partition(":")
+    remedy = "give a method that can be imported (PYTHONPATH), module:object"
+    try:
+        method = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"{what} = {name!r}: {error}; {remedy}") from error
+    if missing := [part for part in parts if not hasattr(method, part)]:
+        problem = f"is no method, it has no {missing[0]} (docs/baselines.md)"
+        raise UserError(f"{what} = {name!r}: {problem}; {remedy}")
+    return method

@@ -1,0 +1,268 @@
+"""A method: what a round asks of clients, what they answer, what the server learns.
+
+    server                                        node, for its clients
+    state                                           (prepare: before the first round)
+    begin ---------- named tensors ------------>  check
+                                                  answer: per-sample gradients, PRIVATE
+                                                  *clip to C, sum, add noise once*
+    finish <-------- their sanitized sum -------
+    settle           (repeatable work on it)
+
+The frame (`fedgs.federation`) does all the rest, once for every method: the ledger has
+a round's event before its request is sent; limits, counts, budget, masks, checkpoints,
+resume, samples. *Whatever `answer` yields, the frame clips, sums and noises*
+(`fedgs.federation.answer`), so the guarantee of a method is that of its `terms`.
+
+Whatever a method draws at random comes from `fedgs.randomness.stream`, so that a
+resumed run has the same bits.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedgs.config.placement import Placement
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
+from fedgs.data.federated import FederatedImages
+from fedgs.errors import UserError
+from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.features import StageRelease
+from fedgs.gan.models import Generator
+from fedgs.gan.moments import Model
+from fedgs.mechanism.masks import Attempt
+from fedgs.mechanism.sanitizer import PerSampleGradients
+from fedgs.methods.schedule import EVERYONE, Clients, clients_of
+from fedgs.shapes import TensorDict
+
+
+class Declared(NamedTuple):
+    """The shape and type of one tensor of a request."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a node is asked: tensors, of which clients, and when.
+
+    Attributes:
+        round: the round, 0 for what comes before the first one.
+        tensors: that the nodes compute with, by name; DP output or public.
+        participants: the clients that answer, or "all".
+        trainees: the clients of the nodes that are asked, or "all".
+        keep_round: the last committed checkpoint; a node keeps its state of then.
+        attempt: whose sums are added up under masks; None without masks.
+    """
+
+    round: int
+    tensors: TensorDict
+    _: KW_ONLY
+    participants: Clients = EVERYONE
+    trainees: Clients = EVERYONE
+    keep_round: int = 0
+    attempt: Attempt | None = None
+
+    def digest(self) -> str:
+        """Returns the hash of what is asked: the same request, the same answer."""
+        return self._digest
+
+    def common_digest(self) -> str:
+        """Returns the hash of what all nodes are asked with, whoever takes part."""
+        return self._common_digest
+
+    def per_node(self, hosting: Placement, nodes: Iterable[int]) -> dict[int, Self]:
+        """Returns each node's request, in the given order; it names no other's clients.
+
+        "all" stays, for the run's settings say that everybody is meant. Nodes with the
+        same content share one request, and with it its digest.
+        """
+        distinct: dict[tuple[Clients, Clients], Self] = {}
+        requests: dict[int, Self] = {}
+        for node in nodes:
+            hosted = hosting.hosted(node)
+            taking_part = _of_node(self.participants, hosted)
+            training = _of_node(self.trainees, hosted)
+            if (key := (taking_part, training)) not in distinct:
+                names = {"participants": taking_part, "trainees": training}
+                distinct[key] = replace(self, **names)
+            requests[node] = distinct[key]
+        return requests
+
+    @cached_property
+    def _digest(self) -> str:
+        # Without keep_round: a checkpoint between two sendings makes no new question.
+        fields = (self.round, joined(self.participants), joined(self.trainees))
+        if self.attempt is None:
+            return self._hash(fields)
+        masked = (*fields, self.attempt.digest, self._common_digest)
+        return hashlib.sha256(repr(masked).encode()).hexdigest()
+
+    @cached_property
+    def _common_digest(self) -> str:
+        return self._hash((self.round,))
+
+    def _hash(self, fields: tuple[int | str, ...]) -> str:
+        content = hashlib.sha256(repr(fields).encode())
+        for _, tensor in sorted(self.tensors.items()):
+            content.update(tensor.numpy().tobytes())
+        return content.hexdigest()
+
+
+def _of_node(clients: Clients, hosted: Sequence[int]) -> Clients:
+    return EVERYONE if clients == EVERYONE else tuple(clients_of(clients, hosted))
+
+
+def joined(clients: Clients) -> str:
+    """Returns clients as they stand in a message: "all", or numbers with commas."""
+    return clients if isinstance(clients, str) else ",".join(map(str, clients))
+
+
+@dataclass
+class State:
+    """What the server keeps between rounds; all of it is DP output or public.
+
+    Attributes:
+        parts: networks and optimizers by name; `generator`, `ema`, the average of it
+            that samples are drawn from, and what else a method needs.
+        round: the last finished round, 0 before the first.
+        stages: what embedding rounds have released so far.
+        start: the model of public images, that stages start from.
+    """
+
+    parts: dict[str, nn.Module | Optimizer]
+    round: int = 0
+    stages: list[StageRelease] = field(default_factory=list[StageRelease])
+    start: Model | None = None
+
+    @property
+    def generator(self) -> Generator:
+        """G, as the next round needs it."""
+        return cast(Generator, self.parts["generator"])
+
+    @property
+    def ema(self) -> Generator:
+        """The average of G: what is released."""
+        return cast(Generator, self.parts["ema"])
+
+
+class Hosted(NamedTuple):
+    """What a node answers with.
+
+    Attributes:
+        data: all data that the node can see.
+        clients: those that it hosts.
+        node_id: its index.
+        discriminators: of its clients, in their order; None where a method has none.
+    """
+
+    data: FederatedImages
+    clients: Sequence[int]
+    node_id: int
+    discriminators: Discriminators | None = None
+
+
+class Method(ABC):
+    """One method of federated training; an object without state of its own.
+
+    Attributes:
+        has_discriminators: clients keep a discriminator each, which `prepare` has the
+            nodes make before their first round.
+        is_rare: a release is a large part of all, so each is checkpointed at once.
+    """
+
+    has_discriminators = False
+    is_rare = False
+
+    @abstractmethod
+    def terms(self, config: ResolvedConfig, round: int) -> Terms:
+        """Returns what one node's release of a round is agreed to be: C, noise, shape.
+
+        Privacy: public; it is all that accounting, limits and audits ask a method.
+        """
+
+    @abstractmethod
+    def state(self, config: ResolvedConfig) -> State:
+        """Returns the server before the first round, from the run's seed."""
+
+    @abstractmethod
+    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
+        """Returns the tensors of a round's request by name: nothing else is decoded."""
+
+    @abstractmethod
+    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, Any]:
+        """Returns the next round's request, and what `finish` needs beside answers.
+
+        Privacy: post-processing of DP output.
+        """
+
+    def check(self, config: ResolvedConfig, request: Request) -> None:
+        """Refuses values that no honest server asks with; shapes are checked before.
+
+        Raises:
+            UserError: the text quotes nothing of the request.
+        """
+
+    @abstractmethod
+    def answer(
+        self, config: ResolvedConfig, hosted: Hosted, request: Request
+    ) -> Iterator[PerSampleGradients]:
+        """Yields what participants answer, (n, B, ...) for n of them, in their order.
+
+        Nothing where none of the node's clients takes part.
+
+        Privacy: reads private data; output private. The frame sanitizes it.
+        """
+
+    @abstractmethod
+    def finish(
+        self,
+        config: ResolvedConfig,
+        state: State,
+        pending: Any,
+        total: Tensor,
+        noise_std: float,
+    ) -> None:
+        """Learns from a round's answers, and counts it: `state.round` grows by 1.
+
+        Privacy: post-processing of DP output.
+
+        Args:
+            config: the resolved configuration.
+            state: updated in place.
+            pending: of `begin`.
+            total: the sanitized sum over all participants, (B, ...), float64.
+            noise_std: of each number in it.
+        """
+
+    def settle(
+        self, config: ResolvedConfig, state: State, check: Callable[[int, int], None]
+    ) -> bool:
+        """Does long work on what a rare round released, once its checkpoint is written.
+
+        After a stop or a crash it begins anew from the checkpoint, to the same bytes.
+
+        Privacy: post-processing of DP output.
+
+        Args:
+            config: the resolved configuration.
+            state: updated in place.
+            check: called with each finished step and their number; what it raises ends
+                the work.
+
+        Returns:
+            Whether there was any.
+        """
+        return False
+
+    def prepare(self, config: ResolvedConfig, state: State) -> Request:
+        """Returns the request of round 0, by which nodes make discriminators."""
+        raise UserError(f"method = {config.method}: has no discriminators to prepare")

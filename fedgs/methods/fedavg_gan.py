@@ -1,0 +1,266 @@
+"""Fed-Avg GAN: clients train copies of one discriminator, the server the generator.
+
+    server                                   node, for its clients
+    both networks --------------------------> each client: n SGD steps of a copy of D
+                                              update = D_client - D, clipped to C whole
+    D += sum / m  <-------------------------- sum over its clients + Gaussian noise
+    n SGD steps of G against D                (one release, B = 1)
+
+The generator only sees the noisy discriminator. n is `discriminator_steps`, for both.
+
+Networks are the project's discriminator without batch statistics and any generator of
+the project: batch statistics of the published networks travel and are averaged with
+their weights, and couple what one client sends to each of its images.
+
+Differs from the reference: the nodes add the noise, in shares, and not the server;
+conditional, with fakes of the real batch's labels; a client with fewer images than a
+batch draws them again.
+
+Source: Augenstein et al., "Generative models for effective ML on private, decentralized
+datasets", ICLR 2020, Algorithm 2; reference google-research/federated, gans/.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
+from fedgs.data.federated import FederatedImages
+from fedgs.errors import UserError
+from fedgs.gan.discriminators import CHUNK_SIZE
+from fedgs.gan.losses import discriminator_loss
+from fedgs.gan.models import (
+    advance_in_place,
+    build_discriminator,
+    build_generator,
+    sample_labels,
+    sample_latents,
+    update_ema,
+)
+from fedgs.mechanism.sanitizer import PerSampleGradients
+from fedgs.methods.base import Declared, Hosted, Method, Request, State
+from fedgs.methods.schedule import clients_of, select
+from fedgs.randomness import stream
+from fedgs.shapes import TensorDict
+
+WEIGHT_DECAY = 2.5e-5  # of both networks; Augenstein et al., their code's default
+NETWORKS = ("generator", "discriminator")
+
+
+class FedAvgGan(Method):
+    """Clients answer with the clipped update of a discriminator that all share."""
+
+    def terms(self, config: ResolvedConfig, round: int) -> Terms:
+        """Returns one update, clipped to C, as a row of weights."""
+        shape = (1, 1, 1, _num_weights(config))
+        return Terms("update", config.noise_multiplier, config.clip_bound, shape)
+
+    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
+        """Returns the tensors of both networks under "<network>.<name>"."""
+        return {n: Declared(tuple(v.shape)) for n, v in _named(new_networks(config))}
+
+    def state(self, config: ResolvedConfig) -> State:
+        """Initialises both networks from the seed."""
+        networks = new_networks(config)
+        for network in networks.values():
+            network.to(config.device)
+        networks["discriminator"].requires_grad_(False)
+        average = copy.deepcopy(networks["generator"]).eval().requires_grad_(False)
+        return State({**networks, "ema": average})
+
+    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
+        """Returns both networks as they are; draws nothing.
+
+        Privacy: post-processing of DP output.
+        """
+        clients = select(config, state.round + 1)
+        networks = {name: _network(state, name) for name in NETWORKS}
+        tensors = {name: value.detach().cpu() for name, value in _named(networks)}
+        asked = {"participants": clients, "trainees": clients}
+        return Request(state.round + 1, tensors, **asked), None
+
+    def check(self, config: ResolvedConfig, request: Request) -> None:
+        """Refuses a request that trains others than it asks."""
+        if request.trainees != request.participants:
+            raise UserError("request that is no round of Fed-Avg GAN: refused")
+
+    def answer(
+        self, config: ResolvedConfig, hosted: Hosted, request: Request
+    ) -> Iterator[PerSampleGradients]:
+        """Yields the updates of chunks of clients: one sample, clipped as a whole.
+
+        Privacy: reads private data; output private.
+        """
+        clients = clients_of(request.participants, hosted.clients)
+        for updates in client_updates(config, hosted.data, request, clients):
+            yield PerSampleGradients(updates[:, None, None, None])
+
+    def finish(
+        self,
+        config: ResolvedConfig,
+        state: State,
+        pending: None,
+        total: Tensor,
+        noise_std: float,
+    ) -> None:
+        """Moves the discriminator by the mean update, then trains the generator by it.
+
+        Privacy: post-processing of DP output.
+        """
+        discriminator = _network(state, "discriminator")
+        weights = parameters_to_vector(discriminator.parameters()).detach()
+        mean = (total.flatten() / config.clients_per_round).to(weights)
+        vector_to_parameters(weights + mean, discriminator.parameters())
+        _train_generator(config, state)
+        update_ema(state.ema, state.generator, state.round, config.ema_decay)
+        state.round += 1
+
+
+METHOD = FedAvgGan()
+
+
+def new_networks(config: ResolvedConfig) -> dict[str, nn.Module]:
+    """Returns both networks as they are before the first round."""
+    return {
+        "generator": build_generator(config, config.seed),
+        "discriminator": build_discriminator(config, config.seed),
+    }
+
+
+@lru_cache(maxsize=8)
+def _num_weights(config: ResolvedConfig) -> int:
+    return sum(p.numel() for p in build_discriminator(config, 0).parameters())
+
+
+def _named(networks: Mapping[str, nn.Module]) -> list[tuple[str, Tensor]]:
+    return [
+        (f"{key}.{name}", value)
+        for key, network in networks.items()
+        for name, value in network.state_dict().items()
+    ]
+
+
+def _network(state: State, name: str) -> nn.Module:
+    network = state.parts[name]
+    assert isinstance(network, nn.Module)  # noqa: S101 - of `state`
+    return network
+
+
+# ------------------------------------------------------------------ clients
+
+
+def client_updates(
+    config: ResolvedConfig,
+    data: FederatedImages,
+    request: Request,
+    clients: Sequence[int],
+) -> Iterator[Tensor]:
+    """Yields the updates (n, weights) of chunks of clients, in order.
+
+    Privacy: reads private data; output private.
+    """
+    networks = new_networks(config)
+    for key, module in networks.items():
+        module.load_state_dict(
+            {name: request.tensors[f"{key}.{name}"] for name in module.state_dict()}
+        )
+        module.to(config.device).requires_grad_(False)
+    generator, template = networks["generator"], networks["discriminator"]
+    start: TensorDict = {**dict(template.named_parameters())}
+
+    def update(*batches: Tensor) -> Tensor:
+        return _trained(config, template, start, *batches)
+
+    size = CHUNK_SIZE if config.stacked else 1
+    for first in range(0, len(clients), size):
+        drawn = [
+            _draw(config, data, generator, client, request.round)
+            for client in clients[first : first + size]
+        ]
+        batches = [torch.stack(values) for values in zip(*drawn, strict=True)]
+        if config.stacked:
+            yield vmap(update)(*batches)
+        else:
+            yield update(*(values[0] for values in batches))[None]
+
+
+def _draw(
+    config: ResolvedConfig,
+    data: FederatedImages,
+    generator: nn.Module,
+    client: int,
+    round: int,
+) -> tuple[Tensor, ...]:
+    """Draws a client's real images, their labels, fakes of these labels and mixes.
+
+    Privacy: reads private data; output private.
+
+    Returns:
+        (steps, b, C, S, S) in [0, 1], (steps, b), like the first, (steps, b) in [0, 1).
+    """
+    rng = stream(config.seed, "fedavg-gan", client, round)
+    shape = (config.discriminator_steps, config.discriminator_batch_size)
+    own = data.client_records[client]
+    records = own[rng.integers(len(own), size=shape)]
+    real = torch.from_numpy(data.images[records]).to(config.device).float().div_(255.0)
+    labels = torch.from_numpy(data.labels[records]).to(config.device)
+    z = sample_latents(config, rng, math.prod(shape)).to(config.device)
+    fakes = generator(z, labels.flatten()).view_as(real)
+    mix = torch.from_numpy(rng.random(shape, dtype=np.float32)).to(config.device)
+    return real, labels, fakes, mix
+
+
+def _trained(
+    config: ResolvedConfig,
+    template: nn.Module,
+    start: TensorDict,
+    real: Tensor,
+    labels: Tensor,
+    fakes: Tensor,
+    mix: Tensor,
+) -> Tensor:
+    """Returns the change of one client's copy after its SGD steps, (weights,)."""
+
+    def loss(params: TensorDict, step: int) -> Tensor:
+        def score(images: Tensor, of: Tensor) -> Tensor:
+            return functional_call(template, params, (images, of))
+
+        seen = (real[step], labels[step], fakes[step], labels[step], mix[step])
+        return discriminator_loss(score, *seen, drift_weight=0.0)
+
+    params, rate = start, config.discriminator_learning_rate
+    for step in range(config.discriminator_steps):
+        grads = grad(loss)(params, step)
+        params = {
+            name: value - rate * (grads[name] + WEIGHT_DECAY * value)
+            for name, value in params.items()
+        }
+    return torch.cat([(params[name] - start[name]).flatten() for name in start])
+
+
+# ------------------------------------------------------------------ server
+
+
+def _train_generator(config: ResolvedConfig, state: State) -> None:
+    """Takes the generator's SGD steps: post-processing of the discriminator."""
+    discriminator = _network(state, "discriminator")
+    rate = config.generator_learning_rate
+    sgd = torch.optim.SGD(state.generator.parameters(), rate, weight_decay=WEIGHT_DECAY)
+    for step in range(config.discriminator_steps):
+        rng = stream(config.seed, "latent", state.round, step)
+        count = config.discriminator_batch_size
+        z = sample_latents(config, rng, count).to(config.device)
+        labels = sample_labels(config, rng, count).to(config.device)
+        advance_in_place(state.generator)
+        loss = -discriminator(state.generator(z, labels), labels).mean()
+        sgd.zero_grad(set_to_none=True)
+        loss.backward()
+        sgd.step()

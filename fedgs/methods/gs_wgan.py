@@ -1,0 +1,247 @@
+"""One round of GS-WGAN; the numbers in comments are lines of its Algorithm 2.
+
+    server                                        node, for its clients
+    1-3   prepare ------------------------------> warm_start (fedgs/gan/warm_start.py)
+    4     state
+    6, 8  begin --------------------------------> answer
+                                           7, 9     n_dis discriminator steps
+                                           28-32    one sanitized answer, B gradients
+    11    finish <------------------------------
+    12    the ledger has the event before 8 is sent (the frame)
+
+Algorithm 1 is the same round where the K clients are shards of one data set. Full
+participation is the same round with m = K. A run may begin with rounds of
+`fedgs.methods.moments`, which set the same generator.
+
+Source: Chen, Orekondy, Fritz, "GS-WGAN: a gradient-sanitized approach for learning
+differentially private generators", NeurIPS 2020, Algorithms 1 and 2; reference
+source/main.py, source/pretrain.py.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
+from fedgs.errors import UserError
+from fedgs.gan.client_training import Draws, train_discriminators
+from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.models import (
+    ADAM_BETAS,
+    GeneratorRefined,
+    advance_in_place,
+    build_generator,
+    sample_labels,
+    sample_latents,
+    update_ema,
+)
+from fedgs.gan.public_networks import refiner_of_fonts
+from fedgs.mechanism.sanitizer import PerSampleGradients, from_dct, to_dct
+from fedgs.methods.base import Declared, Hosted, Method, Request, State
+from fedgs.methods.public_data import public_start
+from fedgs.methods.schedule import EVERYONE, clients_of, select, trainees
+from fedgs.randomness import derived_seed, stream
+from fedgs.shapes import ImageGrads, Images, Labels, Positions
+
+
+class GsWgan(Method):
+    """Clients' own discriminators answer at the server's fakes."""
+
+    has_discriminators = True
+
+    def terms(self, config: ResolvedConfig, round: int) -> Terms:
+        """Returns B gradients of the fakes, each clipped to C."""
+        return config.terms(round)
+
+    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
+        """Returns F fakes in [0, 1], 0 = background, and their labels."""
+        side, channels = config.image_size, config.image_channels
+        images = Declared((config.fakes_sent, channels, side, side))
+        return {
+            "images": images,
+            "labels": Declared((config.fakes_sent,), torch.int64),
+        }
+
+    # -------------------------------------------------------------- server
+
+    def state(self, config: ResolvedConfig) -> State:
+        """Initialises the generator, its optimizer and its average from the seed."""
+        seed = derived_seed(config.seed, "generator")
+        # 4: theta_G, and Adam for line 11.
+        generator = build_generator(config, seed).to(config.device)
+        if isinstance(generator, GeneratorRefined) and config.knows_fonts:
+            generator.refiner.load_state_dict(refiner_of_fonts(config), strict=False)
+        rate = config.generator_learning_rate
+        adam = torch.optim.Adam(generator.parameters(), rate, ADAM_BETAS)
+        average = copy.deepcopy(generator).eval().requires_grad_(False)
+        parts = {"generator": generator, "ema": average, "adam": adam}
+        start, _ = public_start(config)
+        return State(parts, start=start)
+
+    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, Images]:
+        """Draws the round's F fakes and keeps the graph of the last B, the answered.
+
+        Privacy: post-processing of DP output.
+
+        Source: Algorithm 2, lines 6 and 8.
+        """
+        round = state.round + 1
+        # 8: z ~ P_z and labels; the first F - B fakes only train discriminators.
+        latent_rng = stream(config.seed, "latent", round)
+        z = sample_latents(config, latent_rng, config.fakes_sent).to(config.device)
+        labels = sample_labels(config, latent_rng, config.fakes_sent)
+        labels_there = labels.to(config.device)
+        split = config.fakes_sent - config.batch_size
+        state.generator.train()
+        # One power iteration for the round: forward passes only read the vectors.
+        advance_in_place(state.generator)
+        # The graph of the last B waits for the answers of line 11.
+        answered = state.generator(z[split:], labels_there[split:])
+        images = answered.detach()
+        if split:
+            with torch.no_grad():
+                others = state.generator(z[:split], labels_there[:split])
+            images = torch.cat([others, images])
+        participants = select(config, round)  # 6
+        request = Request(
+            round,
+            {"images": images.cpu(), "labels": labels},
+            participants=participants,
+            trainees=trainees(config, participants),
+        )
+        return request, answered
+
+    def prepare(self, config: ResolvedConfig, state: State) -> Request:
+        """Draws the fakes of the warm start: round 0, which nobody answers.
+
+        A local warm start needs none; its request has black images. After stages they
+        are of the averaged generator, else of the untrained one.
+
+        Privacy: post-processing of DP output, if there is any yet.
+        """
+        rng = stream(config.seed, "latent", 0)
+        z = sample_latents(config, rng, config.fakes_sent).to(config.device)
+        labels = sample_labels(config, rng, config.fakes_sent)
+        side = config.image_size
+        images = torch.zeros(len(labels), config.image_channels, side, side)
+        if config.is_warm_start_public:
+            of_stages = state if config.num_stages else self.state(config)
+            with torch.no_grad():
+                images = of_stages.ema(z, labels.to(config.device)).cpu()
+        tensors = {"images": images, "labels": labels}
+        return Request(0, tensors, participants=(), trainees=EVERYONE)
+
+    def finish(
+        self,
+        config: ResolvedConfig,
+        state: State,
+        pending: Images,
+        total: Tensor,
+        noise_std: float,
+    ) -> None:
+        """Updates the generator from the nodes' releases (Algorithm 2, line 11).
+
+        Averages over the *planned* participants, whoever answered, and over B.
+
+        Privacy: post-processing of DP output.
+        """
+        # 11: 1/m sum over participants.
+        average = total / (config.clients_per_round * config.batch_size)
+        if config.dct_size is not None:
+            average = from_dct(average, config.image_size)
+        # 11: theta_G <- Adam(theta_G, average * J_theta G(z)).
+        jacobian_step(
+            cast(Optimizer, state.parts["adam"]), pending, average.to(pending)
+        )
+        update_ema(state.ema, state.generator, state.round, config.ema_decay)
+        state.round += 1
+
+    # -------------------------------------------------------------- client
+
+    def check(self, config: ResolvedConfig, request: Request) -> None:
+        """Refuses fakes and labels outside their ranges."""
+        images, labels = request.tensors["images"], request.tensors["labels"]
+        if not bool(((images >= 0) & (images <= 1)).all()):
+            raise UserError("fakes outside [0, 1]: refused")
+        if not bool(((labels >= 0) & (labels < config.num_classes)).all()):
+            raise UserError(f"labels outside [0, {config.num_classes}): refused")
+
+    def answer(
+        self, config: ResolvedConfig, hosted: Hosted, request: Request
+    ) -> Iterator[PerSampleGradients]:
+        """Trains the node's discriminators, then asks them (lines 28-32).
+
+        n_dis steps and one answer, never n_dis answers. A node without participants
+        trains if asked to and answers nothing.
+
+        Privacy: reads private data; output private.
+        """
+        # 28: the node has the fakes of line 8, never the generator.
+        nets, clients = hosted.discriminators, hosted.clients
+        if nets is None:
+            raise UserError(f"node {hosted.node_id}: has no discriminators yet")
+        tensors = {n: value.to(config.device) for n, value in request.tensors.items()}
+        fakes, labels = tensors["images"], tensors["labels"]
+        own = request.tensors["labels"].numpy()
+        one_set = None if config.fakes_per_round is None else own
+        position = {client: index for index, client in enumerate(clients)}
+        # 7, 29-31: n_dis steps of each trainee's discriminator on its records and fakes.
+        if config.discriminator_training != "frozen":
+            training = [position[c] for c in clients_of(request.trainees, clients)]
+            for chunk in nets.chunks(training):
+                owners = [clients[index] for index in chunk.tolist()]
+                draws = Draws(
+                    config, hosted.data, owners, "data", request.round, one_set
+                )
+                train_discriminators(config, nets, chunk, draws, fakes, labels)
+        answering = [position[c] for c in clients_of(request.participants, clients)]
+        if not answering:
+            return
+        # 9, 32: the gradient by each of the last B fakes.
+        fakes, labels = fakes[-config.batch_size :], labels[-config.batch_size :]
+        for chunk in nets.chunks(answering):
+            yield query(config, nets, chunk, fakes, labels)
+
+
+METHOD = GsWgan()
+
+
+def query(
+    config: ResolvedConfig,
+    discriminators: Discriminators,
+    chunk: Positions,
+    fakes: Images,
+    labels: Labels,
+) -> PerSampleGradients:
+    """Returns d L_G / d fake of each client and fake, in the run's basis, unclipped.
+
+    Privacy: reads private data; output private.
+    """
+    grads = discriminators.query(chunk, fakes, labels)
+    if config.dct_size is not None:
+        grads = to_dct(grads, config.dct_size)
+    return PerSampleGradients(grads)
+
+
+def jacobian_step(
+    optimizer: Optimizer, images: Images, image_grads: ImageGrads
+) -> None:
+    """Multiplies image gradients by the generator's Jacobian and takes one step.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        optimizer: of the generator that drew `images`.
+        images: G(z, labels) with its graph, shape (B, C, S, S).
+        image_grads: same shape.
+
+    Source: GS-WGAN, Eq. 6: the chain rule d L / d theta = d L / d G(z) * J_theta G(z).
+    """
+    optimizer.zero_grad(set_to_none=True)
+    images.backward(image_grads)
+    optimizer.step()

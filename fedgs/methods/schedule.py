@@ -1,0 +1,83 @@
+"""Who takes part in a round: the public schedule, and the nodes that it concerns.
+
+Privacy: public; independent of the data.
+
+Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Algorithm 2, line 6.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.randomness import stream
+
+Clients = Sequence[int] | Literal["all"]
+EVERYONE: Literal["all"] = "all"
+
+
+def select(config: ResolvedConfig, round: int) -> Clients:
+    """Returns the participants of a round, sorted, or "all".
+
+    Privacy: public; independent of the data.
+
+    Source: Algorithm 2, line 6, for `uniform` with m = 1.
+    """
+    # 6: sample the participants; by a public schedule, as accounting must know it.
+    num_clients, count = config.num_clients, config.clients_per_round
+    if config.client_selection == "all":
+        return EVERYONE
+    if config.client_selection == "uniform":
+        rng = stream(config.schedule_seed, "selection", round)
+        chosen = rng.choice(num_clients, size=count, replace=False)
+        return tuple(int(client) for client in np.sort(chosen))
+    lap, start = divmod((round - 1) * count, num_clients)
+    seed = config.schedule_seed
+    slots = _balanced_lap(seed, num_clients, count, lap)[start : start + count]
+    if len(slots) < count:  # the round runs over into the next lap
+        following = _balanced_lap(seed, num_clients, count, lap + 1)
+        slots = slots + following[: count - len(slots)]
+    return tuple(sorted(slots))
+
+
+@lru_cache(maxsize=4)
+def _balanced_lap(seed: int, num_clients: int, count: int, lap: int) -> tuple[int, ...]:
+    """Returns a shuffled order of all clients, used up before the next one starts.
+
+    A round that runs over two laps must not hold a client twice: whoever stands in
+    its first part moves behind the others in the second lap. So a lap depends on the
+    ones before it, back to the last lap that starts with a round.
+    """
+    first = lap
+    while (first * num_clients) % count:
+        first -= 1
+    order: list[int] = []
+    for number in range(first, lap + 1):
+        shared = (number * num_clients) % count
+        before = set(order[len(order) - shared :])
+        order = stream(seed, "balanced", number).permutation(num_clients).tolist()
+        order.sort(key=lambda client: client in before)  # stable
+    return tuple(order)
+
+
+def trainees(config: ResolvedConfig, participants: Clients) -> Clients:
+    """Returns the clients whose discriminators train in a round of the participants."""
+    trains_all = config.discriminator_training == "every_round"
+    return EVERYONE if trains_all else participants
+
+
+def clients_of(clients: Clients, hosted: Sequence[int]) -> list[int]:
+    """Returns which of a node's hosted clients are meant by a request."""
+    if clients == EVERYONE:
+        return list(hosted)
+    wanted = set(clients)
+    return [client for client in hosted if client in wanted]
+
+
+def nodes_of(config: ResolvedConfig, clients: Clients) -> list[int]:
+    """Returns the nodes that host the given clients, increasing."""
+    if clients == EVERYONE:
+        return list(range(config.num_nodes))
+    return sorted({config.hosting.node_of(int(client)) for client in clients})
