@@ -121,7 +121,7 @@ def _of_baseline(folder: RunFolder) -> tuple[Sequence[Row], Sequence[Row], str, 
     more = {"adversary": run.config.adversary}
     rows = [asdict(r) | more | {"guarantee": r.epsilon is not None} for r in valid]
     events = [release.event for release in run.releases]
-    return rows, events, run.method.title, run.trust
+    return rows, events, run.method.title, CENTRAL
 
 
 def _who_sees_what(rows: Sequence[Row], is_void: bool) -> list[Row]:

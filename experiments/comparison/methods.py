@@ -25,7 +25,7 @@ KNOWN = Cells.read(Path(__file__).with_suffix(".toml"))
 IN_VIEW = {"fashion-mnist": ["moments", "moments-parts"]}
 IN_VIEW["mnist"] = IN_VIEW["mnist-by-writer"] = [
     *(name for name, how in KNOWN.methods.items() if not how.baseline),
-    *("wgan-gp", "fedavg-gan"),
+    "wgan-gp",
 ]
 
 

@@ -33,10 +33,13 @@ from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
 from fedgs.diagnosis.diagnosis import diagnose
 from fedgs.evaluation.images import LabelledImages
-from fedgs.federation import round as rounds
+from fedgs.federation.answer import answer_of, summed
 from fedgs.federation.preparation import resolve
 from fedgs.files import write_json
 from fedgs.mechanism.sanitizer import SanitizedGradients
+from fedgs.methods import new_state
+from fedgs.methods.base import Hosted
+from fedgs.methods.moments import MOMENTS
 from fedgs.randomness import derived_seed, stream
 from fedgs.runs import sample
 
@@ -174,12 +177,13 @@ def samples(
         seed=seed,
         noise_seed=seed,
     )
-    server = rounds.new_server(config)
+    server, hosted = new_state(config), Hosted(data, clients.tolist(), 0)
     for _ in config.stage_list:
-        request = rounds.stage_request(config, server)
-        answer = rounds.embedding_round(config, data, clients.tolist(), request, 0)
+        request, pending = MOMENTS.begin(config, server)
+        answer = answer_of(config, hosted, request)
         assert isinstance(answer, SanitizedGradients)
-        rounds.stage_round(config, server, request, [answer])
+        total = summed(config, request.round, [answer])
+        MOMENTS.finish(config, server, pending, *total)
     labels = np.arange(SAMPLES, dtype=np.int64) % config.num_classes
     return LabelledImages(sample.draw(config, server.ema, labels, seed=0), labels)
 

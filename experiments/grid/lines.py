@@ -17,7 +17,7 @@ from fedgs.audit.mechanism import (
     recorded_plan,
     weakest_rounds,
 )
-from fedgs.baselines.run import BaselineRun, open_run
+from fedgs.baselines.run import CURATOR, BaselineRun, open_run
 from fedgs.files import read_json
 from fedgs.runs.run_folder import RunFolder, is_baseline, versions
 
@@ -74,11 +74,10 @@ def _of_baseline(run: BaselineRun) -> Line:
     rows = [row for row in rows if row.label == "valid"] or rows
     stated = [{k: v for k, v in asdict(r).items() if k != "conditions"} for r in rows]
     facts = run.facts
-    sent = getattr(run.method, "bytes_per_client", None)
     return {
         "unit": run.unit if run.releases else "none",
         "own": False,
-        "trust": run.trust,
+        "trust": CURATOR,
         "guarantees": stated,
         "epsilons": {
             run.config.adversary: {
@@ -90,7 +89,7 @@ def _of_baseline(run: BaselineRun) -> Line:
         "cap": facts.max_images_per_user,
         "releases": len(run.releases),
         "rounds": run.config.num_rounds,
-        "bytes_per_client": sent and sent(run.settings, run.config, facts),
+        "bytes_per_client": None,
         "audit": _audit_of_baseline(run),
     }
 

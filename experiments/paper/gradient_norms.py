@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fedgs.federation.round import query
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
@@ -35,12 +34,15 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
 from fedgs.federation.local import LocalNodes, train_nodes
-from fedgs.federation.messages import Release, Request, clients_of, fakes_of
+from fedgs.federation.messages import Release
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import new_run
 from fedgs.federation.training import Stop, stop_on_signal
 from fedgs.files import read_json_lines, write_atomically
 from fedgs.mechanism.sanitizer import clip
+from fedgs.methods.base import Request
+from fedgs.methods.gs_wgan import query
+from fedgs.methods.schedule import clients_of
 from fedgs.runs.run_folder import RunFolder
 
 FILE = "gradient_norms.jsonl"
@@ -83,9 +85,9 @@ class ProbedNode(Node):
 
     def _measure(self, request: Request) -> Tensor:
         assert self._discriminators is not None
-        config, request = self.config, fakes_of(request)
-        images = request.images[-config.batch_size :].to(config.device)
-        labels = request.labels[-config.batch_size :].to(config.device)
+        config, tensors = self.config, request.tensors
+        images = tensors["images"][-config.batch_size :].to(config.device)
+        labels = tensors["labels"][-config.batch_size :].to(config.device)
         first = self.hosted.start
         answering = [c - first for c in clients_of(request.participants, self.hosted)]
         parts: list[Tensor] = []

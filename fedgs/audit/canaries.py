@@ -20,14 +20,17 @@ from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
+from fedgs.federation.answer import answer_of
 from fedgs.federation.local import LocalNodes
-from fedgs.federation.messages import Release, Request, clients_of, fakes_of
-from fedgs.federation.round import client_round, query, select
+from fedgs.federation.messages import Release
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
 from fedgs.mechanism.integers import real_values
 from fedgs.mechanism.masks import MaskedSum
 from fedgs.mechanism.sanitizer import clip, from_dct
+from fedgs.methods.base import Hosted, Request
+from fedgs.methods.gs_wgan import query
+from fedgs.methods.schedule import clients_of, select
 from fedgs.shapes import PerSampleGrads
 
 LENGTH = 10.0  # of a canary's gradient, in units of C
@@ -155,14 +158,13 @@ class CanaryNodes(LocalNodes):
 
     def _answer(self, node_id: int, request: Request) -> Release | None:
         config, hosted = self.config, self.config.hosting.hosted(node_id)
-        request = fakes_of(request)
         if request.round > 0:
             stack = self.stacks[node_id]
-            return client_round(config, stack, self.data, hosted, request, node_id)
+            return answer_of(config, Hosted(self.data, hosted, node_id, stack), request)
         stack = CanaryDiscriminators(config, hosted, self.fixed)
         is_public = config.is_warm_start_public
-        fakes = (request.images, request.labels) if is_public else None
-        warm_start(config, stack, self.data, hosted, fakes)
+        fakes = request.tensors["images"], request.tensors["labels"]
+        warm_start(config, stack, self.data, hosted, fakes if is_public else None)
         self.stacks[node_id] = stack
         return None
 
@@ -170,9 +172,9 @@ class CanaryNodes(LocalNodes):
         """Returns what the node's other clients contributed, summed over the fakes."""
         config, own = self.config, self.stacks[node]
         hosted = config.hosting.hosted(node)
-        request = fakes_of(request)
-        images = request.images[-config.batch_size :].to(config.device)
-        labels = request.labels[-config.batch_size :].to(config.device)
+        tensors = request.tensors
+        images = tensors["images"][-config.batch_size :].to(config.device)
+        labels = tensors["labels"][-config.batch_size :].to(config.device)
         total = torch.zeros(config.release_shape[1:], dtype=torch.float64)
         others = [
             client - hosted.start

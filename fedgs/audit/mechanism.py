@@ -6,18 +6,14 @@ epsilons that hold with a confidence.
 
 The client answers every fake with the same gradient, ten times longer than C, so that
 clipping matters: +10 C e ("inside") against -10 C e (replace-one) or 0 (zero-out). The
-round is `fedgs.federation.round.client_round` with the run's clip bound, B and noise:
+release is that of `fedgs.federation.answer` with the run's clip bound, B and noise:
 it clips, sums over the node's clients and adds noise, and a bug in any of that shows
-here. The test looks at <release, e>, summed over the B fakes; for Gaussian noise no
+here. The test looks at <release, e>, summed over the B samples; for Gaussian noise no
 other does better.
 
 Noise is equal and independent in all coordinates, so gradients have one coordinate
 here: the test sees the same as with all of them, and a million trials take seconds.
-Trials lie along the axis of the fakes: one call holds many rounds of B fakes each.
-
-A stage's release is attacked in the same way: the client's embedding is +10 C e, and
-the trials stand where a gradient round has its fakes. They go through
-`fedgs.federation.round.release_embeddings`, which clips, sums and adds noise.
+Trials lie along the axis of the samples: one call holds many rounds of B samples each.
 
 Source: Jagielski, Ullman, Oprea, "Auditing differentially private machine learning",
 NeurIPS 2020; Nasr et al., "Adversary instantiation", S&P 2021 (worst-case gradients).
@@ -28,13 +24,12 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from fedgs.audit import bounds
 from fedgs.audit.bounds import ErrorRates, Scores
@@ -42,11 +37,11 @@ from fedgs.audit.canaries import INSIDE, LENGTH, OUTSIDE
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
-from fedgs.federation.messages import EVERYONE, Clients, FakeBatch, clients_of
-from fedgs.federation.round import client_round, release_embeddings, select
+from fedgs.federation.answer import release
 from fedgs.federation.training import new_event
 from fedgs.mechanism.integers import real_values
 from fedgs.mechanism.sanitizer import PerSampleGradients
+from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.gaussian import epsilon_from_mu, fixed_law
 from fedgs.privacy.ledger import Event
@@ -208,7 +203,8 @@ def _attack(
             details |= {"mu": claim.mu}
             bound = max(bound, epsilon_from_mu(mu, delta))
     where = {"asked": "takes part", "seen": "drawn", "hidden": "drawn, unseen"}
-    what = ", embedding" if simulation.terms.release == "embedding" else ""
+    kind = simulation.terms.release
+    what = "" if kind == "gradient" else f", {kind}"
     return Finding(
         attack=f"A {where[claim.view]}{what}",
         adversary=claim.adversary,
@@ -342,61 +338,14 @@ def _node_scores(
     grads = grads.view(1, -1, 1, 1, 1) * LENGTH * terms.clip_bound
     if config.largest_node > 1 and config.clients_per_round > 1:
         grads = torch.cat([grads, torch.full_like(grads, -LENGTH * terms.clip_bound)])
-    if terms.release == "embedding":
-        unseeded = dataclasses.replace(config, noise_seed=None)
-        trials = [PerSampleGradients(grads)]
-        sums = release_embeddings(unseeded, terms, trials, 1, node_id)
-        return real_values(sums).flatten().numpy()
-    return _gradient_scores(config, grads, node_id).reshape(len(signs), -1).sum(1)
-
-
-def _gradient_scores(config: ResolvedConfig, grads: Tensor, node_id: int) -> Scores:
-    """Returns the releases of one coordinate by fake, through `client_round`."""
-    count = grads.shape[1]
-    request = FakeBatch(
-        round=1,
-        images=torch.zeros(count, 1, 1, 1),
-        labels=torch.zeros(count, dtype=torch.int64),
-        participants=EVERYONE,
-        trainees=EVERYONE,
-    )
-    worst_case, no_data = cast(Any, _FixedGradients(grads)), cast(Any, None)
-    hosted = range(len(grads))
-    config = _one_coordinate(config, count)
-    release = client_round(config, worst_case, no_data, hosted, request, node_id)
-    if release is None:
+    # Noise is equal in all coordinates, so each sample has one; never seeded here.
+    unseeded = dataclasses.replace(config, noise_seed=None)
+    trials = [PerSampleGradients(grads)]
+    of_one = dataclasses.replace(terms, shape=(terms.batch_size, 1, 1, 1))
+    found = release(unseeded, of_one, trials, 1, node_id)
+    if found is None:
         raise RuntimeError("a node that was asked released nothing")
-    return real_values(release).flatten().numpy()
-
-
-@lru_cache(maxsize=4)
-def _one_coordinate(config: ResolvedConfig, count: int) -> ResolvedConfig:
-    """Returns the settings under which a node answers `count` fakes of one pixel."""
-    return dataclasses.replace(
-        config,
-        batch_size=count,
-        stages=None,
-        fakes_per_round=None,
-        dct_size=None,
-        discriminator_training="frozen",
-        noise_seed=None,
-        device="cpu",
-    )
-
-
-class _FixedGradients:
-    """Stands in for a node's discriminators and answers what it was given."""
-
-    def __init__(self, grads: Tensor) -> None:
-        self.grads = grads
-
-    def chunks(self, indices: Sequence[int]) -> Iterator[Tensor]:
-        """Returns all clients at once."""
-        yield torch.tensor(list(indices))
-
-    def query(self, indices: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        """Returns the gradients of the clients, shape (n, F, 1, 1, 1)."""
-        return self.grads[indices]
+    return real_values(found).numpy().reshape(len(signs), -1).sum(1)
 
 
 def asked(config: ResolvedConfig, total: int) -> npt.NDArray[np.bool_]:

@@ -36,8 +36,8 @@ from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.federation.local import train_nodes
-from fedgs.federation.round import new_server
 from fedgs.federation.training import Report, Stop
+from fedgs.methods import new_state
 from fedgs.privacy.gaussian import fixed_law
 from fedgs.privacy.participation import COUNT_THEOREM
 from fedgs.privacy.plan import Plan
@@ -80,7 +80,7 @@ def audit_run(
     """
     config = as_audited(config)
     folder = RunFolder.create(config)
-    before = _mean_image(config, new_server(config).ema)
+    before = _mean_image(config, new_state(config).ema)
     with folder.locked(), CanaryNodes(config, data, canaries) as nodes:
         train_nodes(folder, nodes, report, stop)
     moved = _mean_image(config, load_generator(folder)) - before

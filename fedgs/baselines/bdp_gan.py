@@ -74,7 +74,6 @@ class BdpGan:
     name = "bdp-gan"
     title = "BDP-GAN: DP-SGD with an epsilon of images drawn at random"
     unit = "record"
-    central = True
     Settings = Settings
     recipe: Mapping[str, Scalar] = {
         **dp_sgd_gan.dp_sgd_gan.recipe,

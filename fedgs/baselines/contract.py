@@ -19,17 +19,10 @@ Rules that the contract test checks, or that reviewers do:
 
 Optional, found by name:
 
-- `Settings` may have a property `unit` ("none", "record", "user") or `central` (bool),
-  where they depend on the settings. They replace those of the method.
-- `adversaries: tuple[str, ...]` of a method that is not central: who a target_epsilon
-  can be asked against, of "release", "server", "secagg"; ("release",) otherwise.
-- `trust: str` of a method that is not central: who sees what before it is sanitized.
+- `Settings` may have a property `unit` ("none", "record", "user"), where it depends on
+  the settings. It replaces that of the method.
 - `more_settings: tuple[str, ...]`: settings of `RunConfig` that the method reads and
-  that become flags of it; with "engine" it also trains on Flower.
-- `announced(index) -> event` of a trainer whose step has other processes release: the
-  frame writes the event before the step, and not that which the step returns.
-- `bytes_per_client(settings, config, facts) -> int | None`: what one client receives
-  and sends in the whole training, None where the data are with a curator.
+  that become flags of it.
 - `audit_scores(settings, facts, event, relation, trials) -> (outside, inside)`: runs
   the release of one event of the ledger so often with a worst-case unit that takes part
   (inside) and with its neighbour under the relation (outside), by the code of the
@@ -173,7 +166,6 @@ class Baseline(Protocol):
         name: as on the command line.
         title: a line for tables.
         unit: of its valid guarantee by its default settings: "none", "record", "user".
-        central: the trainer sees all data: whoever runs it is trusted.
         Settings: frozen dataclass; its fields are made by `fedgs.config.fields.flag`
             and become command-line flags. The frame coerces and range-checks them.
         recipe: settings of RunConfig that the method starts from (the generator, its
@@ -183,7 +175,6 @@ class Baseline(Protocol):
     name: str
     title: str
     unit: str
-    central: bool
     Settings: type
     recipe: Mapping[str, Scalar]
 

@@ -4,8 +4,7 @@
     M = (1/n) sum_i phi(x_i) onehot(y_i)^T + noise,  loss = ||M - M of fakes||^2
 
 One release of all data; or, as in the version of GS-WGAN's Table 1, one of a batch for
-every step of the generator. Federated, a client's vector is the mean over its own
-images, of norm at most 1 by construction, and the release is of all clients' sum.
+every step of the generator. Federated it is `fedgs.methods.dp_merf`.
 `dp-merf-ae` first trains an autoencoder by DP-SGD, and its x is the code of an image.
 
 Differs from the reference: n and the sampling rate are public, the noise is calibrated
@@ -49,17 +48,15 @@ from fedgs.gan.models import (
     sample_latents,
 )
 from fedgs.mechanism.noise import NoiseStream
+from fedgs.methods.dp_merf import DECAY, DECAY_STEPS, IMAGES_AT_ONCE, Embedding
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy.poisson import GAUSSIAN_THEOREM, Releases, smallest_noise
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, TensorDict
 
 UPDATES_AT_ONCE = 10  # of the generator, in one outer step after a single release
-IMAGES_AT_ONCE = 500
-DECAY, DECAY_STEPS = 0.9, 600  # of the learning rate, by epoch
 AUTOENCODER_CLIP = 1.0  # of its gradients; the published code's
 AUTOENCODER_SHARE = 0.5  # of target_epsilon, that it alone may cost
-_BELOW = 1 - 1e-6  # float32 must not round a norm above 1
 AUDITED_FEATURES = 64  # noise and norms are the same for any number
 
 
@@ -108,28 +105,6 @@ def _given(noise: float | None) -> float:
 class Settings(_Shared):
     """What `dp-merf` is asked for."""
 
-    federated: bool = flag(
-        False,
-        "Every client makes its own mean embedding, and their sum is released once: "
-        "user level.",
-    )
-
-    def __post_init__(self) -> None:
-        """Refuses a client's embedding by batches: all of it is released."""
-        if self.federated and self.release == "batches":
-            remedy = "give --release once"
-            raise UserError(f"release = 'batches': not with --federated; {remedy}")
-
-    @property
-    def unit(self) -> str:
-        """Unit of the guarantee."""
-        return "user" if self.federated else "record"
-
-    @property
-    def central(self) -> bool:
-        """Whether somebody sees all images."""
-        return not self.federated
-
 
 @dataclass(frozen=True)
 class AutoencoderSettings(_Shared):
@@ -158,31 +133,6 @@ class AutoencoderSettings(_Shared):
 # ------------------------------------------------------------------ training
 
 
-class Embedding:
-    """Random Fourier features by class: the same for private images and for fakes."""
-
-    def __init__(self, settings: _Shared, size: int, classes: int, seed: int) -> None:
-        """Draws the frequencies W, public, for vectors of `size` numbers."""
-        if settings.num_features % 2:
-            number = settings.num_features
-            raise UserError(f"num_features = {number}: give an even number")
-        shape = (settings.num_features // 2, size)
-        rng = stream(seed, "random-features")
-        frequencies = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
-        self.frequencies = frequencies / math.sqrt(settings.kernel_variance)
-        self.classes = classes
-
-    def sum(self, vectors: Tensor, labels: Labels) -> Tensor:
-        """Returns sum_i onehot(y_i) phi(x_i)^T: shape (classes, D), each term norm 1.
-
-        Privacy: of private images, reads private data; output private.
-        """
-        phases = vectors @ self.frequencies.T
-        features = torch.cat([phases.cos(), phases.sin()], dim=1)
-        scale = _BELOW / math.sqrt(len(self.frequencies))
-        return F.one_hot(labels, self.classes).to(features).T @ features * scale
-
-
 class _Trainer:
     """The release and the generator's fit; x is the image."""
 
@@ -202,7 +152,11 @@ class _Trainer:
         self.parts: dict[str, nn.Module | Optimizer] = {"generator": self.net}
         self.parts["adam"] = self.optimizer
         size = self._size()
-        self.embedding = Embedding(settings, size, config.num_classes, seed)
+        if settings.num_features % 2:
+            number = settings.num_features
+            raise UserError(f"num_features = {number}: give an even number")
+        made = (settings.num_features, settings.kernel_variance, seed)
+        self.embedding = Embedding(config.num_classes, size, *made)
         self.embedding.frequencies = self.embedding.frequencies.to(config.device)
         shape = (config.num_classes, settings.num_features)
         self.target = torch.zeros(shape, device=config.device)
@@ -236,23 +190,12 @@ class _Trainer:
 
     def _release(self, step: int) -> dict[str, Any]:
         """Makes the target of the fit: the noisy mean of embeddings."""
-        if getattr(self.settings, "federated", False):
-            total, count = self._client_means(), self.data.num_clients
-        else:
-            total, count = self._batch_sum(step)
+        total, count = self._batch_sum(step)
         settings = self.settings
         source = dp_sgd.noise_source(self.config, step)
         released = dp_sgd.noisy(total, settings.noise_std, source)
         self.target = released / count
         return dp_sgd.event(settings.rate, settings.noise_std, what="mean embedding")
-
-    def _client_means(self) -> Tensor:
-        """Returns the sum of all clients' mean embeddings; each has norm at most 1."""
-        total = torch.zeros_like(self.target)
-        for client_id in range(self.data.num_clients):
-            images, labels = map(torch.from_numpy, self.data.client(client_id))
-            total += self._sum(images, labels) / len(labels)
-        return total
 
     def _batch_sum(self, step: int) -> tuple[Tensor, float]:
         """Returns the sum over a batch, or all images, and how many are expected."""
@@ -402,7 +345,6 @@ class DPMerf:
     name = "dp-merf"
     title = "DP-MERF: noisy mean embedding of random Fourier features"
     unit = "record"
-    central = True
     more_settings = ("generator_learning_rate",)
     Settings: type = Settings
     trainer = _Trainer
@@ -414,20 +356,12 @@ class DPMerf:
         "generator_learning_rate": 0.01,
     }
 
-    def bytes_per_client(
-        self, settings: Any, config: ResolvedConfig, facts: Facts
-    ) -> int | None:
-        """Returns the bytes of one embedding in float32; features come of the seed."""
-        numbers = settings.num_features * facts.num_classes
-        return 4 * numbers if settings.federated else None
-
     def calibrated(
         self, settings: Any, facts: Facts, target_epsilon: float, delta: float
     ) -> Any:
-        """Sets sigma for replace-one; by batches add-or-remove, federated zero-out."""
+        """Sets sigma for replace-one; by batches add-or-remove."""
         if settings.release == "once":  # noise / sensitivity of the relation, 1 or 2
             sigma = 1 / mu_from_epsilon(target_epsilon, delta)
-            sigma /= 2 if settings.federated else 1
         else:
             rate, count = settings.rate, settings.generator_steps
             sigma = smallest_noise(
@@ -439,8 +373,6 @@ class DPMerf:
         self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
     ) -> list[Guarantee]:
         """Returns what was released so far, first by the relation of `calibrated`."""
-        if settings.federated:
-            return _bounded(events, delta, "user", 1, ("zero-out", "replace-one"))
         if settings.release == "batches":
             lines = dp_sgd.add_or_remove(facts, events, delta)
         else:
@@ -462,8 +394,8 @@ class DPMerf:
         """
         if float(event["sampling_rate"]) < 1:
             return dp_sgd.audit_scores(settings, facts, event, relation, trials)
-        few = dataclasses.replace(settings, num_features=AUDITED_FEATURES)
-        embedding = Embedding(few, 1, 2, 0)
+        made = (AUDITED_FEATURES, settings.kernel_variance, 0)
+        embedding = Embedding(2, 1, *made)
         inside, other = (
             embedding.sum(torch.zeros(1, 1), torch.tensor([label])) for label in (0, 1)
         )
@@ -505,7 +437,6 @@ class DPMerfAutoencoder:
     name = "dp-merf-ae"
     title = "DP-MERF on the codes of an autoencoder that DP-SGD trained"
     unit = "record"
-    central = True
     Settings: type = AutoencoderSettings
     trainer = _CodeTrainer
     recipe: Mapping[str, Scalar] = {

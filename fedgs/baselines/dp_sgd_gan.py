@@ -243,7 +243,6 @@ class DPSGDGan:
     recipe: Mapping[str, Scalar]
     is_dp_cgan: bool
     unit: str = "record"
-    central: bool = True
     more_settings: tuple[str, ...] = (*RATES, "ema_decay")
     trainer = DPSGDGanTrainer
 

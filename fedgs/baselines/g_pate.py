@@ -154,7 +154,6 @@ class GPate:
     name = "g-pate"
     title = "G-PATE: teachers vote on gradients of fakes"
     unit = "user"
-    central = True
     Settings = Settings
     trainer = GPateTrainer
     recipe: Mapping[str, Scalar] = MappingProxyType(

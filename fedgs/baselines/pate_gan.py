@@ -186,7 +186,6 @@ class PateGan:
     name = "pate-gan"
     title = "PATE-GAN: teachers label fakes for a student"
     unit = "user"
-    central = True
     Settings = Settings
     trainer = PateGanTrainer
     recipe: Mapping[str, Scalar] = MappingProxyType(

@@ -38,7 +38,7 @@ from fedgs.federation.preparation import (
     with_absolute_paths,
     with_held_out,
 )
-from fedgs.federation.training import BudgetSpent, Report, RunStopped, SaveNodes, Stop
+from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import read_json, read_json_lines, write_tensors
 from fedgs.privacy.accounting import SEEDED, large_delta
 from fedgs.privacy.gaussian import check_numbers
@@ -61,7 +61,6 @@ NOT_GS_WGAN = {
     "client_selection": "all",
     "clients_per_round": "",
 }
-TARGET_ROUNDING = 1e-6  # relative: the noise for a target is found numerically
 WHO_IS = {
     "user": "user: one client with all its images; where the data names no owners, a "
     "shard of it and no person",
@@ -69,9 +68,7 @@ WHO_IS = {
 }
 COSTS = "private/costs.jsonl"  # what the ledger must not tell of each release
 NUMBER = "the number of images is public"
-# Who sees what before it is sanitized, where the method does not say it itself.
 CURATOR = "who runs it sees all images"
-AGGREGATOR = "who adds up the clients' answers sees each of them"
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,16 +100,6 @@ class BaselineRun:
     def unit(self) -> str:
         """The unit of the valid guarantee: "none", "record" or "user"."""
         return unit_of(self.method, self.settings)
-
-    @property
-    def is_central(self) -> bool:
-        """Whether whoever trains sees all data."""
-        return is_central(self.method, self.settings)
-
-    @property
-    def trust(self) -> str:
-        """Who sees what before it is sanitized, in words."""
-        return trust_in(self.method, self.is_central)
 
     @property
     def releases(self) -> Sequence[Release]:
@@ -182,16 +169,6 @@ def more_settings(method: Baseline) -> tuple[str, ...]:
     return getattr(method, "more_settings", ())
 
 
-def is_central(method: Baseline, settings: Any) -> bool:
-    """Returns whether whoever trains by these settings sees all data."""
-    return getattr(settings, "central", method.central)
-
-
-def trust_in(method: Baseline, is_central: bool) -> str:
-    """Returns who sees what of a method before it is sanitized, in words."""
-    return CURATOR if is_central else getattr(method, "trust", AGGREGATOR)
-
-
 # ------------------------------------------------------------------ a new run
 
 
@@ -215,7 +192,7 @@ def new_run(
     own = made_settings(method, settings)
     config = overridden(RunConfig(), dict(method.recipe) | given | NOT_GS_WGAN)
     config = with_held_out(config, given)
-    check_run(method, own, config)
+    check_run(method, config)
     config = free_output(config, method.name.replace(":", "-"))
     resolved, data = resolve(with_absolute_paths(config))
     check_device(resolved)
@@ -261,7 +238,7 @@ def made_settings(method: Baseline, values: dict[str, Any]) -> Any:
     return settings
 
 
-def check_run(method: Baseline, settings: Any, config: RunConfig) -> None:
+def check_run(method: Baseline, config: RunConfig) -> None:
     """Refuses settings of a run under which the method's guarantee would not hold.
 
     Raises:
@@ -273,27 +250,13 @@ def check_run(method: Baseline, settings: Any, config: RunConfig) -> None:
             f"cohort = {config.cohort}: its selection read private images, and "
             f"{title} does not count that; leave out --cohort, or use `fedgs train`"
         )
-    if config.secure_aggregation:
-        raise UserError(
-            f"secure_aggregation = True: {title} sends messages of its own, without "
-            "masks; leave it out"
-        )
-    known = ("release",)
-    if not is_central(method, settings):
-        known = getattr(method, "adversaries", known)
-    if config.engine != "local" and "engine" not in more_settings(method):
-        raise UserError(
-            f"engine = {config.engine}: {title} trains in one process; leave out "
-            "--engine, or use `fedgs train`"
-        )
-    if config.adversary not in known:
-        why = "its guarantee is about what is published"
-        if is_central(method, settings):
-            why = "is central: who runs it sees all images and is trusted"
-        raise UserError(
-            f"adversary = {config.adversary}: {title}: {why}; give --adversary "
-            f"{' or '.join(known)}, or use `fedgs train --adversary {config.adversary}`"
-        )
+    central = {"secure_aggregation": False, "engine": "local", "adversary": "release"}
+    for name, only in central.items():
+        if (value := getattr(config, name)) != only:
+            raise UserError(
+                f"{name} = {value}: {title} is central, who runs it sees all images "
+                "and is trusted; leave it out, or use `fedgs train`"
+            )
 
 
 def facts_of(data: FederatedImages, cap: int | None) -> Facts:
@@ -423,7 +386,6 @@ class Session:
         run: BaselineRun,
         trainer: Trainer,
         ledger: ReleaseLedger,
-        save_nodes: SaveNodes = lambda keep_round: None,
     ) -> None:
         """Goes on from the last checkpoint, if there is one.
 
@@ -431,11 +393,9 @@ class Session:
             run: with its folder.
             trainer: made, and at its start.
             ledger: of the folder, open.
-            save_nodes: of `fedgs.federation.training.RunSession.opened`.
         """
         self.run, self.trainer, self.ledger = run, trainer, ledger
         self.folder, self.config = run.folder, run.config
-        self._save_nodes = save_nodes
         checkpoint = self.folder.load_checkpoint()
         self.done, tensors = checkpoint or (0, {})
         self.folder.truncate_metrics(self.done)
@@ -483,15 +443,13 @@ class Session:
     def _refuse_repeats(self) -> None:
         """Refuses to spend twice where a target was promised.
 
-        Where releases are announced, `_check_target` sees to it, release by release.
-
         Raises:
             RunStopped: the generator of the last checkpoint is the product.
             UserError: there is none.
         """
         is_repeated = max(self._attempts, default=0) > self.done
         is_bounded = self.run.target_epsilon is not None
-        if not (is_repeated and is_bounded) or self._announced(self.done) is not None:
+        if not (is_repeated and is_bounded):
             return
         problem = (
             f"{self.folder.path}: a crash lost step {self.done + 1} after its release "
@@ -504,18 +462,11 @@ class Session:
         raise RunStopped(f"{problem}; the generator of step {self.done} is written")
 
     def step(self, index: int) -> dict[str, Any]:
-        """Takes a step and returns its public metrics.
-
-        Writes nothing, except where other processes release in a step: their event is
-        on the disk before they are asked.
-        """
+        """Takes a step and returns its public metrics; writes nothing."""
         started = time.monotonic()
-        if (ahead := self._announced(index)) is not None:
-            self._check_target(ahead)
-            self.ledger.append(self._release(index + 1, ahead))
         event = self.trainer.step(index)
         self.done = index + 1
-        if event is not None and ahead is None:
+        if event is not None:
             self._releases.append(self._release(self.done, event))
         metrics = {
             "round": self.done,
@@ -525,38 +476,8 @@ class Session:
         # A larger batch takes longer, and nobody may learn who was in it.
         if (event or {}).get("sampling_rate", 1) < 1:
             del metrics["seconds"]
-        if ahead is not None and "nodes" in ahead:
-            metrics["num_answers"] = ahead["nodes"]  # of all of them, or it had failed
         self._metrics.append(metrics)
         return metrics
-
-    def _announced(self, index: int) -> dict[str, Any] | None:
-        """Returns the event that a step's other processes release, if they do."""
-        announce = getattr(self.trainer, "announced", None)
-        return None if announce is None else announce(index)
-
-    def _check_target(self, event: dict[str, Any]) -> None:
-        """Ends a run before a release that its target does not pay for.
-
-        The noise is made for every step once, so only repeated steps can exceed it.
-
-        Raises:
-            BudgetSpent: the generator so far is written.
-        """
-        target, known = self.run.target_epsilon, self.ledger.events
-        if target is None or len(known) <= self.done:
-            return
-        events = [*(release.event for release in known), event]
-        asked = (self.run.settings, self.run.facts, events, self.config.delta)
-        epsilon = self.run.method.guarantees(*asked)[0].epsilon
-        if epsilon is not None and epsilon <= target * (1 + TARGET_ROUNDING):
-            return
-        self.commit()
-        self._save_generator()
-        raise BudgetSpent(
-            f"stopped before step {self.done + 1}: its release would exceed "
-            f"target_epsilon = {target:g}; the generator is written"
-        )
 
     def _release(self, step: int, event: dict[str, Any]) -> Release:
         self._attempts[step] += 1
@@ -598,7 +519,6 @@ class Session:
     def _save_checkpoint(self) -> None:
         """Writes what no release made public to the private folder, then commits."""
         states = self.folder.private / "node-00000"
-        self._save_nodes(self.done)
         state = self.trainer.state()
         secret = {n: v for n, v in state.items() if n.startswith(SECRET)}
         if secret:

@@ -27,7 +27,6 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.checkpoint import load_tensors, tensors_of, under
-from fedgs.federation.round import jacobian_step
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.models import (
@@ -39,6 +38,7 @@ from fedgs.gan.models import (
     sample_latents,
     update_ema,
 )
+from fedgs.methods.gs_wgan import jacobian_step
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -145,7 +145,6 @@ class WganGp:
     name = "wgan-gp"
     title = "WGAN-GP, not private: the ceiling"
     unit = "none"
-    central = True
     Settings = Settings
     recipe: Mapping[str, Scalar] = MappingProxyType(
         {"generator": "resnet", "generator_dim": 64, "discriminator_dim": 64}

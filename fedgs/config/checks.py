@@ -14,6 +14,7 @@ from fedgs.config.amplification_rules import DEPLOYED, why_not_amplified
 from fedgs.config.fields import Problem, refuse, shortened
 from fedgs.config.integers import why_too_coarse
 from fedgs.config.placement import read_sizes
+from fedgs.config.plugins import GS_WGAN, METHODS
 from fedgs.config.settings import Settings
 from fedgs.config.stages import FEATURES, FONT_FEATURES, MASS, MOST_FEATURES
 
@@ -188,6 +189,8 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
         yield "secure_aggregation", f"{why}; {remedy}"
     if config.noise_multiplier is None:
         return
+    if config.method != GS_WGAN and config.num_classes is None:
+        return
     known = config.num_stages if config.num_classes else 0
     for round in (*range(1, known + 1), config.num_stages + 1):
         terms = config.terms(round)
@@ -204,13 +207,25 @@ def training_problems(config: Settings) -> Iterator[Problem]:
         yield "fakes_per_round", f"give --fakes-per-round at least {least}"
 
 
-def stage_problems(config: Settings) -> Iterator[Problem]:
-    """Yields what is wrong with the stages; reading them refuses malformed ones."""
+def method_problems(config: Settings) -> Iterator[Problem]:
+    """Yields which settings of GS-WGAN another method has no use for."""
+    if config.method == GS_WGAN:
+        return
+    what = f"method = {config.method}"
+    if config.batch_size != 1 and config.method in METHODS:
+        yield "batch_size", f"{what} has one answer a client; give --batch-size 1"
+    for name in ("stages", "dct_size", "fakes_per_round"):
+        if getattr(config, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            yield name, f"is of method = {GS_WGAN}, {what}; leave out {flag}"
+    if config.method == "fedavg-gan" and config.spectral_norm:
+        why = "its vectors are state beside the weights, which clients do not send"
+        yield "spectral_norm", f"{why}; give --no-spectral-norm"
+
+
+def release_problems(config: Settings) -> Iterator[Problem]:
+    """Yields what of the stages' releases contradicts the run's."""
     if config.stages is None:
-        if config.public_data is not None:
-            yield "public_data", "there are no stages; give --stages, or leave it out"
-        if config.generator == "refined":
-            yield "generator", "is fitted to features; give --stages with them"
         return
     if config.client_selection != "all":
         yield (
@@ -224,6 +239,16 @@ def stage_problems(config: Settings) -> Iterator[Problem]:
     if config.clip_bound > MASS:
         why = f"an embedding may be as short as {MASS:g}, beyond that is only noise"
         yield "clip_bound", f"{why}; give --clip-bound at most {MASS:g}"
+
+
+def stage_problems(config: Settings) -> Iterator[Problem]:
+    """Yields what is wrong with the stages; reading them refuses malformed ones."""
+    if config.stages is None:
+        if config.public_data is not None:
+            yield "public_data", "there are no stages; give --stages, or leave it out"
+        if config.generator == "refined":
+            yield "generator", "is fitted to features; give --stages with them"
+        return
     yield from _public_problems(config)
     yield from _moment_problems(config)
 
@@ -304,13 +329,19 @@ def check_data(config: Settings) -> None:
     refuse(config, data_problems(config))
 
 
+# What a plan of releases has to satisfy, whatever trains by it.
+OF_PLANS = (
+    node_size_problems,
+    federation_problems,
+    privacy_problems,
+    release_problems,
+)
 CHECKS = (
     model_problems,
     data_problems,
-    node_size_problems,
-    federation_problems,
+    *OF_PLANS,
     node_problems,
-    privacy_problems,
     training_problems,
+    method_problems,
     stage_problems,
 )

@@ -23,6 +23,7 @@ METHODS: Mapping[str, str] = MappingProxyType(
     {
         GS_WGAN: "fedgs.methods.gs_wgan:METHOD",
         "fedavg-gan": "fedgs.methods.fedavg_gan:METHOD",
+        "dp-merf": "fedgs.methods.dp_merf:METHOD",
     }
 )
 

@@ -140,6 +140,50 @@ def gs_wgan() -> RunConfig:
     )
 
 
+def fedavg_gan() -> RunConfig:
+    """Fed-Avg GAN: clients' clipped updates of one discriminator, averaged.
+
+    Source: Augenstein et al., ICLR 2020, Algorithm 2.
+    """
+    return RunConfig(
+        method="fedavg-gan",
+        client_selection="all",
+        clients_per_round=None,
+        clients_per_node=49,
+        target_epsilon=10.0,
+        relation="zero-out",
+        num_rounds=1000,
+        batch_size=1,
+        clip_bound=0.1,
+        discriminator_steps=6,
+        discriminator_learning_rate=5e-4,
+        discriminator_dim=32,
+        spectral_norm=False,
+        generator="upsample",
+        generator_dim=32,
+        generator_learning_rate=5e-3,
+        latent="normal",
+        latent_dim=128,
+        ema_decay=0.0,
+    )
+
+
+def dp_merf() -> RunConfig:
+    """Federated DP-MERF: one release of clients' mean random features.
+
+    Source: Harder, Adamczewski, Park, AISTATS 2021.
+    """
+    return dataclasses.replace(
+        fedavg_gan(),
+        method="dp-merf",
+        num_rounds=1,
+        clip_bound=1.0,
+        generator_dim=8,
+        generator_learning_rate=0.01,
+        latent_dim=5,
+    )
+
+
 def class_means() -> RunConfig:
     """One release of class means, which tell cohorts apart at a small epsilon."""
     return dataclasses.replace(moments(), num_rounds=1, stages="means", moment_size=6)
@@ -235,6 +279,8 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "moments": moments,
     "moments-parts": moments_parts,
     "moments-fonts": moments_fonts,
+    "fedavg-gan": fedavg_gan,
+    "dp-merf-federated": dp_merf,
     CLASS_MEANS: class_means,
 }
 

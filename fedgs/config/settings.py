@@ -294,8 +294,7 @@ class Settings:
         GS_WGAN,
         "Training",
         "gs-wgan; fedavg-gan (its n_dis steps are of both networks, its rates of SGD); "
-        "or module:object, a method of your own.",
-        traits=("mechanism",),
+        "dp-merf; or module:object, a method of your own.",
     )
     stages: str | None = option(
         None,

@@ -7,7 +7,10 @@ guarantee of every method is that of its `Terms`.
 Source: docs/privacy.md, "The mechanism".
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
@@ -22,6 +25,7 @@ from fedgs.mechanism.sanitizer import (
 )
 from fedgs.methods import method_of
 from fedgs.methods.base import Hosted, Request
+from fedgs.methods.schedule import clients_of
 
 
 def answer_of(
@@ -37,10 +41,13 @@ def answer_of(
         hosted: what the node answers with; its discriminators are trained in place.
         request: of the server.
     """
-    answers = method_of(config, request.round).answer(config, hosted, request)
-    return release(
-        config, config.terms(request.round), answers, request.round, hosted.node_id
-    )
+    answers = [*method_of(config, request.round).answer(config, hosted, request)]
+    # Clipping bounds what one answer adds, so a client must not have two.
+    given = sum(len(answer.values) for answer in answers)
+    if given != len(clients_of(request.participants, hosted.clients)):
+        raise TypeError(f"method {config.method} answers other than once a client")
+    terms = config.terms(request.round)
+    return release(config, terms, answers, request.round, hosted.node_id)
 
 
 def release(
@@ -70,3 +77,27 @@ def release(
     if units := config.units(terms):
         return sanitize_integers(parts, units, *place)
     return sanitize(parts, *place, release_step(config, terms))
+
+
+def summed(
+    config: ResolvedConfig, round: int, answers: Sequence[SanitizedGradients]
+) -> tuple[Tensor, float]:
+    """Returns the sum of the nodes' releases, and the noise in each of its numbers.
+
+    It does not depend on the order in which answers came. An opened sum of a secure
+    aggregation is one answer with the noise of all.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        config: the resolved configuration.
+        round: that was answered.
+        answers: at least one.
+
+    Returns:
+        The sum, of the shape of the round's terms, float64; its standard deviation.
+    """
+    total = torch.zeros(config.terms(round).shape, dtype=torch.float64)
+    for answer in sorted(answers, key=lambda answer: answer.node_id):
+        total += answer.values.double()
+    return total, answers[0].noise_std * len(answers) ** 0.5

@@ -90,7 +90,7 @@ def _images(pixels: Tensor, levels: int) -> Images:
 
 
 def pack_request(tensors: TensorDict, config: ResolvedConfig) -> bytes:
-    """Encodes the tensors of a request that `rounded` has seen; alike for every node."""
+    """Encodes the tensors of a request that `rounded` has seen; the same for all."""
     if not _is_compact(tensors, config):
         return save({name: value.contiguous() for name, value in tensors.items()})
     images, labels = tensors["images"], tensors["labels"]

@@ -20,11 +20,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
+from fedgs.federation.answer import summed
 from fedgs.federation.checkpoint import Checkpoints, indispensable, restore
 from fedgs.federation.codec import rounded
 from fedgs.federation.messages import Release, sum_of
@@ -313,12 +312,7 @@ class RunSession:
                 ) from error
         own = [each for each in answers if isinstance(each, SanitizedGradients)]
         method, started = method_of(self.config, event.round), self._round.started
-        # In node order, so that bits do not depend on who came first.
-        total = torch.zeros(self.config.terms(event.round).shape, dtype=torch.float64)
-        for answer in sorted(own, key=lambda answer: answer.node_id):
-            total += answer.values.double()
-        # Variances of nodes add up; an opened sum is one answer with the noise of all.
-        noise_std = own[0].noise_std * len(own) ** 0.5
+        total, noise_std = summed(self.config, event.round, own)
         method.finish(self.config, self.server, self._round.pending, total, noise_std)
         self._round = None
         metrics = {

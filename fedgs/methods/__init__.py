@@ -1,4 +1,4 @@
-"""Methods of federated training: what a round asks, answers and changes, a file each."""
+"""Methods of federated training, a file each: what a round asks and changes."""
 
 from typing import cast
 

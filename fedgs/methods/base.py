@@ -132,7 +132,7 @@ class State:
 
     Attributes:
         parts: networks and optimizers by name; `generator`, `ema`, the average of it
-            that samples are drawn from, and what else a method needs.
+            that samples are drawn from, and what else a method keeps in a checkpoint.
         round: the last finished round, 0 before the first.
         stages: what embedding rounds have released so far.
         start: the model of public images, that stages start from.
@@ -204,7 +204,9 @@ class Method(ABC):
         Privacy: post-processing of DP output.
         """
 
-    def check(self, config: ResolvedConfig, request: Request) -> None:
+    def check(  # noqa: B027 - shapes may be enough
+        self, config: ResolvedConfig, request: Request
+    ) -> None:
         """Refuses values that no honest server asks with; shapes are checked before.
 
         Raises:
@@ -217,7 +219,7 @@ class Method(ABC):
     ) -> Iterator[PerSampleGradients]:
         """Yields what participants answer, (n, B, ...) for n of them, in their order.
 
-        Nothing where none of the node's clients takes part.
+        Each once, or the frame refuses; nothing where none of the node's takes part.
 
         Privacy: reads private data; output private. The frame sanitizes it.
         """

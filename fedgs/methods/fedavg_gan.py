@@ -84,8 +84,10 @@ class FedAvgGan(Method):
         clients = select(config, state.round + 1)
         networks = {name: _network(state, name) for name in NETWORKS}
         tensors = {name: value.detach().cpu() for name, value in _named(networks)}
-        asked = {"participants": clients, "trainees": clients}
-        return Request(state.round + 1, tensors, **asked), None
+        request = Request(
+            state.round + 1, tensors, participants=clients, trainees=clients
+        )
+        return request, None
 
     def check(self, config: ResolvedConfig, request: Request) -> None:
         """Refuses a request that trains others than it asks."""

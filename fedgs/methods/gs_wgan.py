@@ -190,7 +190,7 @@ class GsWgan(Method):
         own = request.tensors["labels"].numpy()
         one_set = None if config.fakes_per_round is None else own
         position = {client: index for index, client in enumerate(clients)}
-        # 7, 29-31: n_dis steps of each trainee's discriminator on its records and fakes.
+        # 7, 29-31: n_dis steps of each trainee's discriminator, on its records.
         if config.discriminator_training != "frozen":
             training = [position[c] for c in clients_of(request.trainees, clients)]
             for chunk in nets.chunks(training):

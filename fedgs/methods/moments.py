@@ -17,10 +17,10 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.data.federated import to_float
 from fedgs.errors import UserError
+from fedgs.gan import refinement
 from fedgs.gan.features import KINDS, embedding
 from fedgs.gan.models import GeneratorRefined
 from fedgs.gan.moments import model_of, set_generator
-from fedgs.gan.refinement import STEPS, reference, refine
 from fedgs.gan.stages import make_stage, released
 from fedgs.mechanism.sanitizer import PerSampleGradients
 from fedgs.methods.base import Declared, Hosted, Method, Request, State
@@ -61,7 +61,7 @@ class Moments(Method):
         """
         round = state.round + 1
         if round == config.num_stages and config.has_features:
-            network, centre = reference(config, state.ema)
+            network, centre = refinement.reference(config, state.ema)
             networks = (network,)
         else:
             networks, centre = make_stage(config, state.stages, round, state.start)
@@ -131,8 +131,9 @@ class Moments(Method):
             and isinstance(average, GeneratorRefined)
         ):
             raise TypeError("no other generator is fitted to features")
-        release = state.stages[-1]
-        refine(config, release, generator, average, lambda step: check(step, STEPS))
+        release, steps = state.stages[-1], refinement.STEPS
+        told = (config, release, generator, average)
+        refinement.refine(*told, lambda step: check(step, steps))
         return True
 
 

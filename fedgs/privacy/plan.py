@@ -17,6 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from fedgs.config.amplification_rules import why_not_amplified
+from fedgs.config.checks import OF_PLANS
+from fedgs.config.fields import refuse
 from fedgs.config.integers import proven_multiplier
 from fedgs.config.placement import Placement, hosting
 from fedgs.config.run_config import RunConfig
@@ -146,13 +148,9 @@ class Plan:
         values["client_selection"] = self.client_selection or "uniform"
         if values.pop("noise_source") not in ("os", "seeded"):
             raise UserError(f"noise_source = {self.noise_source!r}: give os or seeded")
-        # A plan has no generator, so it has the one that suits any stages.
-        generator = "refined" if "features" in (self.stages or "") else "gaussian"
-        values |= {"generator": generator, "latent": "normal"}
-        # Where a start allows it.
-        if (self.stages or "").startswith(("moments", "parts")):
-            values["public_data"] = "fonts"
-        RunConfig(**values).validate()
+        config = RunConfig(**values)
+        for problems in OF_PLANS:
+            refuse(config, problems(config))
 
     @classmethod
     def from_config(cls, config: RunConfig) -> "Plan":

@@ -34,8 +34,12 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewRun(Access):
-    """What `fedgs deploy baseline` is asked for, and `fedgs deploy submit` too."""
+class Submission(Access):
+    """What `fedgs deploy submit` is asked for.
+
+    Attributes:
+        settings: the run's settings as flat scalars; empty with `resume`.
+    """
 
     client: list[str] | None = flag(
         None,
@@ -43,16 +47,6 @@ class NewRun(Access):
         "one for each, in the order of the clients of the data.",
     )
     follow: bool = flag(True, "Wait for the run's end.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Submission(NewRun):
-    """What `fedgs deploy submit` is asked for.
-
-    Attributes:
-        settings: the run's settings as flat scalars; empty with `resume`.
-    """
-
     resume: str | None = flag(None, "Continue this run of the server instead.")
     settings: Mapping[str, Any] = field(default_factory=dict)
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fedgs.federation.round import embedding_round, new_server, stage_request
 from PIL import Image
 
 from fedgs.app.report import curves as report_curves
@@ -18,13 +17,23 @@ from fedgs.app.report.settings_tables import shown_data, train_command
 from fedgs.app.report.stage_tables import stages_tables
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.recipes import configure
-from fedgs.federation.messages import encode_answer, encode_batch
+from fedgs.federation.messages import encode_answer, encode_request
 from fedgs.federation.training import new_event
+from fedgs.methods import new_state
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.gaussian import fixed_law
 from fedgs.privacy.plan import Plan
 from report_folders import make_run
-from tiny import MOMENTS, NUM_CLASSES, SIDE, STAGED, tiny_config, tiny_data
+from tiny import (
+    MOMENTS,
+    NUM_CLASSES,
+    SIDE,
+    STAGED,
+    embedding_round,
+    stage_request,
+    tiny_config,
+    tiny_data,
+)
 
 
 @pytest.fixture(scope="module")
@@ -186,10 +195,10 @@ def test_stages_are_told_apart_from_gradients(facts, tmp_path):
 @pytest.mark.parametrize("round", [1, 2])
 def test_the_bytes_of_a_stage_are_those_of_its_messages(settings, round):
     config = tiny_config(**settings)
-    server = new_server(config)
+    server = new_state(config)
     server.round = round - 1
     request = stage_request(config, server)
-    sent = encode_batch(request, config)["tensors"]
+    sent = encode_request(request, config)["tensors"]
     reply = embedding_round(config, tiny_data(config), range(2), request, 0)
     answered = encode_answer(reply, config, request)["tensors"]
     assert stage_bytes(config, round) == len(sent) + len(answered)

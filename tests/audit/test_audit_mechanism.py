@@ -6,7 +6,6 @@ import secrets
 
 import numpy as np
 import pytest
-from fedgs.federation.round import select
 
 from fedgs.audit import mechanism as mechanism_module
 from fedgs.audit.finding import CONFIDENCE, HOLDS, NO_CLAIM, REFUTED, Finding
@@ -22,10 +21,11 @@ from fedgs.audit.mechanism import (
     weakest_rounds,
 )
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.federation import round as rounds
+from fedgs.federation import answer as rounds
 from fedgs.federation.training import new_event
 from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
+from fedgs.methods.schedule import select
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.amplification import PLD_THEOREM
 from fedgs.privacy.gaussian import binomial_law

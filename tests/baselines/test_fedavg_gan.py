@@ -17,7 +17,7 @@ from fedgs.baselines import deployed, fedavg_gan
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.releases import ReleaseLedger
 from fedgs.baselines.run import Asked, open_run
-from fedgs.federation.messages import encode_batch
+from fedgs.federation.messages import encode_request
 from fedgs.federation.training import RunStopped
 from fedgs.gan.losses import discriminator_loss
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -251,7 +251,7 @@ def test_flower_gives_the_local_engines_bytes(tmp_path, mode, fault, attempts):
 def test_a_request_crosses_the_network_whole_and_a_wrong_one_is_refused(tmp_path):
     training, *_ = made(tmp_path / "r", clients_per_round=5)
     config, request = training.config, training.request(2)
-    payload: dict[str, Any] = encode_batch(request, config, pack_networks(request))
+    payload: dict[str, Any] = encode_request(request, config, pack_networks(request))
     got = decode_request(payload, config)
     assert got.digest() == request.digest()
     assert got.participants == request.participants
@@ -266,7 +266,7 @@ def test_a_request_crosses_the_network_whole_and_a_wrong_one_is_refused(tmp_path
         assert_refused(message, decode_request, payload | change, config)
     broken = {n: v * math.nan for n, v in request.discriminator.items()}
     bad = dataclasses.replace(request, discriminator=broken)
-    payload = encode_batch(bad, config, pack_networks(bad))
+    payload = encode_request(bad, config, pack_networks(bad))
     assert_refused("non-finite values in a round's", decode_request, payload, config)
 
 

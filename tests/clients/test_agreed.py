@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedgs.federation.round import select
 from flwr.app import Message
 
 from clients import agreement
@@ -16,10 +15,10 @@ from clients.deployed_client import DeployedClient, DeploymentConfig, agreed
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
 from fedgs.deployment import MOST_ANSWER_BYTES
-from fedgs.federation.messages import clients_of
 from fedgs.federation.node import Node
 from fedgs.federation.preparation import resolve_deployed
 from fedgs.federation.training import new_event
+from fedgs.methods.schedule import clients_of, select
 from fedgs.privacy.accounting import Run, statements_of_runs
 from fedgs.privacy.client_ledger import SHARDED_DATASET, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost

@@ -20,9 +20,11 @@ from safetensors.torch import load, save
 
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.federation.messages import EVERYONE, FakeBatch, one_line
+from fedgs.federation.messages import one_line
 from fedgs.mechanism.answer_bounds import largest_norm
 from fedgs.mechanism.quantization import release_step
+from fedgs.methods.base import Request
+from fedgs.methods.schedule import EVERYONE
 from hostile import (
     COMPACT,
     EXACT,
@@ -296,7 +298,7 @@ def check_accepted(side: str, config: RunConfig, payload: Payload) -> bool:
         return True
     assert found.digest() == sent.digest()
     assert 0 <= found.keep_round <= found.round <= config.num_rounds
-    if isinstance(found, FakeBatch):
+    if isinstance(found, Request):
         assert found.images.shape == (8, 1, 16, 16)
         assert 0 <= found.images.min() <= found.images.max() <= 1  # False with a NaN
         assert 0 <= found.labels.min() <= found.labels.max() < 3

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-import fedgs.federation.round
 import numpy as np
 import pytest
 import torch
@@ -23,11 +22,12 @@ from flwr.proto.message_pb2 import Context as ContextProto
 from flwr.proto.message_pb2 import Message as MessageProto
 from safetensors.torch import save
 
+import fedgs.federation.answer
 import fedgs.federation.node
 import recording
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.codec import pack_release
-from fedgs.federation.messages import decode_batch
+from fedgs.federation.messages import decode_request
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from recording import canaries_in, leaves
@@ -179,19 +179,19 @@ def test_every_message_of_a_run_holds_public_values_only(
 
     def arrives(node: int, request: Message, reply: Message) -> Message:
         if request.metadata.message_type == "train":
-            batch = decode_batch(request.content["fedgs"], config)
+            batch = decode_request(request.content["fedgs"], config)
             asked.add((request.metadata.dst_node_id, batch.digest()))
         return reply
 
     folder, grid, made = RunFolder.create(config), FakeGrid(3, arrives), {}
-    sanitize = fedgs.federation.round.sanitize
+    sanitize = fedgs.federation.answer.sanitize
 
     def kept(*args: object):
         release = sanitize(*args)
         made[release.node_id, release.round] = release.values.clone()
         return release
 
-    monkeypatch.setattr(fedgs.federation.round, "sanitize", kept)
+    monkeypatch.setattr(fedgs.federation.answer, "sanitize", kept)
     failing = recording.failing(fedgs.federation.node.client_round, tmp_path)
     monkeypatch.setattr(fedgs.federation.node, "client_round", failing)
     logs: list[bytes] = []

@@ -17,7 +17,7 @@ from fedgs.federation.preparation import (
     nodes_in_memory,
     resolve_deployed,
 )
-from fedgs.federation.training import nodes_of
+from fedgs.methods.schedule import nodes_of
 from fedgs.privacy.accounting import statements
 from fedgs.runs.run_folder import RunFolder
 from plans import FULL

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedgs.federation.round import public_fakes
 
 import fedgs.federation.node
 from fedgs.config.run_config import RunConfig
@@ -22,7 +21,7 @@ from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import node_folder, state_path
 from refusals import assert_refused
 from runs import limit_clients
-from tiny import digest, request_of, tiny_config, tiny_data
+from tiny import digest, public_fakes, request_of, tiny_config, tiny_data
 
 
 def _config(**overrides: object) -> RunConfig:

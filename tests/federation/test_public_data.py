@@ -2,19 +2,26 @@
 
 import numpy as np
 import pytest
-from fedgs.federation.round import embedding_round, new_server, stage_request
 
 from fedgs.config.checks import same_source_problems
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.preparation import fitted_to_data, resolve
+from fedgs.methods import new_state
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.plan import Plan
 from fedgs.runs.epsilons import of_run
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import train
-from tiny import MOMENTS, tiny_config, tiny_data, write_tiny_npz
+from tiny import (
+    MOMENTS,
+    embedding_round,
+    stage_request,
+    tiny_config,
+    tiny_data,
+    write_tiny_npz,
+)
 
 PUBLIC = MOMENTS | {"stages": "moments,moments"}
 PUBLIC |= {"num_rounds": 2, "public_data": "fonts"}
@@ -95,13 +102,13 @@ def test_public_images_of_other_classes_or_channels_are_refused(
     images = np.zeros((4, channels, 16, 16), np.uint8)
     np.savez(tmp_path / "x.npz", images=images, labels=labels)
     config = tiny_config(**PUBLIC | {"public_data": f"npz:{tmp_path / 'x.npz'}"})
-    assert_refused(f"public_data = 'npz:.*{named}", new_server, config)
+    assert_refused(f"public_data = 'npz:.*{named}", new_state, config)
 
 
 def test_clients_do_not_read_the_public_data(tmp_path):
     there = {"public_data": write_tiny_npz(tmp_path / "public.npz")}
     config = tiny_config(**PUBLIC | there)
-    request = stage_request(config, new_server(config))
+    request = stage_request(config, new_state(config))
     elsewhere = tiny_config(**PUBLIC | {"public_data": "npz:/nowhere.npz"})
     assert embedding_round(elsewhere, tiny_data(elsewhere), range(6), request, 0)
 

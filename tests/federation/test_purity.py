@@ -15,22 +15,24 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
-from fedgs.federation.round import client_round, public_fakes, query
 from torch import Tensor
 
 import tiny
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.messages import EVERYONE, Clients, FakeBatch
 from fedgs.federation.node import Node
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import clip
+from fedgs.methods.base import Request
+from fedgs.methods.gs_wgan import query
+from fedgs.methods.schedule import EVERYONE, Clients
+from tiny import client_round, public_fakes
 
 ALL = range(len(tiny.SIZES))
 CHANGED = 2
 
 
-def _request(config: RunConfig, round: int, participants: Clients) -> FakeBatch:
+def _request(config: RunConfig, round: int, participants: Clients) -> Request:
     """The same fakes whoever takes part, as far as a discriminator can tell."""
     is_all = config.discriminator_training == "every_round"
     trainees = EVERYONE if is_all else participants

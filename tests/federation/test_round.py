@@ -8,30 +8,30 @@ import itertools
 import math
 from collections import Counter
 
-import fedgs.federation.round
 import pytest
 import torch
-from fedgs.federation.round import (
-    client_round,
-    draw_fakes,
-    new_server,
-    select,
-    server_round,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedgs.federation.answer
+import fedgs.methods.gs_wgan
+import fedgs.methods.schedule
 from fedgs.config.run_config import RunConfig
-from fedgs.federation.messages import EVERYONE, FakeBatch
 from fedgs.gan import discriminators
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
+from fedgs.methods import new_state
+from fedgs.methods.base import Request
+from fedgs.methods.schedule import EVERYONE, select
 from tiny import (
     SIZES,
     client_digest,
+    client_round,
+    draw_fakes,
     record_calls,
     request_of,
+    server_round,
     tiny_config,
     tiny_data,
 )
@@ -42,7 +42,7 @@ ALL = range(len(SIZES))
 
 
 def _answer(
-    config: RunConfig, request: FakeBatch, discriminators: Discriminators | None = None
+    config: RunConfig, request: Request, discriminators: Discriminators | None = None
 ) -> tuple[sanitizer.SanitizedGradients | None, Discriminators]:
     nets = discriminators or Discriminators(config, ALL)
     return client_round(config, nets, tiny_data(config), ALL, request, 0), nets
@@ -82,7 +82,7 @@ def test_balanced_selection_is_balanced_after_any_number_of_rounds(
 def test_selection_is_a_function_of_seed_and_round(selection):
     config = tiny_config(clients_per_round=4, client_selection=selection)
     forwards = [select(config, round) for round in range(1, 31)]
-    fedgs.federation.round._balanced_lap.cache_clear()  # a resumed run starts anywhere
+    fedgs.methods.schedule._balanced_lap.cache_clear()  # a resumed run starts anywhere
     backwards = [select(config, round) for round in range(30, 0, -1)]
     assert forwards == backwards[::-1]
     other = dataclasses.replace(config, seed=6)
@@ -124,7 +124,7 @@ def test_a_round_is_one_release_however_many_steps_and_chunks_it_takes(
     request = request_of(config)
     whole, _ = _answer(config, request)
     monkeypatch.setattr(discriminators, "CHUNK_SIZE", size)
-    released = record_calls(monkeypatch, fedgs.federation.round, "sanitize")
+    released = record_calls(monkeypatch, fedgs.federation.answer, "sanitize")
     drawn = record_calls(monkeypatch, NoiseStream, "normal")
     answer, made = _answer(config, request)
     assert type(answer) is sanitizer.SanitizedGradients
@@ -176,7 +176,7 @@ def test_the_average_is_over_planned_participants_whatever_the_order_of_answers(
     monkeypatch, values, mean
 ):
     config = tiny_config()
-    stepped = record_calls(monkeypatch, fedgs.federation.round, "jacobian_step")
+    stepped = record_calls(monkeypatch, fedgs.methods.gs_wgan, "jacobian_step")
     answers = [
         sanitizer.received(
             torch.full(config.release_shape, value),
@@ -188,6 +188,6 @@ def test_the_average_is_over_planned_participants_whatever_the_order_of_answers(
         for node, value in enumerate(values)
     ]
     for arrived in itertools.permutations(answers):
-        server = new_server(config)
+        server = new_state(config)
         server_round(config, server, draw_fakes(config, server)[1], arrived)
         assert (stepped[-1][2] == mean).all()

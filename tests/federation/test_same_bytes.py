@@ -14,8 +14,8 @@ import pytest
 
 from deployed_grid import Deployment
 from fedgs.federation import local
-from fedgs.federation import round as rounds_of_servers
 from fedgs.files import read_tensors
+from fedgs.gan import refinement
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs import run_folder
 from fedgs.runs.run_folder import RunFolder, state_rounds
@@ -240,13 +240,13 @@ def before_the_commit(patch: pytest.MonkeyPatch, round: int) -> None:
 
 
 def in_the_fit(patch: pytest.MonkeyPatch, step: int) -> None:
-    refine = rounds_of_servers.refine
+    refine = refinement.refine
 
     def check(done: int) -> None:
         if done == step:
             raise Killed
 
-    patch.setattr(rounds_of_servers, "refine", lambda *of: refine(*of[:-1], check))
+    patch.setattr(refinement, "refine", lambda *of: refine(*of[:-1], check))
 
 
 FAULTS: dict[str, list[tuple[Callable, int]]] = {

@@ -7,31 +7,35 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedgs.federation.round import (
-    ServerState,
-    embedding_round,
-    new_server,
-    stage_request,
-    stage_round,
-)
 
 from fedgs.federation import local, training
 from fedgs.federation.messages import (
-    StageRequest,
     decode_answer,
-    decode_batch,
+    decode_request,
     encode_answer,
-    encode_batch,
+    encode_request,
 )
 from fedgs.federation.node import Node
 from fedgs.gan.features import KINDS, embedding
 from fedgs.gan.stages import released
 from fedgs.mechanism.quantization import release_step
+from fedgs.methods import new_state
+from fedgs.methods.base import Request
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import events, train
-from tiny import MOMENTS, STAGED, record_calls, tiny_config, tiny_data
+from tiny import (
+    MOMENTS,
+    STAGED,
+    ServerState,
+    embedding_round,
+    record_calls,
+    server_round,
+    stage_request,
+    tiny_config,
+    tiny_data,
+)
 
 PARTS = MOMENTS | {"stages": "means,scatter,parts"}
 STAGED_AND_MORE = STAGED | {"num_rounds": 4}
@@ -62,7 +66,7 @@ def embeddings(config, request, data) -> list[torch.Tensor]:
 
 def test_a_release_is_the_sum_of_the_clients_clipped_embeddings():
     config = quiet()
-    data, request = tiny_data(config), stage_request(config, new_server(config))
+    data, request = tiny_data(config), stage_request(config, new_state(config))
     raw = embeddings(config, request, data)
     assert min(each.norm() for each in raw) > 1  # so that all are clipped
     expected = sum(each / each.norm() for each in raw)
@@ -74,7 +78,7 @@ def test_a_release_is_the_sum_of_the_clients_clipped_embeddings():
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_no_client_moves_a_release_by_more_than_its_sensitivity(relation):
     config = quiet()
-    data, request = tiny_data(config), stage_request(config, new_server(config))
+    data, request = tiny_data(config), stage_request(config, new_state(config))
     bound = {"zero-out": 1.0, "replace-one": 2.0}[relation]
     others = {
         "white": np.full_like(data.images, 255),
@@ -109,7 +113,7 @@ def test_hostile_models_cannot_leave_more_than_the_clip_bound(settings, round, v
     shapes = KINDS[config.stage_list[round - 1].kind].shapes(config)
     net = {name: torch.full(shape, value) for name, shape in shapes.items()}
     centre = torch.full((networks, groups, columns - 1), value)
-    request = StageRequest(round, (net,) * networks, centre)
+    request = Request(round, (net,) * networks, centre)
     release = embedding_round(config, tiny_data(config), range(6), request, 0).values
     assert release.isfinite().all()
     assert release.double().norm() <= 6 * (1 + 1e-5)
@@ -131,13 +135,13 @@ def test_noise_is_that_of_the_stage_and_the_clip_bound_that_of_the_run():
 
 def staged_server(config) -> ServerState:
     """A server after its first release."""
-    server = new_server(config)
+    server = new_state(config)
     request = stage_request(config, server)
     answers = [
         embedding_round(config, tiny_data(config), hosted, request, node)
         for node, hosted in enumerate(map(config.hosting.hosted, range(3)))
     ]
-    stage_round(config, server, request, answers)
+    server_round(config, server, request, answers)
     return server
 
 
@@ -145,7 +149,7 @@ def test_a_target_is_the_mean_over_images_weighted_by_client():
     """An image of client u counts 1 / (n_u ||v_u||), as all are clipped to one C."""
     config = quiet(clients_per_node=2)
     data, server = tiny_data(config), staged_server(config)
-    request = stage_request(config, new_server(config))
+    request = stage_request(config, new_state(config))
     norms = [float(each.norm()) for each in embeddings(config, request, data)]
     sums, weights = torch.zeros(1, 3, 16), torch.zeros(3)
     for client, norm in enumerate(norms):
@@ -171,7 +175,7 @@ def test_the_noise_of_a_target_is_what_the_server_says():
 
 def test_no_noise_gives_clients_more_weight_than_clipping_can_leave_them():
     config = quiet(clients_per_node=2)
-    request, terms = stage_request(config, new_server(config)), config.terms(1)
+    request, terms = stage_request(config, new_state(config)), config.terms(1)
     asked = (config, 1, request.networks, request.centre)
     total = torch.zeros(terms.shape[1:], dtype=torch.float64)
     total[:, 0, 0] = 1e9  # more images of one class than there can be of all
@@ -222,7 +226,7 @@ def test_a_client_refuses_embeddings_that_it_did_not_agree_to(agreed, named):
 def test_a_clients_epsilon_counts_embeddings_and_gradients_alike(tmp_path):
     """mu^2 of a node with replace-one: w / sigma^2 of a stage, B / sigma^2 else."""
     config = tiny_config(**STAGED_AND_MORE)
-    node, server = Node(config, 0, tiny_data(config), tmp_path), new_server(config)
+    node, server = Node(config, 0, tiny_data(config), tmp_path), new_state(config)
     node.answer(stage_request(config, server))
     assert node.count.largest() == pytest.approx(0.5 / 0.5**2)
     stage = staged_server(config)
@@ -281,8 +285,8 @@ def test_stages_that_cannot_be_are_refused_with_a_remedy(base, settings, named):
 
 def test_a_compact_stage_travels_and_comes_back_as_it_was():
     config = tiny_config(**MOMENTS, message_precision="compact")
-    request = stage_request(config, new_server(config))
-    again = decode_batch(encode_batch(request, config), config)
+    request = stage_request(config, new_state(config))
+    again = decode_request(encode_request(request, config), config)
     assert again.digest() == request.digest()
     release = embedding_round(config, tiny_data(config), range(2), request, 0)
     payload = encode_answer(release, config, request)

@@ -16,10 +16,11 @@ import torch
 from fedgs.config.run_config import RunConfig
 from fedgs.federation import checkpoint, preparation, training
 from fedgs.federation.local import train_nodes
-from fedgs.federation.messages import FakeBatch
-from fedgs.federation.training import BudgetSpent, RunStopped, nodes_of
+from fedgs.federation.training import BudgetSpent, RunStopped
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
+from fedgs.methods.base import Request
+from fedgs.methods.schedule import nodes_of
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
@@ -56,14 +57,14 @@ class Nodes:
         self.prepared: list[int] = []
         self.saved: list[int] = []
 
-    def answers(self, request: FakeBatch):
+    def answers(self, request: Request):
         self.sent.append(request.round)
         self.kept.append(request.keep_round)
         nodes = nodes_of(self.config, request.participants)
         answering = nodes[self.lost.get(request.round, 0) :]
         return [self.release(request.round, node) for node in answering]
 
-    def prepare(self, request: FakeBatch, nodes) -> None:
+    def prepare(self, request: Request, nodes) -> None:
         assert request.round == 0
         self.prepared += nodes
 
@@ -105,7 +106,7 @@ def test_event_is_in_the_ledger_before_the_round_is_sent(tmp_path):
     folder = create(tmp_path / "run")
 
     class Watched(Nodes):
-        def answers(self, request: FakeBatch):
+        def answers(self, request: Request):
             assert events(folder)[-1].round == request.round
             return super().answers(request)
 

@@ -11,28 +11,36 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from fedgs.federation.round import client_round, draw_fakes, new_server, public_fakes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedgs.config.run_config import RunConfig
-from fedgs.federation.messages import FakeBatch
 from fedgs.gan.client_training import Draws, draw_matching
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import LocalGenerators, warm_start
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from tiny import SIZES, record_calls, tiny_config, tiny_data
+from fedgs.methods import new_state
+from fedgs.methods.base import Request
+from tiny import (
+    SIZES,
+    client_round,
+    draw_fakes,
+    public_fakes,
+    record_calls,
+    tiny_config,
+    tiny_data,
+)
 
 ALL = range(len(SIZES))
 FEW_LABELS = st.integers(0, 4)
 
 
-def _request(config: RunConfig, **changes: object) -> FakeBatch:
-    return dataclasses.replace(draw_fakes(config, new_server(config))[0], **changes)
+def _request(config: RunConfig, **changes: object) -> Request:
+    return dataclasses.replace(draw_fakes(config, new_state(config))[0], **changes)
 
 
-def _answer(config: RunConfig, request: FakeBatch) -> SanitizedGradients:
+def _answer(config: RunConfig, request: Request) -> SanitizedGradients:
     discriminators, data = Discriminators(config, ALL), tiny_data(config)
     answer = client_round(config, discriminators, data, ALL, request, 0)
     assert answer is not None

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from fedgs.federation.round import new_server, stage_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.fft import dctn, idctn
@@ -15,7 +14,8 @@ from fedgs.gan.features import QUADRATIC_WEIGHT, StageRelease, embedding, produc
 from fedgs.gan.models import build_generator
 from fedgs.gan.moments import expected, model_of, set_generator, start_of, symmetric
 from fedgs.gan.stages import released
-from tiny import MOMENTS, tiny_config
+from fedgs.methods import new_state
+from tiny import MOMENTS, stage_request, tiny_config
 
 CLASSES, FREQUENCIES, AXES = 3, 16, 4  # 4 x 4 low frequencies, latent_dim
 SILENT = {"noise_multiplier": 0.0}
@@ -67,7 +67,7 @@ def staged(config, clients, answer=None):
     Every client is a pair of images and labels; no clipping, so all of them weigh the
     same: this is what a release is where all embeddings are equally long.
     """
-    server = new_server(config)
+    server = new_state(config)
     for round, stage in enumerate(config.stage_list, start=1):
         request = stage_request(config, server)
         asked = (request.networks, request.centre)

@@ -5,7 +5,6 @@ import hashlib
 
 import pytest
 import torch
-from fedgs.federation.round import new_server
 
 from fedgs.config.stages import LAYER_FEATURES
 from fedgs.gan import public_networks, refinement
@@ -16,6 +15,7 @@ from fedgs.gan.public_networks import (
     refiner_of_fonts,
     trunk_features,
 )
+from fedgs.methods import new_state
 from refusals import assert_refused
 from tiny import REFINED, digest, tiny_config
 
@@ -23,7 +23,7 @@ from tiny import REFINED, digest, tiny_config
 def after_moments(**settings: object):
     """A server whose only stage left is that of features."""
     config = tiny_config(**REFINED | settings)
-    server = new_server(config)
+    server = new_state(config)
     torch.manual_seed(0)
     server.generator.mean.uniform_(0, 1)
     server.generator.factor.mul_(6)

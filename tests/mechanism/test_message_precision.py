@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from fedgs.federation.round import draw_fakes, new_server, public_fakes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -13,18 +12,19 @@ from torch import Tensor
 from fedgs.config.run_config import RunConfig
 from fedgs.federation import codec
 from fedgs.federation.messages import (
-    FakeBatch,
     decode_answer,
-    decode_batch,
+    decode_request,
     encode_answer,
-    encode_batch,
+    encode_request,
 )
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import LARGEST, release_step, to_grid
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, received, sanitize
+from fedgs.methods import new_state
+from fedgs.methods.base import Request
 from runs import events, train
 from simulated_grid import FakeGrid, product, start
-from tiny import tiny_config
+from tiny import draw_fakes, public_fakes, tiny_config
 
 EXACT, COMPACT = tiny_config(), tiny_config(message_precision="compact")
 # Algorithm 2 of the paper: 5 batches of 32 fakes down, 32 gradients up.
@@ -123,9 +123,9 @@ def test_a_compact_release_survives_the_way_to_the_server(integers, multiplier):
 
 @pytest.mark.parametrize("config", [EXACT, COMPACT], ids=["exact", "compact"])
 def test_requests_and_answers_survive_both_transports(config):
-    request, _ = draw_fakes(config, new_server(config))
+    request, _ = draw_fakes(config, new_state(config))
     request = dataclasses.replace(request, participants=(0, 3))
-    got = decode_batch(encode_batch(request, config), config)
+    got = decode_request(encode_request(request, config), config)
     assert torch.equal(got.images, request.images)
     assert torch.equal(got.labels, request.labels)
     assert got.digest() == request.digest()
@@ -136,7 +136,7 @@ def test_requests_and_answers_survive_both_transports(config):
 
 def test_fakes_are_rounded_before_anybody_sees_them():
     config = tiny_config(message_precision="compact", fakes_per_round=8)
-    drawn, answered = draw_fakes(config, new_server(config))
+    drawn, answered = draw_fakes(config, new_state(config))
     for request in (drawn, public_fakes(config)):
         codec.pack_fakes(request.images, request.labels, config)  # or it would raise
     # The server's own images keep every bit: the graph goes on from them.
@@ -172,9 +172,9 @@ def test_the_papers_round_stays_within_its_target(share):
     images = codec.round_fakes(_sparse(PAPER, share), PAPER)
     labels = torch.randint(0, 10, (160,), generator=_rng(0))
     asked = {"participants": (5,), "trainees": (5,), "keep_round": 29_999}
-    request = FakeBatch(30_000, images, labels, **asked)
+    request = Request(30_000, images, labels, **asked)
     answer = _release(PAPER, _noisy(PAPER))
-    messages = (encode_batch(request, PAPER), encode_answer(answer, PAPER, request))
+    messages = (encode_request(request, PAPER), encode_answer(answer, PAPER, request))
     parts = [part for message in messages for item in message.items() for part in item]
     count = sum(len(p if isinstance(p, bytes) else str(p)) for p in parts)
     assert count <= TARGET

@@ -7,12 +7,12 @@ import os
 import numpy as np
 import pytest
 import torch
-from fedgs.federation.round import client_round, draw_fakes, new_server
 from scipy import stats
 
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.noise import NoiseStream
-from tiny import global_state, tiny_config, tiny_data
+from fedgs.methods import new_state
+from tiny import client_round, draw_fakes, global_state, tiny_config, tiny_data
 
 NUM_DRAWS = 200_000
 # A two-sided bound that a correct sampler misses with probability 2e-9.
@@ -116,7 +116,7 @@ def test_too_few_bytes_of_the_system_make_no_noise(monkeypatch):
 @pytest.mark.parametrize("noise_seed", SOURCES.values())
 def test_a_release_draws_from_the_source_of_its_run(monkeypatch, noise_seed):
     config = tiny_config(clients_per_round=1, noise_seed=noise_seed)
-    request, _ = draw_fakes(config, new_server(config))
+    request, _ = draw_fakes(config, new_state(config))
     hosted = [int(client) for client in request.participants]
     state = Discriminators(config, hosted)
     given = _record_bytes(monkeypatch)

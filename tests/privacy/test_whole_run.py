@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from fedgs.federation.round import select
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.federation.messages import clients_of
 from fedgs.federation.training import new_event
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
+from fedgs.methods.schedule import clients_of, select
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.plan import Plan
 from tests.support.ledgers import statements_from_ledger

@@ -7,15 +7,14 @@ import shutil
 
 import pytest
 import torch
-from fedgs.federation.round import new_server, stage_request
 from flwr.app import Message
 
 from fedgs.data.load import load_data
 from fedgs.federation.messages import (
     decode_answer,
-    decode_batch,
+    decode_request,
     encode_answer,
-    encode_batch,
+    encode_request,
 )
 from fedgs.federation.node import Node
 from fedgs.federation.training import BudgetSpent, RunStopped
@@ -27,11 +26,13 @@ from fedgs.mechanism.masks import (
     MaskingKey,
 )
 from fedgs.mechanism.sanitizer import received
+from fedgs.methods import new_state
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import attempts, events, limit_clients, train
 from simulated_grid import MODES, FakeGrid, product, spoil_at, start
+from tiny import stage_request
 
 MASKED = {"secure_aggregation": True, "noise_multiplier": 0.5}
 
@@ -107,7 +108,7 @@ def asked(create):
     folder = create("run", **MODES["moments"], **MASKED)
     own = Node(folder.config, 0, load_data(folder.config), folder.private)
     other = Announced(MaskingKey.generate().public, b"")
-    request = stage_request(folder.config, new_server(folder.config))
+    request = stage_request(folder.config, new_state(folder.config))
 
     def ask(number: int = 1):
         keys = {0: Announced.unpack(own.announce(1)), 1: other}
@@ -223,10 +224,10 @@ def test_nothing_but_a_masked_sum_is_encoded_in_a_masked_run(asked):
 
 def test_a_request_of_a_masked_run_needs_a_list_of_keys(asked):
     own, ask = asked
-    sent = encode_batch(ask(), own.config)
-    assert decode_batch(sent, own.config).digest() == ask().digest()
+    sent = encode_request(ask(), own.config)
+    assert decode_request(sent, own.config).digest() == ask().digest()
     for name in ("attempt", "masking_keys"):
         without = {k: v for k, v in sent.items() if k != name}
-        assert_refused("refused", decode_batch, without, own.config)
+        assert_refused("refused", decode_request, without, own.config)
     unmasked = dataclasses.replace(own.config, secure_aggregation=False)
-    assert_refused("other fields", decode_batch, sent, unmasked)
+    assert_refused("other fields", decode_request, sent, unmasked)

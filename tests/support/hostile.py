@@ -9,20 +9,19 @@ from functools import cache
 from typing import Any
 
 import torch
-from fedgs.federation.round import new_server, stage_request, stage_round
 
 from fedgs.config.run_config import RunConfig
 from fedgs.federation.messages import (
-    FakeBatch,
-    StageRequest,
     decode_answer,
-    decode_batch,
+    decode_request,
     encode_answer,
-    encode_batch,
+    encode_request,
 )
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
-from tiny import MOMENTS, request_of, tiny_config
+from fedgs.methods import new_state
+from fedgs.methods.base import Request
+from tiny import MOMENTS, request_of, server_round, stage_request, tiny_config
 
 ROUND, NODE = 3, 2
 EXACT = tiny_config(num_rounds=9)
@@ -33,17 +32,17 @@ Payload = dict[str, Any]
 Change = Callable[[Payload], Payload]
 
 
-def a_request(config: RunConfig, **changes: object) -> FakeBatch:
+def a_request(config: RunConfig, **changes: object) -> Request:
     """An honest request of round 3 to clients 2 and 4."""
     asked = {"participants": (2, 4), "trainees": (2, 4), "keep_round": 2}
     return replace(request_of(config, ROUND), **asked | changes)
 
 
-def a_stage(config: RunConfig) -> StageRequest:
+def a_stage(config: RunConfig) -> Request:
     """An honest request of stage 3."""
-    server = new_server(config)
+    server = new_state(config)
     for round in range(1, ROUND):
-        stage_round(
+        server_round(
             config, server, stage_request(config, server), [a_release(config, round)]
         )
     return replace(stage_request(config, server), keep_round=2)
@@ -59,7 +58,7 @@ def a_release(config: RunConfig, round: int = ROUND) -> SanitizedGradients:
 
 
 @cache
-def _request_of(config: RunConfig) -> FakeBatch | StageRequest:
+def _request_of(config: RunConfig) -> Request | Request:
     return a_stage(config) if config.stages else a_request(config)
 
 
@@ -72,14 +71,14 @@ def honest(side: str, config: RunConfig) -> Payload:
 def decoded(side: str, config: RunConfig, payload: Payload) -> Any:
     """Does what the other side does with a payload."""
     if side == "server":
-        return decode_batch(payload, config)
+        return decode_request(payload, config)
     return decode_answer(payload, config, _request_of(config), NODE)
 
 
 def encoded(side: str, config: RunConfig, content: Any) -> Payload:
     """Sends on what was decoded."""
     if side == "server":
-        return encode_batch(content, config)
+        return encode_request(content, config)
     return encode_answer(content, config, _request_of(config))
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from math import nan
 from pathlib import Path
 
-from fedgs.federation.round import select
 from PIL import Image
 
 from experiments.debug.plan import FORMAT
@@ -14,6 +13,7 @@ from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
 from fedgs.federation.training import new_event
 from fedgs.files import write_json
 from fedgs.gan.models import build_generator
+from fedgs.methods.schedule import select
 from fedgs.privacy.accounting import statements
 from fedgs.privacy.plan import Plan
 from fedgs.runs.run_folder import RunFolder

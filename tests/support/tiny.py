@@ -9,15 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedgs.federation.round import draw_fakes, new_server
 from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.messages import FakeBatch
+from fedgs.federation.answer import answer_of, summed
+from fedgs.federation.codec import rounded
 from fedgs.gan.discriminators import Discriminators
+from fedgs.methods import method_of, new_state
+from fedgs.methods.base import Hosted, Request, State
+from fedgs.methods.gs_wgan import METHOD as GS_WGAN
+from fedgs.methods.moments import MOMENTS as STAGES
 
 SIZES = (6, 4, 9, 1, 12, 8)  # unequal; client 3 owns a single image
 SINGLE_IMAGE_CLIENT = 3
@@ -116,9 +120,42 @@ def global_state() -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def request_of(config: RunConfig, round: int = 1, **changes: object) -> FakeBatch:
+def draw_fakes(config: RunConfig, server: State) -> tuple[Request, Any]:
+    """Returns a gradient round's request as it is sent, and what waits for answers."""
+    request, pending = GS_WGAN.begin(config, server)
+    return rounded(request, config), pending
+
+
+def public_fakes(config: RunConfig, server: State | None = None) -> Request:
+    """Returns the request of the warm start as it is sent."""
+    return rounded(GS_WGAN.prepare(config, server or new_state(config)), config)
+
+
+def stage_request(config: RunConfig, server: State) -> Request:
+    """Returns the request of the next stage."""
+    return STAGES.begin(config, server)[0]
+
+
+def client_round(config, discriminators, data, hosted, request, node_id) -> Any:
+    """Returns what a node answers in a round of any method."""
+    return answer_of(config, Hosted(data, hosted, node_id, discriminators), request)
+
+
+def embedding_round(config, data, hosted, request, node_id) -> Any:
+    """Returns what a node without discriminators answers."""
+    return client_round(config, None, data, hosted, request, node_id)
+
+
+def server_round(config, server: State, pending: Any, answers) -> None:
+    """Has the server learn from the answers of the next round."""
+    round = server.round + 1
+    total = summed(config, round, answers)
+    method_of(config, round).finish(config, server, pending, *total)
+
+
+def request_of(config: RunConfig, round: int = 1, **changes: object) -> Request:
     """Returns the request of a round, as a server that starts there makes it."""
-    server = new_server(config)
+    server = new_state(config)
     server.round = round - 1
     return dataclasses.replace(draw_fakes(config, server)[0], **changes)
 

@@ -21,34 +21,30 @@ from fedgs.app.tables import Table, epsilon
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.contract import Guarantee
 from fedgs.baselines.run import (
+    CURATOR,
     Asked,
     BaselineRun,
     is_finished,
     load_run_data,
     new_run,
     open_run,
-    trust_in,
 )
 from fedgs.baselines.run import train as train_in
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.training import stop_on_signal
 from fedgs.privacy.accounting import CAVEATS, SEEDED
-from server.launch import flower_engine
 
 
 def list_methods() -> None:
-    """Prints every method with the unit of its guarantee and who must be trusted."""
-    rows: list[list[str]] = []
-    for name in METHODS:
-        method = find(name)
-        trust = trust_in(method, method.central)
-        rows.append([name, method.unit, trust, method.title])
+    """Prints every method with the unit of its guarantee."""
+    methods = {name: find(name) for name in METHODS}
+    rows = [[name, method.unit, method.title] for name, method in methods.items()]
     note = (
-        "By default settings; `fedgs baseline NAME --help` lists them. A method of "
-        "your own: module:object (docs/baselines.md)."
+        "By default settings; `fedgs baseline NAME --help` lists them. Who runs them "
+        "sees all images. A method of your own: module:object (docs/baselines.md)."
     )
-    head = ["name", "unit", "trust", "title"]
+    head = ["name", "unit", "title"]
     Table("Baselines", head, rows, note, numeric=False).show()
 
 
@@ -91,11 +87,6 @@ def resume(path: Path, typed: str = "") -> None:
     if is_finished(run):
         say(f"{path}: is finished, its generator is written")
         return
-    if run.config.node_names:
-        raise UserError(
-            f"{path}: is of a deployment; continue it with fedgs deploy submit "
-            f"--server ... --resume {run.folder.path.name}"
-        )
     _train(run, load_run_data(run))
 
 
@@ -110,10 +101,7 @@ def _train(run: BaselineRun, data: FederatedImages) -> None:
         Progress(Console()) as progress,
     ):
         report = progress.rounds(run.config.num_rounds, "step")
-        if run.config.engine == "flower":
-            flower_engine.train(run.folder, report, stop)
-        else:
-            train_in(run, data, report, stop)
+        train_in(run, data, report, stop)
     show_end(path, to_quote(run))
 
 
@@ -138,9 +126,8 @@ def _description(run: BaselineRun) -> str:
         noise = ", NOT PRIVATE"
     elif run.config.noise_seed is not None:
         noise = f", noise {SEEDED}"
-    where = "central" if run.is_central else f"{facts.num_clients} clients"
     return (
-        f"{run.method.title}: {facts.num_records} images, {where}, "
+        f"{run.method.title}: {facts.num_records} images, central, "
         f"{run.config.num_rounds} steps{noise}"
     )
 
@@ -176,7 +163,7 @@ def privacy(
     rows = run.guarantees(settings.get("delta"), with_private=True)
     if as_json:
         content = {"method": run.method.name, "unit": run.unit}
-        content |= {"trust": run.trust, "num_releases": len(run.releases)}
+        content |= {"trust": CURATOR, "num_releases": len(run.releases)}
         stated = [dataclasses.asdict(r) | {"guarantee": r.is_guarantee} for r in rows]
         content |= {"guarantees": stated}
         print(json.dumps(content, indent=2))
@@ -208,4 +195,4 @@ def show(run: BaselineRun, rows: Sequence[Guarantee]) -> None:
         table.show()
     if not rows:
         say(f"epsilon: none; {run.method.name} guarantees nothing")
-    say(f"trust: {run.trust}; releases in the ledger: {len(run.releases)}")
+    say(f"trust: {CURATOR}; releases in the ledger: {len(run.releases)}")

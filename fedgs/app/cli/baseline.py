@@ -10,18 +10,12 @@ from typer.core import TyperGroup
 
 from fedgs.app.flags import eager, request_flags, settings_flags
 from fedgs.baselines import METHODS, find
-from fedgs.baselines.target import SHARED_SETTINGS, Asked, Target, check_noise
+from fedgs.baselines.target import SHARED_SETTINGS, Asked, check_noise
 from fedgs.config import settings
 from fedgs.config.recipes import HELD_OUT
-from fedgs.config.settings import settings_with
-from fedgs.errors import UserError
-from server.launch.submit import NewRun, Submission
 
 if TYPE_CHECKING:
     from fedgs.baselines.contract import Baseline
-
-# What images a client has and how, and what it computes with, are its own affair.
-NO_SERVERS = {*settings_with("of_client"), "engine", "num_workers"} - {"device"}
 
 
 class Methods(TyperGroup):
@@ -67,25 +61,6 @@ def options(
     """Holds the options of `fedgs baseline` itself; the help text is the app's."""
 
 
-class DeployedMethods(TyperGroup):
-    """The methods that clients of a deployment answer, as commands."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns their names."""
-        return ["fedavg-gan"]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """Returns the command that submits a run of a method.
-
-        Raises:
-            UserError: no client of a deployment answers it.
-        """
-        from fedgs.baselines.deployed import check_name
-
-        check_name(cmd_name)
-        return deployed_command_of(cmd_name)
-
-
 def command_of(name: str) -> click.Command:
     """Returns the command that trains a method: its settings and the run's as flags.
 
@@ -105,28 +80,6 @@ def command_of(name: str) -> click.Command:
     flagged = settings_flags(*chosen, defaults=shown)(train)
     flagged = request_flags(method.Settings, Asked, has_defaults=False)(flagged)
     return _command(method, method.recipe, flagged)
-
-
-def deployed_command_of(name: str) -> click.Command:
-    """Returns the command that submits a method: as `command_of`, with a server."""
-    method = find(name)
-
-    def submit(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
-        from fedgs.app.commands import deploy
-
-        check_noise(given)
-        names = {spec.name for spec in dataclasses.fields(NewRun)}
-        how = {key: given.pop(key) for key in names & given.keys()}
-        if "server" not in how:
-            raise UserError("server is unset: give --server HOST:PORT")
-        deploy.submit_baseline(Submission(**how), name, given, settings)
-
-    chosen = [n for n in settings_of(method) if n not in NO_SERVERS]
-    defaults = dict(method.recipe) | {"clients_per_node": 1}
-    flagged = settings_flags(*chosen, "node_sizes", defaults=defaults)(submit)
-    requests = (method.Settings, Target, NewRun)
-    flagged = request_flags(*requests, has_defaults=False)(flagged)
-    return _command(method, defaults, flagged)
 
 
 def settings_of(method: "Baseline") -> list[str]:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from clients.client_command import Client
-from fedgs.app.cli.baseline import DeployedMethods
 from fedgs.app.flags import (
     ConfigOption,
     JsonOption,
@@ -20,15 +19,6 @@ from server.launch.submit import Submission
 
 app = typer.Typer(
     no_args_is_help=True, help="Train with server and clients on different machines."
-)
-
-app.add_typer(
-    typer.Typer(
-        cls=DeployedMethods,
-        no_args_is_help=True,
-        help="Register clients and start a run of a method that others published.",
-    ),
-    name="baseline",
 )
 
 # How a client reads its own data; beside `data`.

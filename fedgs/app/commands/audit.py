@@ -30,8 +30,8 @@ from fedgs.audit.one_run import audit_run
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
-from fedgs.federation.messages import EVERYONE
 from fedgs.federation.training import RunStopped, new_event, stop_on_signal
+from fedgs.methods.schedule import EVERYONE
 from fedgs.privacy.accounting import SEEDED
 from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder

@@ -90,34 +90,6 @@ def submit(
     _submit(submission)
 
 
-def submit_baseline(
-    submission: Submission, name: str, given: dict[str, Any], settings: dict[str, Any]
-) -> None:
-    """Registers clients and starts a run of a baseline.
-
-    Args:
-        submission: without the run's settings.
-        name: of the method.
-        given: settings of the method, and of `fedgs.baselines.target.Asked`.
-        settings: of the run, over the method's recipe.
-
-    Raises:
-        UserError: bad input; nothing was submitted.
-        typer.Exit: the run did not complete (code 1).
-    """
-    from fedgs.baselines import deployed
-
-    names = [client for client, _ in submission.clients]
-    own = {n: v for n, v in given.items() if n not in deployed.ASKED}
-    nodes = {"nodes": ",".join(names)} if names else {}
-    configured = _named(deployed.submitted(own, settings | nodes), name)
-    flat = submitting.run_settings(configured, names)
-    told = {"name": name} | given
-    deployed.planned(RunConfig.from_flat(flat), told)  # as the server will
-    flat |= deployed.joined(told)
-    _submit(dataclasses.replace(submission, settings=flat))
-
-
 def _named(config: RunConfig, name: str) -> RunConfig:
     """Returns settings with the name of a run folder."""
     if config.output:

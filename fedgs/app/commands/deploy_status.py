@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgs.app.tables import Table
-from fedgs.baselines.releases import ReleaseLedger
-from fedgs.baselines.run import open_run
 from fedgs.errors import UserError
 from fedgs.files import read_json
-from fedgs.privacy.accounting import SEEDED
-from fedgs.privacy.ledger import Ledger
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 
@@ -59,7 +55,7 @@ def status_of(path: Path) -> Status:
         UserError: no run folder, or a broken ledger.
     """
     folder = RunFolder.open(path)
-    ledger = folder.read_ledger(ReleaseLedger if folder.is_baseline else Ledger)
+    ledger = folder.read_ledger()
     rounds = [line["round"] for line in folder.metrics()]
     said = folder.path / ".flower" / "nodes.json"
     progress = read_json(said) if said.exists() else {}
@@ -69,33 +65,16 @@ def status_of(path: Path) -> Status:
         "round": max([folder.last_round, *rounds[-1:]]),
         "num_rounds": folder.config.num_rounds,
         "released": ledger.length,
-        "epsilons": _epsilons(folder) if ledger.length else [],
+        "epsilons": _epsilons(path) if ledger.length else [],
         **{key: progress.get(key) for key in ("phase", "time", "waiting_for", "nodes")},
     }
 
 
-def _epsilons(folder: RunFolder) -> list[dict[str, Any]]:
-    """Returns what `fedgs privacy` calls valid for a client, for each relation."""
-    if folder.is_baseline:
-        run = open_run(folder.path)
-        stated = [
-            (run.config.adversary, row.is_guarantee, row)
-            for row in run.guarantees()
-            if row.unit == "user" and row.label in ("valid", SEEDED)
-        ]
-    else:
-        rows = epsilons.of_run(folder.path)
-        stated = [(row.adversary, row.guarantee, row) for row in rows]
-    return [
-        {
-            "adversary": adversary,
-            "relation": row.relation,
-            "delta": row.delta,
-            "epsilon": row.epsilon,
-            "guarantee": is_guarantee,
-        }
-        for adversary, is_guarantee, row in stated
-    ]
+def _epsilons(run: Path) -> list[dict[str, Any]]:
+    """Returns what `fedgs privacy` says, by adversary and relation."""
+    names = ("adversary", "relation", "delta", "epsilon", "guarantee")
+    rows = epsilons.of_run(run)
+    return [{name: getattr(row, name) for name in names} for row in rows]
 
 
 def show(status: Status) -> None:

@@ -19,11 +19,13 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.sources import has_test_split
 from fedgs.errors import first_n
-from fedgs.federation.messages import EVERYONE
+from fedgs.federation.answer import answer_of, summed
 from fedgs.federation.preparation import clients_needed, copies_in_memory, state_bytes
-from fedgs.federation.round import client_round, draw_fakes, new_server, server_round
 from fedgs.gan.discriminators import CHUNK_SIZE, Discriminators
 from fedgs.mechanism.sanitizer import SanitizedGradients
+from fedgs.methods import method_of, new_state
+from fedgs.methods.base import Hosted
+from fedgs.methods.schedule import EVERYONE
 from fedgs.privacy.accounting import large_delta, statements
 from fedgs.privacy.plan import Plan
 from fedgs.process import keep_freed_memory
@@ -158,18 +160,21 @@ def _timed_round(
     own = {"discriminator_training": "selected", "secure_aggregation": False}
     config = dataclasses.replace(config, **own)
     hosted = range(min(on_node, CHUNK_SIZE if config.stacked else 1))
-    server, nets = new_server(config), Discriminators(config, hosted)
+    server, method = new_state(config), method_of(config, config.num_stages + 1)
+    nets = Discriminators(config, hosted) if method.has_discriminators else None
+    hosting = Hosted(data, hosted, 0, nets)
     server.round = config.num_stages
     times: list[tuple[float, float]] = []
     while sum(map(sum, times)) < TIMED_SECONDS:
         started = clock()
-        request, images = draw_fakes(config, server)
+        request, pending = method.begin(config, server)
         asked = dataclasses.replace(request, participants=EVERYONE, trainees=EVERYONE)
         asked_at = clock()
-        answer = client_round(config, nets, data, hosted, asked, 0)
+        answer = answer_of(config, hosting, asked)
         of_clients = clock() - asked_at
         assert isinstance(answer, SanitizedGradients)
-        server_round(config, server, images, [answer])
+        total = summed(config, request.round, [answer])
+        method.finish(config, server, pending, *total)
         times.append((clock() - started - of_clients, of_clients / len(hosted)))
     of_server, of_client = (min(part) for part in zip(*times, strict=True))
     return of_server, of_client

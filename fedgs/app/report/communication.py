@@ -10,14 +10,12 @@ from fedgs.app.report import words
 from fedgs.app.report.curves import grid_images
 from fedgs.app.report.run import RunFacts
 from fedgs.app.tables import Table
+from fedgs.config.plugins import GS_WGAN
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.federation.codec import (
-    pack_fakes,
-    pack_stage,
-    round_fakes,
-    stated_release_bytes,
-)
-from fedgs.gan.features import KINDS
+from fedgs.federation.codec import pack_request, rounded, stated_release_bytes
+from fedgs.methods import method_of
+from fedgs.methods.base import Request
+from fedgs.shapes import TensorDict
 
 
 @dataclass(frozen=True)
@@ -68,29 +66,37 @@ def communication(facts: RunFacts) -> Communication:
     trains_all = config.discriminator_training == "every_round"
     return Communication(
         how="computed" if config.message_precision == "exact" else "estimated",
-        request=len(_fakes(facts)),
+        request=len(_request(facts)),
         reply=stated_release_bytes(config),
         requests=config.num_nodes if trains_all else planned,
         replies=planned,
-        rounds=sum(event.release == "gradient" for event in events),
+        rounds=sum(event.round > config.num_stages for event in events),
         stages=sum(
             stage_bytes(config, event.round) * event.planned_nodes
             for event in events
-            if event.release == "embedding"
+            if event.round <= config.num_stages
         ),
         is_remote=config.engine != "local",
     )
 
 
-def _fakes(facts: RunFacts) -> bytes:
+def _request(facts: RunFacts) -> bytes:
     """Returns a request's tensors, with images of the last grid, repeated."""
     config, count = facts.config, facts.config.fakes_sent
+    if config.method != GS_WGAN:
+        return pack_request(_zeros(config, config.num_rounds), config)
     shape = (config.image_size, config.image_size, config.image_channels)
     drawn = grid_images(facts.grids[-1], facts).reshape(-1, *shape)
     tiled = drawn[np.arange(count) % len(drawn)].transpose(0, 3, 1, 2)
     images = torch.tensor(tiled, dtype=torch.float32).contiguous()
     labels = torch.arange(count) % config.num_classes
-    return pack_fakes(round_fakes(images, config), labels, config)
+    request = Request(0, {"images": images, "labels": labels})
+    return pack_request(rounded(request, config).tensors, config)
+
+
+def _zeros(config: ResolvedConfig, round: int) -> TensorDict:
+    declared = method_of(config, round).declared(config, round).items()
+    return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in declared}
 
 
 def stage_bytes(config: ResolvedConfig, round: int) -> int:
@@ -98,15 +104,8 @@ def stage_bytes(config: ResolvedConfig, round: int) -> int:
 
     Privacy: public; a function of the run's settings.
     """
-    terms = config.terms(round)
-    shapes = KINDS[config.stage_list[round - 1].kind].shapes(config)
-    networks = [
-        {name: torch.zeros(shape) for name, shape in shapes.items()}
-        for _ in range(terms.shape[1])
-    ]
-    centre = torch.zeros(*terms.shape[1:3], terms.shape[3] - 1)  # none of the mass
-    request = pack_stage(networks, centre)
-    return len(request) + stated_release_bytes(config, terms)
+    request = pack_request(_zeros(config, round), config)
+    return len(request) + stated_release_bytes(config, config.terms(round))
 
 
 def communication_table(runs: Sequence[RunFacts]) -> Table:

@@ -82,7 +82,7 @@ def _changed(facts: RunFacts) -> dict[str, Any]:
     specs = settings_of()
     if baseline is not None:
         read = {*SHARED_SETTINGS, *more_settings(baseline.method), "node_sizes"}
-        specs = settings_of(*read - ({"engine"} if config.node_names else set()))
+        specs = settings_of(*read)
     values = {spec.name: getattr(config, spec.name) for spec in specs}
     defaults = {spec.name: (spec.default, None) for spec in specs}
     return {name: v for name, v in values.items() if v not in defaults[name]}
@@ -93,9 +93,6 @@ def train_command(facts: RunFacts) -> str:
     config, baseline, words = facts.config, facts.baseline, ["fedgs", "train"]
     if baseline is not None:
         words = ["fedgs", "baseline", baseline.name]
-        if names := config.node_names:
-            words = ["fedgs", "deploy", "baseline", baseline.name]
-            words += ["--server", "HOST:PORT", *(f"--client={n}" for n in names)]
         own = {
             spec.name: getattr(baseline.settings, spec.name)
             for spec in dataclasses.fields(baseline.settings)

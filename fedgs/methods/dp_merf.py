@@ -1,0 +1,169 @@
+"""Federated DP-MERF: one release of clients' mean random Fourier features.
+
+    phi(x) = [cos(W x), sin(W x)] / sqrt(D / 2),  W ~ N(0, 1 / s),  norm 1
+    client: (1/n) sum_i onehot(y_i) phi(x_i)^T,   norm at most 1: clipping changes none
+    server: fits G, so that the fakes have the noisy mean of all clients
+
+The frequencies W come of the run's seed, so a request says nothing. The embedding is
+also that of the central method, `fedgs.baselines.dp_merf`, whose unit is a record.
+
+Source: Harder, Adamczewski, Park, "DP-MERF: differentially private mean embeddings with
+random features for practical privacy-preserving data generation", AISTATS 2021;
+https://github.com/frhrdr/dp-merf.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
+from fedgs.gan.models import build_generator, sample_latents
+from fedgs.mechanism.sanitizer import PerSampleGradients
+from fedgs.methods.base import Declared, Hosted, Method, Request, State
+from fedgs.methods.schedule import clients_of, select
+from fedgs.randomness import derived_seed, stream
+from fedgs.shapes import Images, Labels
+
+NUM_FEATURES = 10_000  # D, and s of the features' kernel: those of the published code
+KERNEL_VARIANCE = 105.0
+STEPS, FAKES = 3000, 100  # of the generator's fit
+DECAY, DECAY_STEPS = 0.9, 600  # of its learning rate, by epoch
+IMAGES_AT_ONCE = 500
+_BELOW = 1 - 1e-6  # float32 must not round a norm above 1
+
+
+class Embedding:
+    """Random Fourier features by class: the same for private images and for fakes."""
+
+    def __init__(
+        self, classes: int, size: int, num_features: int, variance: float, seed: int
+    ) -> None:
+        """Draws the frequencies W, public, for vectors of `size` numbers."""
+        rng = stream(seed, "random-features")
+        shape = (num_features // 2, size)
+        frequencies = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+        self.frequencies = frequencies / math.sqrt(variance)
+        self.classes = classes
+
+    def sum(self, vectors: Tensor, labels: Labels) -> Tensor:
+        """Returns sum_i onehot(y_i) phi(x_i)^T: shape (classes, D), each term norm 1.
+
+        Privacy: of private images, reads private data; output private.
+        """
+        phases = vectors @ self.frequencies.T
+        features = torch.cat([phases.cos(), phases.sin()], dim=1)
+        scale = _BELOW / math.sqrt(len(self.frequencies))
+        return F.one_hot(labels, self.classes).to(features).T @ features * scale
+
+
+class DPMerf(Method):
+    """Clients answer with their mean embedding; the server fits its generator to it."""
+
+    is_rare = True
+
+    def terms(self, config: ResolvedConfig, round: int) -> Terms:
+        """Returns one embedding by class and feature, clipped to C."""
+        shape = (1, 1, config.num_classes, NUM_FEATURES)
+        return Terms("embedding", config.noise_multiplier, config.clip_bound, shape)
+
+    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
+        """Returns nothing: clients draw W themselves."""
+        return {}
+
+    def state(self, config: ResolvedConfig) -> State:
+        """Initialises the generator from the seed, and no target."""
+        generator = build_generator(config, derived_seed(config.seed, "generator"))
+        average = copy.deepcopy(generator).eval().requires_grad_(False)
+        target = nn.Module()  # a buffer alone: it is in the checkpoint
+        shape = self.terms(config, 1).shape[2:]
+        target.register_buffer("mean", torch.zeros(shape))
+        parts = {"generator": generator, "ema": average, "target": target}
+        return State({n: part.to(config.device) for n, part in parts.items()})
+
+    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
+        """Asks for embeddings."""
+        clients = select(config, state.round + 1)
+        request = Request(state.round + 1, {}, participants=clients, trainees=clients)
+        return request, None
+
+    def answer(
+        self, config: ResolvedConfig, hosted: Hosted, request: Request
+    ) -> Iterator[PerSampleGradients]:
+        """Yields each client's mean embedding: one sample of one client.
+
+        Privacy: reads private data; output private.
+        """
+        embedding = _embedding(config)
+        for client in clients_of(request.participants, hosted.clients):
+            records = hosted.data.client_records[client]
+            images = torch.from_numpy(hosted.data.images[records])
+            labels = torch.from_numpy(hosted.data.labels[records])
+            total = torch.zeros(self.terms(config, 1).shape[2:])
+            for rows in torch.arange(len(records)).split(IMAGES_AT_ONCE):
+                there = images[rows].to(config.device).float().div_(255.0)
+                at = labels[rows].to(config.device)
+                total += embedding.sum(there.flatten(1), at).cpu()
+            yield PerSampleGradients((total / max(1, len(records)))[None, None, None])
+
+    def finish(
+        self,
+        config: ResolvedConfig,
+        state: State,
+        pending: None,
+        total: Tensor,
+        noise_std: float,
+    ) -> None:
+        """Keeps the mean of the clients' embeddings.
+
+        Privacy: post-processing of DP output.
+        """
+        mean = (total[0, 0] / config.clients_per_round).float()
+        _target(state).copy_(mean)
+        state.round += 1
+
+    def settle(
+        self, config: ResolvedConfig, state: State, check: Callable[[int, int], None]
+    ) -> bool:
+        """Fits the generator to the released mean, with classes alike.
+
+        Privacy: post-processing of DP output.
+        """
+        embedding, target = _embedding(config), _target(state)
+        adam = torch.optim.Adam(state.generator.parameters())
+        labels = (torch.arange(FAKES) % config.num_classes).to(config.device)
+        for step in range(STEPS):
+            rng = stream(config.seed, "latent", step)
+            z = sample_latents(config, rng, FAKES).to(config.device)
+            fakes: Images = state.generator(z, labels)
+            found = embedding.sum(fakes.flatten(1), labels) / FAKES
+            loss = (target - found).square().sum()
+            decay = DECAY ** (step / DECAY_STEPS)
+            adam.param_groups[0]["lr"] = config.generator_learning_rate * decay
+            adam.zero_grad(set_to_none=True)
+            loss.backward()
+            adam.step()
+            check(step + 1, STEPS)
+        state.ema.load_state_dict(state.generator.state_dict())
+        return True
+
+
+METHOD = DPMerf()
+
+
+def _target(state: State) -> Tensor:
+    return cast(nn.Module, state.parts["target"]).get_buffer("mean")
+
+
+def _embedding(config: ResolvedConfig) -> Embedding:
+    size = config.image_channels * config.image_size**2
+    made = (NUM_FEATURES, KERNEL_VARIANCE, config.seed)
+    embedding = Embedding(config.num_classes, size, *made)
+    embedding.frequencies = embedding.frequencies.to(config.device)
+    return embedding
