@@ -29,7 +29,8 @@ def agreement(title: str, node: Node) -> str:
             f"{title} takes part in a run; what is agreed:",
             f"  method {config.method}, noise_multiplier {config.noise_multiplier:g}"
             f"{seeded}, clip_bound {config.clip_bound:g}, batch_size "
-            f"{config.batch_size}, {config.num_rounds} rounds, unit {config.privacy_unit}",
+            f"{config.batch_size}, {config.num_rounds} rounds, unit "
+            f"{config.privacy_unit}",
             *_stages(config),
             *_masks(node),
             f"  against the server: {_costs(config, limits)}",

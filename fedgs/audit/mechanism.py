@@ -342,7 +342,7 @@ def _node_scores(
     unseeded = dataclasses.replace(config, noise_seed=None)
     trials = [PerSampleGradients(grads)]
     of_one = dataclasses.replace(terms, shape=(terms.batch_size, 1, 1, 1))
-    found = release(unseeded, of_one, trials, 1, node_id)
+    found = release(unseeded, of_one, trials, 1, node_id, len(grads))
     if found is None:
         raise RuntimeError("a node that was asked released nothing")
     return real_values(found).numpy().reshape(len(signs), -1).sum(1)

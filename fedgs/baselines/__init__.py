@@ -26,7 +26,7 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "wgan-gp": "fedgs.baselines.wgan_gp:METHOD",
     }
 )
-PARTS = ("name", "title", "unit", "central", "Settings", "recipe")
+PARTS = ("name", "title", "unit", "Settings", "recipe")
 PARTS += ("calibrated", "guarantees", "trainer")  # of a `Baseline`
 
 

@@ -41,13 +41,10 @@ def answer_of(
         hosted: what the node answers with; its discriminators are trained in place.
         request: of the server.
     """
-    answers = [*method_of(config, request.round).answer(config, hosted, request)]
-    # Clipping bounds what one answer adds, so a client must not have two.
-    given = sum(len(answer.values) for answer in answers)
-    if given != len(clients_of(request.participants, hosted.clients)):
-        raise TypeError(f"method {config.method} answers other than once a client")
-    terms = config.terms(request.round)
-    return release(config, terms, answers, request.round, hosted.node_id)
+    answers = method_of(config, request.round).answer(config, hosted, request)
+    asked = len(clients_of(request.participants, hosted.clients))
+    place = request.round, hosted.node_id
+    return release(config, config.terms(request.round), answers, *place, asked)
 
 
 def release(
@@ -56,6 +53,7 @@ def release(
     answers: Iterable[PerSampleGradients],
     round: int,
     node_id: int,
+    asked: int,
 ) -> SanitizedGradients | IntegerSum | None:
     """Clips each answer, sums them in their order and adds the node's noise once.
 
@@ -68,8 +66,14 @@ def release(
         answers: of the node's participating clients, in order.
         round: the round.
         node_id: the node's index.
+        asked: the number of these clients.
+
+    Raises:
+        TypeError: another number of answers. Clipping bounds what one answer adds.
     """
     parts = [clip(answer, terms.clip_bound) for answer in answers]
+    if sum(len(part.values) for part in parts) != asked:
+        raise TypeError(f"method {config.method} answers other than once a client")
     if not parts:
         return None
     noise = NoiseStream(config.noise_seed, node_id, round)

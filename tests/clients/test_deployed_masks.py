@@ -17,7 +17,7 @@ from fedgs.privacy.client_limits import ClientRefused
 from runs import at_round, events, ignore, num_answers
 from server.launch.certs import make_certificates
 from server.launch.submit import _public_key
-from server.strategy import GsWgan
+from server.strategy import FederatedGan
 from simulated_grid import as_on_a_network, round_of
 from tiny import record_calls, request_of
 
@@ -103,7 +103,7 @@ def test_a_count_that_goes_back_between_two_attempts_of_a_round_is_refused(maske
 
 def test_an_answer_of_a_node_that_is_not_listed_ends_no_run(masked):
     run = masked()
-    strategy = GsWgan(run.folder, ignore, run.stop)
+    strategy = FederatedGan(run.folder, ignore, run.stop)
     strategy._find_nodes(run.grid)
     keys = {node: Announced(MaskingKey.generate().public, b"") for node in (0, 1)}
     request = request_of(run.folder.config, attempt=Attempt(1, keys))

@@ -192,8 +192,8 @@ def test_every_message_of_a_run_holds_public_values_only(
         return release
 
     monkeypatch.setattr(fedgs.federation.answer, "sanitize", kept)
-    failing = recording.failing(fedgs.federation.node.client_round, tmp_path)
-    monkeypatch.setattr(fedgs.federation.node, "client_round", failing)
+    failing = recording.failing(fedgs.federation.node.answer_of, tmp_path)
+    monkeypatch.setattr(fedgs.federation.node, "answer_of", failing)
     logs: list[bytes] = []
 
     def read_logs() -> None:  # until round 5, in which no error can be logged

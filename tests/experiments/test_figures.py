@@ -21,15 +21,14 @@ from refusals import assert_refused
 from tiny import tiny_config, write_tiny_npz
 
 TINY = {"moment_size": 3, "latent_dim": 4}
-UPDATES = {"steps": 2, "clients_per_round": 6, "batch_size": 4, "generator_dim": 4}
-UPDATES |= {"discriminator_dim": 4}
+UPDATES = {"num_rounds": 2, "discriminator_batch_size": 4, "generator_dim": 4}
+UPDATES |= {"discriminator_dim": 4, "latent_dim": 4}
 FEW = {"num_clients": 12, "clients_per_node": 6, "test_fraction": 0.25}
-OF_OTHERS = {"baseline": "fedavg-gan", "settings": UPDATES}
 CELLS = Cells(
     {"digits": Source(FEW | {"image_size": 16})},
     {
         "full-participation": Method("moments", TINY, {10.0: {}, NO_NOISE: {}}),
-        "fedavg-gan": Method(**OF_OTHERS, epsilons={9.0: {"noise_per_clip": 0.5}}),
+        "fedavg-gan": Method("fedavg-gan", UPDATES, {9.0: {}}),
     },
 )
 

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from fedgs.federation import messages
 from fedgs.mechanism.sanitizer import PerSampleGradients, SanitizedGradients, clip
+from fedgs.methods.base import Request
+from fedgs.methods.schedule import EVERYONE
 from hostile import NODE, a_release, a_request
 from refusals import assert_refused
 from tiny import tiny_config
@@ -15,11 +17,11 @@ FAKES = (8, 1, 16, 16)  # n_dis * batch size = 2 * 4 fakes go down ...
 RELEASE = (4, 1, 16, 16)  # ... and the last B = 4 of them are answered
 
 
-def _batch(**changes: object) -> messages.FakeBatch:
-    return a_request(CONFIG, **{"trainees": messages.EVERYONE} | changes)
+def _batch(**changes: object) -> Request:
+    return a_request(CONFIG, **{"trainees": EVERYONE} | changes)
 
 
-def _decode(payload: dict, request: messages.FakeBatch) -> SanitizedGradients | None:
+def _decode(payload: dict, request: Request) -> SanitizedGradients | None:
     return messages.decode_answer(payload, CONFIG, request, NODE)
 
 
@@ -88,11 +90,11 @@ def test_what_is_not_sanitized_cannot_be_encoded(unsanitized):
         {"round": 4},
         {"participants": (2, 3)},
         {"participants": (24,)},
-        {"participants": messages.EVERYONE},
+        {"participants": EVERYONE},
         {"trainees": (2, 4)},
         {"labels": (torch.arange(8) + 1) % 3},
-        {"images": _batch().images.roll(1, 0)},
-        {"images": torch.nextafter(_batch().images, torch.tensor(2.0))},
+        {"images": _batch().tensors["images"].roll(1, 0)},
+        {"images": torch.nextafter(_batch().tensors["images"], torch.tensor(2.0))},
     ],
 )
 def test_another_request_has_another_digest(changes):

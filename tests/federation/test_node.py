@@ -21,7 +21,7 @@ from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import node_folder, state_path
 from refusals import assert_refused
 from runs import limit_clients
-from tiny import digest, public_fakes, request_of, tiny_config, tiny_data
+from tiny import changed, digest, public_fakes, request_of, tiny_config, tiny_data
 
 
 def _config(**overrides: object) -> RunConfig:
@@ -87,7 +87,7 @@ def test_a_node_answers_a_round_once_with_the_same_bytes_and_nothing_changes_it(
     assert metadata == {"digest": request.digest()}
     for asked in (node, _node(config, tmp_path)):
         for other in (
-            dataclasses.replace(request, labels=(request.labels + 1) % 3),
+            changed(request, labels=(request.tensors["labels"] + 1) % 3),
             dataclasses.replace(request, participants=(0, 1, 2)),
             dataclasses.replace(request, trainees=()),
             request_of(config),
@@ -181,7 +181,7 @@ def test_a_release_is_counted_before_it_is_computed_and_stays_so_if_it_fails(
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(fedgs.federation.node, "client_round", fail)
+        patched.setattr(fedgs.federation.node, "answer_of", fail)
         with pytest.raises(RuntimeError, match="no memory"):
             node.answer(request)
     assert node.round == 0  # no answer is left behind
@@ -269,6 +269,6 @@ def test_only_a_sanitized_answer_is_kept(tmp_path, monkeypatch):
     """What a node keeps is sent again on request without another look at it."""
     config = _config(noise_seed=7)
     node, request = _node(config, tmp_path), request_of(config)
-    monkeypatch.setattr("fedgs.federation.node.client_round", lambda *_: torch.zeros(1))
+    monkeypatch.setattr("fedgs.federation.node.answer_of", lambda *_: torch.zeros(1))
     with pytest.raises(TypeError, match="SanitizedGradients"):
         node.answer(request)

@@ -153,7 +153,8 @@ def _outcome(
     for round in (1, 2):
         request = _request(config, round, EVERYONE)
         release = client_round(config, discriminators, data, hosted, request, 0)
-    fakes = request.images[-config.batch_size :], request.labels[-config.batch_size :]
+    sent = request.tensors.values()
+    fakes = tuple(tensor[-config.batch_size :] for tensor in sent)
     clients: dict[int, tuple[str, Tensor]] = {}
     for chunk in discriminators.chunks(range(len(hosted))):
         grads = query(config, discriminators, chunk, *fakes)

@@ -20,7 +20,7 @@ from fedgs.privacy.ledger import Ledger
 from fedgs.runs import run_folder
 from fedgs.runs.run_folder import RunFolder, state_rounds
 from runs import Report, attempts, events, generator, ignore, train
-from server.strategy import GsWgan
+from server.strategy import FederatedGan
 from simulated_grid import MODES as SIMULATED
 from simulated_grid import FakeGrid
 from tiny import MOMENTS, REFINED, digest, tiny_config, write_tiny_npz
@@ -94,7 +94,7 @@ class Flower(Local):
     def start(self, report: Report = ignore) -> None:
         folder = RunFolder.open(self.folder.path)
         grid = FakeGrid(folder.config.num_nodes, num_workers=self.num_workers)
-        GsWgan(folder, report, threading.Event()).start(grid)
+        FederatedGan(folder, report, threading.Event()).start(grid)
 
 
 class Hopping(Flower):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgs.federation import local, training
+from fedgs.federation import local
 from fedgs.federation.messages import (
     decode_answer,
     decode_request,
@@ -20,7 +20,9 @@ from fedgs.gan.features import KINDS, embedding
 from fedgs.gan.stages import released
 from fedgs.mechanism.quantization import release_step
 from fedgs.methods import new_state
-from fedgs.methods.base import Request
+from fedgs.methods.base import Request, State
+from fedgs.methods.moments import MOMENTS as STAGES
+from fedgs.methods.moments import networks_of
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
@@ -28,8 +30,9 @@ from runs import events, train
 from tiny import (
     MOMENTS,
     STAGED,
-    ServerState,
+    draw_fakes,
     embedding_round,
+    public_fakes,
     record_calls,
     server_round,
     stage_request,
@@ -53,8 +56,8 @@ def embeddings(config, request, data) -> list[torch.Tensor]:
     return [
         embedding(
             kind,
-            request.networks,
-            request.centre,
+            networks_of(request),
+            request.tensors["centre"],
             *map(torch.from_numpy, data.client(client)),
         )
         for client in range(data.num_clients)
@@ -109,11 +112,8 @@ def test_no_client_moves_a_release_by_more_than_its_sensitivity(relation):
 @pytest.mark.parametrize("value", [-1e10, 1e30])  # the products overflow
 def test_hostile_models_cannot_leave_more_than_the_clip_bound(settings, round, value):
     config = tiny_config(**settings | {"noise_multiplier": 0.0})
-    _, networks, groups, columns = config.terms(round).shape
-    shapes = KINDS[config.stage_list[round - 1].kind].shapes(config)
-    net = {name: torch.full(shape, value) for name, shape in shapes.items()}
-    centre = torch.full((networks, groups, columns - 1), value)
-    request = Request(round, (net,) * networks, centre)
+    declared = STAGES.declared(config, round).items()
+    request = Request(round, {n: torch.full(d.shape, value) for n, d in declared})
     release = embedding_round(config, tiny_data(config), range(6), request, 0).values
     assert release.isfinite().all()
     assert release.double().norm() <= 6 * (1 + 1e-5)
@@ -133,7 +133,7 @@ def test_noise_is_that_of_the_stage_and_the_clip_bound_that_of_the_run():
 # ------------------------------------------------------------------ the server
 
 
-def staged_server(config) -> ServerState:
+def staged_server(config) -> State:
     """A server after its first release."""
     server = new_state(config)
     request = stage_request(config, server)
@@ -154,7 +154,7 @@ def test_a_target_is_the_mean_over_images_weighted_by_client():
     sums, weights = torch.zeros(1, 3, 16), torch.zeros(3)
     for client, norm in enumerate(norms):
         images, labels = map(torch.from_numpy, data.client(client))
-        for at, net in enumerate(request.networks):
+        for at, net in enumerate(networks_of(request)):
             features = KINDS["means"].features(net, images, labels)
             sums[at].index_add_(0, labels, features / (len(labels) * norm))
         weights += torch.bincount(labels, minlength=3) / (len(labels) * norm)
@@ -176,7 +176,7 @@ def test_the_noise_of_a_target_is_what_the_server_says():
 def test_no_noise_gives_clients_more_weight_than_clipping_can_leave_them():
     config = quiet(clients_per_node=2)
     request, terms = stage_request(config, new_state(config)), config.terms(1)
-    asked = (config, 1, request.networks, request.centre)
+    asked = (config, 1, networks_of(request), request.tensors["centre"])
     total = torch.zeros(terms.shape[1:], dtype=torch.float64)
     total[:, 0, 0] = 1e9  # more images of one class than there can be of all
     networks, groups = total.shape[:2]
@@ -195,7 +195,10 @@ def test_discriminators_start_on_fakes_of_the_staged_generator(tmp_path, monkeyp
     train(folder, data=tiny_data(config))
     ((_, request, _),) = prepared
     assert request.round == 0
-    assert not torch.equal(request.images, training.public_fakes(config).images)
+    untrained = public_fakes(
+        dataclasses.replace(config, stages=None, generator="upsample")
+    )
+    assert not torch.equal(request.tensors["images"], untrained.tensors["images"])
     kinds = [event.release for event in events(folder)]
     assert kinds == ["embedding", "embedding", "gradient"]
     # No metrics tell how long a stage took.
@@ -232,9 +235,9 @@ def test_a_clients_epsilon_counts_embeddings_and_gradients_alike(tmp_path):
     stage = staged_server(config)
     node.answer(stage_request(config, stage))
     assert node.count.largest() == pytest.approx(2.5 / 0.5**2)
-    node.answer(training.public_fakes(config))
+    node.answer(public_fakes(config))
     stage.round = 2
-    node.answer(training.draw_fakes(config, stage)[0])
+    node.answer(draw_fakes(config, stage)[0])
     assert node.count.largest() == pytest.approx((2.5 + 4) / 0.5**2)
 
 

@@ -3,7 +3,6 @@
 That the warm start is the published one is in tests/test_gs_wgan.py.
 """
 
-import dataclasses
 import gc
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from fedgs.methods import new_state
 from fedgs.methods.base import Request
 from tiny import (
     SIZES,
+    changed,
     client_round,
     draw_fakes,
     public_fakes,
@@ -37,7 +37,7 @@ FEW_LABELS = st.integers(0, 4)
 
 
 def _request(config: RunConfig, **changes: object) -> Request:
-    return dataclasses.replace(draw_fakes(config, new_state(config))[0], **changes)
+    return changed(draw_fakes(config, new_state(config))[0], **changes)
 
 
 def _answer(config: RunConfig, request: Request) -> SanitizedGradients:
@@ -87,10 +87,10 @@ def test_a_round_can_reuse_one_set_of_fakes_by_the_labels_of_the_real_images(
 ):
     config = tiny_config(fakes_per_round=6, client_selection="all")
     request = _request(config, labels=torch.arange(6) % 3)
-    assert request.images.shape == (6, 1, 16, 16)
+    assert request.tensors["images"].shape == (6, 1, 16, 16)
     trained = record_calls(monkeypatch, Discriminators, "train")
     assert _answer(config, request).values.shape == (4, 1, 16, 16)
-    sent = {image.numpy().tobytes() for image in request.images}
+    sent = {image.numpy().tobytes() for image in request.tensors["images"]}
     assert len(trained) == 2
     for _, _, _, real_labels, fakes, fake_labels, *_ in trained:
         assert {fake.numpy().tobytes() for fake in fakes.flatten(0, 1)} <= sent
@@ -130,8 +130,8 @@ def test_local_generators_vanish_or_are_not_made(monkeypatch, fakes):
     config = tiny_config(fakes_per_round=fakes)
     made = record_calls(monkeypatch, LocalGenerators, "__init__")
     request, discriminators = public_fakes(config), Discriminators(config, ALL)
-    assert request.images.any() == config.is_warm_start_public
-    public = (request.images, request.labels) if fakes else None
+    assert request.tensors["images"].any() == config.is_warm_start_public
+    public = (request.tensors["images"], request.tensors["labels"]) if fakes else None
     warm_start(config, discriminators, tiny_data(config), ALL, public)
     assert bool(made) == (not config.is_warm_start_public)
     made.clear()

@@ -15,6 +15,7 @@ from fedgs.gan.models import build_generator
 from fedgs.gan.moments import expected, model_of, set_generator, start_of, symmetric
 from fedgs.gan.stages import released
 from fedgs.methods import new_state
+from fedgs.methods.moments import networks_of
 from tiny import MOMENTS, stage_request, tiny_config
 
 CLASSES, FREQUENCIES, AXES = 3, 16, 4  # 4 x 4 low frequencies, latent_dim
@@ -70,7 +71,7 @@ def staged(config, clients, answer=None):
     server = new_state(config)
     for round, stage in enumerate(config.stage_list, start=1):
         request = stage_request(config, server)
-        asked = (request.networks, request.centre)
+        asked = (networks_of(request), request.tensors["centre"])
         total = sum(embedding(stage.kind, *asked, *client) for client in clients)
         total, noise_std = (total, 0.0) if answer is None else answer(total)
         wide = unclipped(config, len(clients))

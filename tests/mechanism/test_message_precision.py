@@ -22,6 +22,7 @@ from fedgs.mechanism.quantization import LARGEST, release_step, to_grid
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, received, sanitize
 from fedgs.methods import new_state
 from fedgs.methods.base import Request
+from fedgs.methods.gs_wgan import METHOD
 from runs import events, train
 from simulated_grid import FakeGrid, product, start
 from tiny import draw_fakes, public_fakes, tiny_config
@@ -62,19 +63,27 @@ def _rng(seed: int) -> torch.Generator:
 
 def _sparse(config: RunConfig, share: float, seed: int = 0) -> Tensor:
     """Fakes of which a share of the pixels is not black, at random places."""
-    images = torch.rand(codec.fakes_shape(config), generator=_rng(seed))
+    declared = METHOD.declared(config, 1)["images"]
+    images = torch.rand(declared.shape, generator=_rng(seed))
     return images * (torch.rand(images.shape, generator=_rng(seed + 1)) < share)
+
+
+def _request(images: Tensor) -> Request:
+    labels = torch.zeros(len(images), dtype=torch.int64)
+    return Request(1, {"images": images, "labels": labels})
 
 
 @pytest.mark.parametrize(("share", "levels"), [(0.1, 255), (0.2, 31), (1.0, 2)])
 def test_fakes_have_as_many_levels_as_fit(share, levels):
     images = _sparse(PAPER, share)
-    rounded = codec.round_fakes(images, PAPER)
+    request = codec.rounded(_request(images), PAPER)
+    rounded = request.tensors["images"]
     assert torch.equal(rounded, (images * levels).round() / levels)
     assert (rounded - images).abs().max() <= 1 / (2 * levels) + 1e-6
-    packed = codec.pack_fakes(rounded, torch.zeros(160, dtype=torch.int64), PAPER)
+    packed = codec.pack_request(request.tensors, PAPER)
     assert len(packed) <= codec.FAKE_BYTES * images.numel() + 100
-    assert torch.equal(codec.unpack_fakes(packed, PAPER)[0], rounded)
+    sent = codec.unpack_request(packed, METHOD.declared(PAPER, 1), PAPER)
+    assert torch.equal(sent["images"], rounded)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +135,8 @@ def test_requests_and_answers_survive_both_transports(config):
     request, _ = draw_fakes(config, new_state(config))
     request = dataclasses.replace(request, participants=(0, 3))
     got = decode_request(encode_request(request, config), config)
-    assert torch.equal(got.images, request.images)
-    assert torch.equal(got.labels, request.labels)
+    assert torch.equal(got.tensors["images"], request.tensors["images"])
+    assert torch.equal(got.tensors["labels"], request.tensors["labels"])
     assert got.digest() == request.digest()
     sent = _release(config, _noisy(config))
     answer = decode_answer(encode_answer(sent, config, got), config, request, 0)
@@ -138,9 +147,9 @@ def test_fakes_are_rounded_before_anybody_sees_them():
     config = tiny_config(message_precision="compact", fakes_per_round=8)
     drawn, answered = draw_fakes(config, new_state(config))
     for request in (drawn, public_fakes(config)):
-        codec.pack_fakes(request.images, request.labels, config)  # or it would raise
+        codec.pack_request(request.tensors, config)  # or it would raise
     # The server's own images keep every bit: the graph goes on from them.
-    kept, sent = answered.detach(), drawn.images[-config.batch_size :]
+    kept, sent = answered.detach(), drawn.tensors["images"][-config.batch_size :]
     assert not torch.equal(kept, sent)
     assert (kept - sent).abs().max() <= 1 / 4  # L is at least 2
 
@@ -169,10 +178,10 @@ def test_compact_flower_trains_bit_for_bit_as_the_local_engine(create):
 @pytest.mark.parametrize("share", [0.2, 1.0])
 def test_the_papers_round_stays_within_its_target(share):
     """Whatever the generator draws, noise over the whole image included."""
-    images = codec.round_fakes(_sparse(PAPER, share), PAPER)
+    images = codec.rounded(_request(_sparse(PAPER, share)), PAPER).tensors["images"]
     labels = torch.randint(0, 10, (160,), generator=_rng(0))
     asked = {"participants": (5,), "trainees": (5,), "keep_round": 29_999}
-    request = Request(30_000, images, labels, **asked)
+    request = Request(30_000, {"images": images, "labels": labels}, **asked)
     answer = _release(PAPER, _noisy(PAPER))
     messages = (encode_request(request, PAPER), encode_answer(answer, PAPER, request))
     parts = [part for message in messages for item in message.items() for part in item]

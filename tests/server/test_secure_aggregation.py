@@ -32,7 +32,7 @@ from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import attempts, events, limit_clients, train
 from simulated_grid import MODES, FakeGrid, product, spoil_at, start
-from tiny import stage_request
+from tiny import changed, stage_request
 
 MASKED = {"secure_aggregation": True, "noise_multiplier": 0.5}
 
@@ -168,7 +168,7 @@ def test_another_attempt_that_asks_something_else_is_refused(asked):
     own.answer(ask())
     own.save(0)
     again = Node(own.config, 0, own.data, own.folder.parent)
-    other = dataclasses.replace(ask(2), centre=torch.ones(1))
+    other = changed(ask(2), centre=torch.ones(1))
     for node in (own, again):
         assert_refused("has already answered round 1", node.answer, other)
 

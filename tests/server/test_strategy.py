@@ -26,7 +26,7 @@ from fedgs.runs.run_folder import RunFolder, state_rounds
 from refusals import assert_refused
 from runs import attempts, limit_clients, train
 from server import server_app, strategy
-from server.strategy import GsWgan
+from server.strategy import FederatedGan
 from simulated_grid import MODES, FakeGrid, product, spoil_at, start
 from tiny import REFINED, tiny_config, tiny_data
 
@@ -48,7 +48,7 @@ def test_a_node_that_fails_once_is_asked_again(create, monkeypatch, log):
     """It has trained by then: a second time from the same state."""
     whole, once, failed = create("whole"), create("once"), []
     start(whole, FakeGrid(6))
-    original = node.client_round
+    original = node.answer_of
 
     def fail(*args):
         found = original(*args)
@@ -57,7 +57,7 @@ def test_a_node_that_fails_once_is_asked_again(create, monkeypatch, log):
             raise LookupError("label 7 of writer 4711")
         return found
 
-    monkeypatch.setattr(node, "client_round", fail)
+    monkeypatch.setattr(node, "answer_of", fail)
     start(once, FakeGrid(6))
     assert len(failed) == 2
     assert attempts(once) == [(1, 1), (2, 1), (3, 1)]
@@ -112,7 +112,7 @@ def test_a_supernode_that_is_silent_or_there_twice_ends_the_run(create, is_silen
 def test_flowers_own_loop_trains_the_same_generator_by_the_verbs(create):
     folder, alone = create("flower"), create("local")
     grid = FakeGrid(folder.config.num_nodes)
-    gs_wgan = GsWgan(folder, lambda metrics: None, threading.Event())
+    gs_wgan = FederatedGan(folder, lambda metrics: None, threading.Event())
     with gs_wgan.opened(grid):
         result = Strategy.start(gs_wgan, grid, ArrayRecord(), num_rounds=3)
         trained = gs_wgan.training.server.generator.state_dict()

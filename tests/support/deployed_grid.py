@@ -19,7 +19,7 @@ from clients.deployed_client import DeployedClient, DeploymentConfig
 from fedgs.privacy.client_ledger import ClientLedger
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
-from server.strategy import GsWgan
+from server.strategy import FederatedGan
 from simulated_grid import SHORT, FakeGrid
 from tiny import tiny_config, write_tiny_npz
 
@@ -132,7 +132,7 @@ class Deployment:
     def start(self, report: runs.Report = runs.ignore) -> None:
         """Starts the server, from its checkpoint on."""
         self.folder = RunFolder.open(self.folder.path)
-        GsWgan(self.folder, report, self.stop).start(self.grid)
+        FederatedGan(self.folder, report, self.stop).start(self.grid)
 
     def attempts(self) -> list[tuple[int, int]]:
         return runs.attempts(self.folder)

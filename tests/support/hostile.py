@@ -35,7 +35,7 @@ Change = Callable[[Payload], Payload]
 def a_request(config: RunConfig, **changes: object) -> Request:
     """An honest request of round 3 to clients 2 and 4."""
     asked = {"participants": (2, 4), "trainees": (2, 4), "keep_round": 2}
-    return replace(request_of(config, ROUND), **asked | changes)
+    return request_of(config, ROUND, **asked | changes)
 
 
 def a_stage(config: RunConfig) -> Request:

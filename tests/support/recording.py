@@ -91,14 +91,14 @@ FAILURES: dict[int, Exception | None] = {
 }
 
 
-def failing(round_of_a_client: Callable[..., Any], marks: Path) -> Callable[..., Any]:
-    """Returns `client_round`, failing when a node is asked first in each round."""
+def failing(answer_of: Callable[..., Any], marks: Path) -> Callable[..., Any]:
+    """Returns `answer_of`, failing when a node is asked first in each round."""
 
-    def fail_first(config: Any, *args: Any) -> Any:
-        request, node_id = args[-2], args[-1]
+    def fail_first(config: Any, hosted: Any, request: Any) -> Any:
+        node_id = hosted.node_id
         mark = marks / f"failed-{node_id}-{request.round}"
         if mark.exists():
-            return round_of_a_client(config, *args)
+            return answer_of(config, hosted, request)
         mark.touch()
         if request.round == LOGS_NOTHING:
             log = Path(config.output) / "private" / f"node-{node_id:05d}" / "error.log"

@@ -16,7 +16,7 @@ from clients.client_app import app as client_app
 from fedgs.runs.run_folder import RunFolder
 from runs import Report, generator, ignore
 from server.launch.local_grid import LocalGrid
-from server.strategy import GsWgan
+from server.strategy import FederatedGan
 from tiny import FULL_PARTICIPATION, MOMENTS, STAGED
 
 MODES = {
@@ -102,7 +102,7 @@ def as_on_a_network(message: Message) -> Message:
 
 
 def start(folder: RunFolder, grid: FakeGrid, report: Report = ignore) -> None:
-    GsWgan(folder, report, threading.Event()).start(grid)
+    FederatedGan(folder, report, threading.Event()).start(grid)
 
 
 def product(folder: RunFolder) -> list[str]:

@@ -153,11 +153,17 @@ def server_round(config, server: State, pending: Any, answers) -> None:
     method_of(config, round).finish(config, server, pending, *total)
 
 
-def request_of(config: RunConfig, round: int = 1, **changes: object) -> Request:
+def changed(request: Request, **changes: Any) -> Request:
+    """Returns a request with other tensors and fields."""
+    own = {n: changes.pop(n) for n in list(changes) if n in request.tensors}
+    return dataclasses.replace(request, tensors=request.tensors | own, **changes)
+
+
+def request_of(config: RunConfig, at: int = 1, **changes: Any) -> Request:
     """Returns the request of a round, as a server that starts there makes it."""
     server = new_state(config)
-    server.round = round - 1
-    return dataclasses.replace(draw_fakes(config, server)[0], **changes)
+    server.round = at - 1
+    return changed(draw_fakes(config, server)[0], **changes)
 
 
 def record_calls(monkeypatch, owner: object, name: str) -> list[tuple]:
