@@ -126,7 +126,7 @@ def main(grid: Grid, context: Context) -> None:
         hasten_pulls(folder.config.round_timeout)
 
     def ended(status: str, reason: str) -> None:
-        strategy.progress.close(status)
+        strategy.nodes.progress.close(status)
         log_event("ended", outcome=status, reason=reason)
 
     # What another process wrote, or waits for, is not ours before we hold the folder.

@@ -3,9 +3,10 @@
 It owns the run (`fedgs.federation.training.RunSession`), whose generator stays here: it
 sends a round's request to the nodes that are needed (`configure_train`) and steps on
 their answers (`aggregate_train`). `start` is Flower's loop with checkpoints, retries
-and a stop. Nodes and messages are in `server.strategy_base`.
+and a stop. Who is there, and messages, are in `server.nodes`.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from logging import INFO, WARNING
@@ -22,12 +23,13 @@ from fedgs.federation.training import Report, RunSession, RunStopped, Stop
 from fedgs.mechanism.masks import Announced, MaskedSum
 from fedgs.methods.schedule import nodes_of, select
 from fedgs.runs.run_folder import RunFolder
-from server.strategy_base import FlowerStrategy
+from server.messenger import SilentStrategy
+from server.nodes import Nodes
 
 KEY_SECONDS = 10.0  # for a node without a key, where a round can do without it
 
 
-class FederatedGan(FlowerStrategy):
+class FederatedGan(SilentStrategy):
     """A federated method as a Flower strategy; one instance trains one run folder.
 
     Args:
@@ -36,6 +38,7 @@ class FederatedGan(FlowerStrategy):
         stop: when set, the run checkpoints after the current round and stops.
 
     Attributes:
+        nodes: of the run; messages to them and back.
         training: the run in progress, while it is `opened`: generator, accountant,
             ledger.
         keys: node -> the masking key that it announced and that no list has had.
@@ -47,7 +50,9 @@ class FederatedGan(FlowerStrategy):
 
     def __init__(self, folder: RunFolder, report: Report, stop: Stop) -> None:
         """Touches nothing yet."""
-        super().__init__(folder, report, stop)
+        self.folder, self.config = folder, folder.config
+        self.report, self.stop = report, stop
+        self.nodes = Nodes(folder, stop)
         self.keys: dict[int, Announced] = {}
         self.left_out: set[int] = set()
 
@@ -72,7 +77,9 @@ class FederatedGan(FlowerStrategy):
             while self.training.goes_on(self.stop):
                 number = self.training.server.round + 1
                 messages = self.configure_train(number, *nothing, grid)
-                self.aggregate_train(number, self._replies(messages))
+                timeout = self.config.round_timeout
+                replies = self.nodes.replies(messages, timeout, None)
+                self.aggregate_train(number, replies)
             return Result(ArrayRecord(self.training.server.ema.state_dict()))
 
     @contextmanager
@@ -83,10 +90,11 @@ class FederatedGan(FlowerStrategy):
             RunStopped: `stop` was set, or not enough nodes joined.
             UserError: nodes are wrong or missing, or the folder is corrupted.
         """
-        save_nodes = self._find_nodes(grid)
-        with RunSession.opened(self.folder, self.report, save_nodes) as self.training:
-            if self.roll is not None:
-                self.roll.wait(self.stop)
+        self.nodes.find(grid)
+        # Nodes have written their states before they answer.
+        opened = RunSession.opened(self.folder, self.report, lambda keep_round: None)
+        with opened as self.training:
+            self.nodes.wait()
             yield
 
     # -------------------------------------------------------------- Flower's verbs
@@ -116,10 +124,10 @@ class FederatedGan(FlowerStrategy):
         """
         self._prepare_nodes()
         keys = self._gather_keys(server_round) if self.config.is_masked else None
-        request = self.training.begin(keys, self._failures())
-        self.progress.set_phase("training", request.round)
-        nodes = nodes_of(self.config, request.trainees)
-        return self._encode(request, [n for n in nodes if n not in self.left_out])
+        request = self.training.begin(keys, self.nodes.failures())
+        self.nodes.progress.set_phase("training", request.round)
+        asked = nodes_of(self.config, request.trainees)
+        return self.nodes.encode(request, [n for n in asked if n not in self.left_out])
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -132,16 +140,17 @@ class FederatedGan(FlowerStrategy):
         Raises:
             RunStopped: fewer than `min_answers` nodes answered.
         """
-        answers, missing = self._decode(replies)
+        answers, missing = self.nodes.decode(replies)
+        self._keep_keys(answers)
         if missing:
-            number, who = self.training.server.round + 1, self._titles(missing)
+            number, who = self.training.server.round + 1, self.nodes.titles(missing)
             log(WARNING, "round %d: no answer of %s", number, who)
-        metrics = self.training.finish(answers, self._failures())
+        metrics = self.training.finish(answers, self.nodes.failures())
         if metrics:
             self.left_out.clear()
         else:
             self.left_out.update(missing)
-            who = self._titles(missing)
+            who = self.nodes.titles(missing)
             log(WARNING, "round %d: voided, again without %s", server_round, who)
             log_event("voided", round=server_round, outcome=f"without {who}")
         return None, MetricRecord(metrics)
@@ -158,33 +167,33 @@ class FederatedGan(FlowerStrategy):
         """
         if not (nodes := self.training.unprepared()):
             return
-        messages = self._encode(self.training.preparation, nodes)
-        self.progress.set_phase("preparing", 0)
-        messages, patience = self._by_node(messages), self.config.round_timeout
-        replies = self.exchange.send_and_receive(
-            messages, patience=patience, stop=self.stop
+        messages = self.nodes.encode(self.training.preparation, nodes)
+        self.nodes.progress.set_phase("preparing", 0)
+        _, missing = self.nodes.decode(
+            self.nodes.replies(messages, math.inf, self.stop)
         )
-        _, missing = self._decode(replies)
         if not missing:
             return
-        who = self._titles(missing)
+        who = self.nodes.titles(missing)
         if self.stop.is_set():
             raise RunStopped(f"stopped before the discriminators of {who} were made")
-        why = "; ".join(self._failures())
+        why = "; ".join(self.nodes.failures())
         raise RunStopped(f"the discriminators of {who} could not be made: {why}")
 
     # -------------------------------------------------------------- masks
 
-    def _note(self, node: int, answer: Answer | None) -> None:
-        """Keeps the key of the node's next attempt."""
-        # A node without room for another release announces none, and is asked why.
-        if isinstance(answer, MaskedSum) and answer.next_key:
-            with suppress(UserError):  # without a key, the next round asks it for one
-                self._keep_key(node, Announced.unpack(answer.next_key))
+    def _keep_keys(self, answers: Sequence[Answer]) -> None:
+        """Keeps the keys of the nodes' next attempts."""
+        for answer in answers:
+            # A node without room for another release announces none, and is asked why.
+            if isinstance(answer, MaskedSum) and answer.next_key:
+                with suppress(UserError):  # without one, the next round asks for it
+                    self._keep_key(answer.node_id, Announced.unpack(answer.next_key))
 
     def _keep_key(self, node: int, announced: Announced) -> None:
         """Keeps a node's key; raises `UserError` if the others would not take it."""
-        if self.roll is not None and not self.roll.has_signed(node, announced):
+        roll = self.nodes.roll
+        if roll is not None and not roll.has_signed(node, announced):
             name = self.config.node_title(node)
             raise UserError(f"the masking key of {name} is not signed by it")
         self.keys[node] = announced
@@ -208,18 +217,19 @@ class FederatedGan(FlowerStrategy):
         return {n: self.keys.pop(n) for n in listed if n in self.keys}
 
     def _ask_for_keys(self, nodes: Sequence[int], round: int, is_brief: bool) -> None:
-        record = ConfigRecord({"round": round, **self._place})
-        messages = {node: self._message(record, node, "query.key") for node in nodes}
+        record = ConfigRecord({"round": round, **self.nodes.place})
+        asked = {n: self.nodes.message(record, n, "query.key") for n in nodes}
         seconds = patience = self.config.round_timeout
         if is_brief:  # who is offline is not waited for
             seconds, patience = min(KEY_SECONDS, seconds), 0.0
-        replies = self.exchange.send_and_receive(messages, seconds, patience, self.stop)
-        for reply in replies:
-            node = self.exchange.node_of(reply)
-            if node is None or node not in messages:
+        exchange = self.nodes.exchange
+        for reply in exchange.send_and_receive(asked, seconds, patience, self.stop):
+            node = exchange.node_of(reply)
+            if node is None or node not in asked:
                 continue
             where = f"round {round}: {self.config.node_title(node)}"
             try:
-                self._keep_key(node, decode_key(self._record(reply, node, where)))
+                record = self.nodes.record(reply, node, where)
+                self._keep_key(node, decode_key(record))
             except UserError as error:
-                self.exchange.refuse(node, str(error))
+                exchange.refuse(node, str(error))

@@ -173,14 +173,14 @@ def server_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Waiting costs the server no time: a sleep moves its clock, nothing else does."""
     from deployed_grid import EPOCH
-    from server import messenger, progress, roll_call, strategy_base
+    from server import messenger, nodes, progress, roll_call
 
     def sleep(seconds: float) -> None:
         clock.now += seconds
 
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, sleep=sleep)
     clock.time = lambda: EPOCH + clock.now
-    for module in (messenger, strategy_base, progress, roll_call):
+    for module in (messenger, nodes, progress, roll_call):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(roll_call, "TIMEOUT", 60.0)  # it looks ten times a second
     return clock

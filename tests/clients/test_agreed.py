@@ -24,7 +24,7 @@ from fedgs.privacy.client_ledger import SHARDED_DATASET, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from refusals import assert_refused
-from server import strategy_base
+from server import nodes
 from server.roll_call import public_settings
 from tiny import NUM_CLASSES, SIDE, record_calls, tiny_config
 
@@ -155,7 +155,7 @@ def test_a_client_learns_of_no_other_who_takes_part(deploy, monkeypatch):
     settings = {"clients_per_round": 3, "clients_per_node": 2, "num_rounds": 3}
     settings["selection_seed"] = 987654321
     run = deploy(mode="selected", **settings)
-    packed = record_calls(monkeypatch, strategy_base, "pack_request")
+    packed = record_calls(monkeypatch, nodes, "pack_request")
     told: list[tuple[str, Message]] = []
     run.grid.on_push = lambda name, request: told.append((name, request)) or True
     run.start()

@@ -104,13 +104,13 @@ def test_a_count_that_goes_back_between_two_attempts_of_a_round_is_refused(maske
 def test_an_answer_of_a_node_that_is_not_listed_ends_no_run(masked):
     run = masked()
     strategy = FederatedGan(run.folder, ignore, run.stop)
-    strategy._find_nodes(run.grid)
+    strategy.nodes.find(run.grid)
     keys = {node: Announced(MaskingKey.generate().public, b"") for node in (0, 1)}
     request = request_of(run.folder.config, attempt=Attempt(1, keys))
     for node in (1, 2):
-        strategy.roll.add_release(node, request)
-    own = (strategy.roll.start, 1, keys[1].public.hex())
-    assert strategy.roll.answered == {NAMES[1]: own, NAMES[2]: (own[0], 1, "")}
+        strategy.nodes.roll.add_release(node, request)
+    own = (strategy.nodes.roll.start, 1, keys[1].public.hex())
+    assert strategy.nodes.roll.answered == {NAMES[1]: own, NAMES[2]: (own[0], 1, "")}
 
 
 def test_a_false_masking_key_names_its_sender_and_stops_nobody_else(

@@ -1,11 +1,10 @@
 """The nodes of a run, whatever it trains: who is there, requests out, answers in.
 
-`server.strategy.FederatedGan` is one of these. `server.roll_call` finds the nodes,
-`server.messenger` sends and receives.
+`server.roll_call` finds them, `server.messenger` sends and receives.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -21,24 +20,23 @@ from fedgs.federation.messages import (
     encode_request,
     one_line,
 )
-from fedgs.federation.training import Report, Stop
+from fedgs.federation.training import Stop
 from fedgs.methods.base import Request
 from fedgs.runs.run_folder import RunFolder
 from server.deployment_record import kept_of
-from server.messenger import IN_MEMORY, OVER_HTTP, Messenger, SilentStrategy
+from server.messenger import IN_MEMORY, OVER_HTTP, Messenger
 from server.progress import Progress
 from server.roll_call import RollCall, roll_call
 
 NOT_JOINED = 0  # in place of an address, which the exchange looks up when it sends
 
 
-class FlowerStrategy(SilentStrategy):
-    """A strategy without what it trains; one instance trains one run folder.
+class Nodes:
+    """The nodes of one run.
 
     Args:
         folder: the run folder, locked by the caller.
-        report: called with the public metrics of each round.
-        stop: when set, the run checkpoints after the current round and stops.
+        stop: when set, nobody is waited for any longer.
 
     Attributes:
         exchange: messages to the nodes and back, while the run is on.
@@ -48,28 +46,23 @@ class FlowerStrategy(SilentStrategy):
 
     exchange: Messenger
 
-    def __init__(self, folder: RunFolder, report: Report, stop: Stop) -> None:
+    def __init__(self, folder: RunFolder, stop: Stop) -> None:
         """Touches nothing yet."""
-        self.folder, self.config = folder, folder.config
-        self.report, self.stop = report, stop
+        self.folder, self.config, self.stop = folder, folder.config, stop
         self.roll: RollCall | None = None
         self.progress = Progress(None, self.config, "", 0)
         self.requests: dict[int, Request] = {}
 
     # -------------------------------------------------------------- nodes
 
-    def _find_nodes(self, grid: Grid) -> Callable[[int], None]:
-        """Calls the roll of a simulation, or gets ready for that of a deployment.
-
-        Returns:
-            What has the nodes' states on the disk: nothing, they save their own.
-        """
+    def find(self, grid: Grid) -> None:
+        """Calls the roll of a simulation, or gets ready for that of a deployment."""
         if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
             grid.pull_interval = IN_MEMORY.least  # pyright: ignore
         if not self.config.node_names:
             addresses = roll_call(grid, self.config.num_nodes, self.stop)
             self.exchange = Messenger(grid, addresses, IN_MEMORY, self.progress)
-            return _saved
+            return
         flower, run_id = self.folder.path / ".flower", kept_of(self.folder)["run_id"]
         flower.mkdir(exist_ok=True)
         file = flower / "nodes.json"
@@ -78,18 +71,26 @@ class FlowerStrategy(SilentStrategy):
         self.roll = RollCall(grid, self.folder, self.config, events, self.progress)
         addresses = self.roll.addresses
         self.exchange = Messenger(grid, addresses, OVER_HTTP, self.progress, self.roll)
-        return _saved
+
+    def wait(self) -> None:
+        """Waits until enough nodes of a deployment have joined.
+
+        Raises:
+            RunStopped: `stop` was set, or not enough nodes joined.
+        """
+        if self.roll is not None:
+            self.roll.wait(self.stop)
 
     # -------------------------------------------------------------- messages
 
     @property
-    def _place(self) -> dict[str, str]:
+    def place(self) -> dict[str, str]:
         """What tells a node which run a message is of."""
         if self.roll is None:
             return {"run_folder": str(self.folder.path)}
         return {"run_id": self.roll.run_id}
 
-    def _encode(self, request: Request, nodes: Sequence[int]) -> list[Message]:
+    def encode(self, request: Request, nodes: Sequence[int]) -> list[Message]:
         """Returns a request as one message for each node; nothing else makes one."""
         self.requests = request.per_node(self.config.hosting, nodes)
         # Packed once: all nodes get the same bytes.
@@ -100,34 +101,37 @@ class FlowerStrategy(SilentStrategy):
         distinct = {id(each): each for each in self.requests.values()}
         records = {
             key: ConfigRecord(
-                {**encode_request(each, self.config, tensors), **self._place}
+                {**encode_request(each, self.config, tensors), **self.place}
             )
             for key, each in distinct.items()
         }
         return [
-            self._message(records[id(each)], node, "train")
+            self.message(records[id(each)], node, "train")
             for node, each in self.requests.items()
         ]
 
-    def _message(self, record: ConfigRecord, node: int, kind: str) -> Message:
+    def message(self, record: ConfigRecord, node: int, kind: str) -> Message:
         """Returns a message to a node; beside what nodes share lies what is its own."""
         content = RecordDict({RECORD: record})
         if self.roll is not None:
             content[TOLD] = ConfigRecord(self.roll.told(node))
         return Message(content, self.exchange.addresses.get(node, NOT_JOINED), kind)
 
-    def _replies(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Sends a round's messages, and yields the replies as they come in time."""
-        return self.exchange.send_and_receive(
-            self._by_node(messages),
-            timeout=self.config.round_timeout,
-            patience=self.config.round_timeout,
-        )
+    def replies(
+        self, messages: Iterable[Message], timeout: float, stop: Stop | None
+    ) -> Iterator[Message]:
+        """Sends the messages that were made last; yields the replies as they come.
 
-    def _by_node(self, messages: Iterable[Message]) -> dict[int, Message]:
-        return dict(zip(self.requests, messages, strict=True))
+        Args:
+            messages: of `encode`, in its order.
+            timeout: seconds for all of them.
+            stop: when set, nothing is waited for any longer.
+        """
+        by_node = dict(zip(self.requests, messages, strict=True))
+        patience = self.config.round_timeout
+        return self.exchange.send_and_receive(by_node, timeout, patience, stop)
 
-    def _decode(self, replies: Iterable[Message]) -> tuple[list[Answer], list[int]]:
+    def decode(self, replies: Iterable[Message]) -> tuple[list[Answer], list[int]]:
         """Returns the releases in valid replies, and which nodes gave no valid reply.
 
         While the exchange goes on, a node that is refused gets its request once more;
@@ -150,7 +154,6 @@ class FlowerStrategy(SilentStrategy):
             missing.remove(node)
             if answer is not None:
                 answers.append(answer)
-            self._note(node, answer)
             if self.roll is not None:
                 seconds = round(time.monotonic() - started, 3)
                 self.roll.add_answer(node, self.requests[node].round, seconds)
@@ -165,19 +168,16 @@ class FlowerStrategy(SilentStrategy):
                 self.progress.add_failure(node, reason)
         return answers, sorted(missing)
 
-    def _note(self, node: int, answer: Answer | None) -> None:
-        """Takes what else a valid answer brings."""
-
     def _checked(self, reply: Message, node: int) -> Answer | None:
         """Checks a reply; raises `UserError` with one line that quotes no data."""
         request = self.requests[node]
         where = f"round {request.round}: {self.config.node_title(node)}"
-        record = self._record(reply, node, where)
+        record = self.record(reply, node, where)
         if self.roll is not None and record.get("is_empty") == 0:
             self.roll.add_release(node, request)
         return decode_answer(record, self.config, request, node)
 
-    def _record(self, reply: Message, node: int, where: str) -> ConfigRecord:
+    def record(self, reply: Message, node: int, where: str) -> ConfigRecord:
         """Returns what a reply of a node carries; raises as `_checked`."""
         if reply.has_error():
             raise UserError(f"{where} says: {one_line(reply.error.reason)}")
@@ -190,13 +190,10 @@ class FlowerStrategy(SilentStrategy):
             raise UserError(f"{where} answered with other records too")
         return record
 
-    def _failures(self) -> list[str]:
+    def failures(self) -> list[str]:
         """Returns why nodes did not answer the last request; public texts."""
         return [reason for _, reason in sorted(self.exchange.reasons.items())]
 
-    def _titles(self, nodes: Sequence[int]) -> str:
+    def titles(self, nodes: Sequence[int]) -> str:
+        """Returns what nodes are called for people."""
         return ", ".join(map(self.config.node_title, nodes))
-
-
-def _saved(keep_round: int) -> None:
-    """Nodes have written their states before they answer."""
