@@ -11,9 +11,11 @@ import itertools
 import math
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedgs.config.plugins import load
 from fedgs.config.run_config import RunConfig, check_names
 from fedgs.config.settings import (
     REFERENCE_NOISE_MULTIPLIER,
@@ -140,48 +142,19 @@ def gs_wgan() -> RunConfig:
     )
 
 
-def fedavg_gan() -> RunConfig:
-    """Fed-Avg GAN: clients' clipped updates of one discriminator, averaged.
+def of_method(name: str) -> RunConfig:
+    """A federated method by its own recipe, every client in every round.
 
-    Source: Augenstein et al., ICLR 2020, Algorithm 2.
+    Args:
+        name: of the setting `method`.
+
+    Raises:
+        UserError: there is no such method, or its place is not trusted.
     """
-    return RunConfig(
-        method="fedavg-gan",
-        client_selection="all",
-        clients_per_round=None,
-        clients_per_node=49,
-        target_epsilon=10.0,
-        relation="zero-out",
-        num_rounds=1000,
-        batch_size=1,
-        clip_bound=0.1,
-        discriminator_steps=6,
-        discriminator_learning_rate=5e-4,
-        discriminator_dim=32,
-        spectral_norm=False,
-        generator="upsample",
-        generator_dim=32,
-        generator_learning_rate=5e-3,
-        latent="normal",
-        latent_dim=128,
-        ema_decay=0.0,
-    )
-
-
-def dp_merf() -> RunConfig:
-    """Federated DP-MERF: one release of clients' mean random features.
-
-    Source: Harder, Adamczewski, Park, AISTATS 2021.
-    """
-    return dataclasses.replace(
-        fedavg_gan(),
-        method="dp-merf",
-        num_rounds=1,
-        clip_bound=1.0,
-        generator_dim=8,
-        generator_learning_rate=0.01,
-        latent_dim=5,
-    )
+    shared: dict[str, Any] = {"clients_per_node": 49, "batch_size": 1}
+    shared |= {"client_selection": "all", "clients_per_round": None}
+    shared |= {"target_epsilon": 10.0, "relation": "zero-out"}
+    return RunConfig(**{**shared, **load("method", name).recipe, "method": name})
 
 
 def class_means() -> RunConfig:
@@ -279,18 +252,20 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "moments": moments,
     "moments-parts": moments_parts,
     "moments-fonts": moments_fonts,
-    "fedavg-gan": fedavg_gan,
-    "dp-merf-federated": dp_merf,
+    "fedavg-gan": partial(of_method, "fedavg-gan"),
+    "dp-merf-federated": partial(of_method, "dp-merf"),
     CLASS_MEANS: class_means,
 }
 
 
 def recipe(name: str) -> RunConfig:
-    """Returns a recipe's configuration by name.
+    """Returns a recipe's configuration by name, or by the place of a method.
 
     Raises:
-        UserError: unknown name.
+        UserError: unknown name, or a place that is not trusted.
     """
+    if ":" in name:
+        return of_method(name)
     if name not in RECIPES:
         raise UserError(f"recipe = {name!r}: give --recipe one of {', '.join(RECIPES)}")
     return RECIPES[name]()

@@ -22,16 +22,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedgs.config.fields import Scalar
 from fedgs.config.placement import Placement
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
-from fedgs.data.federated import FederatedImages
+from fedgs.data.federated import FederatedImages, to_float
 from fedgs.errors import UserError
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.features import StageRelease
@@ -39,8 +41,8 @@ from fedgs.gan.models import Generator
 from fedgs.gan.moments import Model
 from fedgs.mechanism.masks import Attempt
 from fedgs.mechanism.sanitizer import PerSampleGradients
-from fedgs.methods.schedule import EVERYONE, Clients, clients_of
-from fedgs.shapes import TensorDict
+from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
+from fedgs.shapes import Images, Labels, TensorDict
 
 
 class Declared(NamedTuple):
@@ -117,6 +119,12 @@ class Request:
         return content.hexdigest()
 
 
+def asked(config: ResolvedConfig, state: "State", tensors: TensorDict) -> Request:
+    """Returns the next round's request to its participants, by the public schedule."""
+    clients = select(config, state.round + 1)
+    return Request(state.round + 1, tensors, participants=clients, trainees=clients)
+
+
 def _of_node(clients: Clients, hosted: Sequence[int]) -> Clients:
     return EVERYONE if clients == EVERYONE else tuple(clients_of(clients, hosted))
 
@@ -169,16 +177,27 @@ class Hosted(NamedTuple):
     node_id: int
     discriminators: Discriminators | None = None
 
+    def images_of(self, client: int, device: str) -> tuple[Images, Labels]:
+        """Returns a client's images (n, C, S, S), float32 in [0, 1], and labels (n,).
+
+        Privacy: reads private data; output private.
+        """
+        records = self.data.client_records[client]
+        images = torch.from_numpy(to_float(self.data.images[records])).to(device)
+        return images, torch.from_numpy(self.data.labels[records]).to(device)
+
 
 class Method(ABC):
     """One method of federated training; an object without state of its own.
 
     Attributes:
+        recipe: values of a run's settings that it starts from.
         has_discriminators: clients keep a discriminator each, which `prepare` has the
             nodes make before their first round.
         is_rare: a release is a large part of all, so each is checkpointed at once.
     """
 
+    recipe: Mapping[str, Scalar] = MappingProxyType({})
     has_discriminators = False
     is_rare = False
 

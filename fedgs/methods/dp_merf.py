@@ -15,6 +15,7 @@ https://github.com/frhrdr/dp-merf.
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
@@ -26,8 +27,8 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.gan.models import build_generator, sample_latents
 from fedgs.mechanism.sanitizer import PerSampleGradients
-from fedgs.methods.base import Declared, Hosted, Method, Request, State
-from fedgs.methods.schedule import clients_of, select
+from fedgs.methods.base import Declared, Hosted, Method, Request, State, asked
+from fedgs.methods.schedule import clients_of
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels
 
@@ -66,6 +67,18 @@ class Embedding:
 class DPMerf(Method):
     """Clients answer with their mean embedding; the server fits its generator to it."""
 
+    recipe = MappingProxyType(
+        {
+            "num_rounds": 1,
+            "generator": "upsample",
+            "generator_dim": 8,
+            "generator_learning_rate": 0.01,
+            "spectral_norm": False,
+            "latent": "normal",
+            "latent_dim": 5,
+            "ema_decay": 0.0,
+        }
+    )
     is_rare = True
 
     def terms(self, config: ResolvedConfig, round: int) -> Terms:
@@ -89,9 +102,7 @@ class DPMerf(Method):
 
     def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
         """Asks for embeddings."""
-        clients = select(config, state.round + 1)
-        request = Request(state.round + 1, {}, participants=clients, trainees=clients)
-        return request, None
+        return asked(config, state, {}), None
 
     def answer(
         self, config: ResolvedConfig, hosted: Hosted, request: Request
@@ -102,15 +113,13 @@ class DPMerf(Method):
         """
         embedding = _embedding(config)
         for client in clients_of(request.participants, hosted.clients):
-            records = hosted.data.client_records[client]
-            images = torch.from_numpy(hosted.data.images[records])
-            labels = torch.from_numpy(hosted.data.labels[records])
-            total = torch.zeros(self.terms(config, 1).shape[2:])
-            for rows in torch.arange(len(records)).split(IMAGES_AT_ONCE):
-                there = images[rows].to(config.device).float().div_(255.0)
-                at = labels[rows].to(config.device)
-                total += embedding.sum(there.flatten(1), at).cpu()
-            yield PerSampleGradients((total / max(1, len(records)))[None, None, None])
+            images, labels = hosted.images_of(client, config.device)
+            parts = [
+                embedding.sum(images[rows].flatten(1), labels[rows])
+                for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE)
+            ]
+            mean = torch.stack(parts).sum(0) / len(labels)
+            yield PerSampleGradients(mean[None, None, None])
 
     def finish(
         self,

@@ -24,6 +24,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -46,8 +47,8 @@ from fedgs.gan.models import (
     update_ema,
 )
 from fedgs.mechanism.sanitizer import PerSampleGradients
-from fedgs.methods.base import Declared, Hosted, Method, Request, State
-from fedgs.methods.schedule import clients_of, select
+from fedgs.methods.base import Declared, Hosted, Method, Request, State, asked
+from fedgs.methods.schedule import clients_of
 from fedgs.randomness import stream
 from fedgs.shapes import TensorDict
 
@@ -57,6 +58,23 @@ NETWORKS = ("generator", "discriminator")
 
 class FedAvgGan(Method):
     """Clients answer with the clipped update of a discriminator that all share."""
+
+    recipe = MappingProxyType(
+        {
+            "num_rounds": 1000,
+            "clip_bound": 0.1,
+            "discriminator_steps": 6,
+            "discriminator_learning_rate": 5e-4,
+            "discriminator_dim": 32,
+            "spectral_norm": False,
+            "generator": "upsample",
+            "generator_dim": 32,
+            "generator_learning_rate": 5e-3,
+            "latent": "normal",
+            "latent_dim": 128,
+            "ema_decay": 0.0,
+        }
+    )
 
     def terms(self, config: ResolvedConfig, round: int) -> Terms:
         """Returns one update, clipped to C, as a row of weights."""
@@ -81,13 +99,9 @@ class FedAvgGan(Method):
 
         Privacy: post-processing of DP output.
         """
-        clients = select(config, state.round + 1)
         networks = {name: _network(state, name) for name in NETWORKS}
         tensors = {name: value.detach().cpu() for name, value in _named(networks)}
-        request = Request(
-            state.round + 1, tensors, participants=clients, trainees=clients
-        )
-        return request, None
+        return asked(config, state, tensors), None
 
     def check(self, config: ResolvedConfig, request: Request) -> None:
         """Refuses a request that trains others than it asks."""

@@ -10,12 +10,10 @@ Source: docs/privacy.md, "Embedding releases".
 
 from collections.abc import Callable, Iterator, Mapping
 
-import torch
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
-from fedgs.data.federated import to_float
 from fedgs.errors import UserError
 from fedgs.gan import refinement
 from fedgs.gan.features import KINDS, embedding
@@ -92,10 +90,8 @@ class Moments(Method):
         centre = request.tensors[CENTRE].to(device)
         # One after the other: only one client's images and features are in memory.
         for client in hosted.clients:
-            records = hosted.data.client_records[client]
-            images = torch.from_numpy(to_float(hosted.data.images[records])).to(device)
-            labels = torch.from_numpy(hosted.data.labels[records]).to(device)
-            values = embedding(kind, networks, centre, images, labels)
+            own = hosted.images_of(client, device)
+            values = embedding(kind, networks, centre, *own)
             yield PerSampleGradients(values[None, None])
 
     def finish(
