@@ -1,4 +1,4 @@
-"""Golden trajectories: twenty rounds whose numbers only a deliberate change may move.
+"""Golden numbers that only a deliberate change may move: trajectories, epsilons.
 
 `make golden` rewrites the files; the commit explains the shift in CHANGELOG.md under
 Privacy or Numbers. The tolerance covers other processors and library builds: float32
@@ -13,29 +13,62 @@ import pytest
 
 from fedgs.federation import local
 from fedgs.files import read_json, read_tensors, write_json
+from fedgs.gan import refinement
+from fedgs.privacy.accounting import Plan, statements
 from fedgs.runs.run_folder import RunFolder, versions
-from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
+from tiny import FULL_PARTICIPATION, REFINED, tiny_config, tiny_data
 
+NORM = "release_norm"
 GOLDEN = Path(__file__).parents[1] / "golden"
 ROUNDS = 20
+# So that the norms are the signal's, not the noise's.
+QUIET = {"spectral_norm": False, "latent": "normal", "noise_multiplier": 0.0}
+FEW = {"num_rounds": 6}
+UPDATES = {"method": "fedavg-gan", "clients_per_round": 4, "batch_size": 1}
+UPDATES |= {"client_selection": "balanced", "clients_per_node": 2}
+UPDATES |= {"generator_learning_rate": 0.05, "discriminator_learning_rate": 0.05}
 TRAJECTORIES = {
     "selected": {"clients_per_round": 1},
-    "full-participation": {
-        **FULL_PARTICIPATION,
-        "spectral_norm": False,
-        "latent": "normal",
-        "noise_multiplier": 0.0,  # so that the norms are the signal's, not the noise's
+    "full-participation": FULL_PARTICIPATION | QUIET,
+    "default-recipe": REFINED | QUIET | FEW,
+    "fedavg-gan": UPDATES | QUIET | FEW,
+    "secure-aggregation": FULL_PARTICIPATION | FEW | {"secure_aggregation": True},
+}
+STAGES = "means:0.25,scatter:0.25,moments:0.5,font-features:1"
+PLANS = {
+    "all, local": {},
+    "all": {"engine": "flower"},
+    "all, masked": {"engine": "flower", "secure_aggregation": True},
+    "all, two stages": {"engine": "flower", "stages": "means:0.5,scatter:2"},
+    "all, four stages": {"stages": STAGES},
+    "all, stages, masked": {"stages": STAGES, "secure_aggregation": True},
+    "one drawn": {"client_selection": "uniform", "clients_per_round": 1},
+    "ten drawn": {"client_selection": "uniform", "clients_per_round": 10},
+    "ten drawn, amplified": {
+        "client_selection": "uniform",
+        "clients_per_round": 10,
+        "discriminator_training": "every_round",
+        "amplification": True,
     },
+    "ten in turn": {"client_selection": "balanced", "clients_per_round": 10},
+    "masked in turn": {
+        "client_selection": "balanced",
+        "clients_per_round": 54,
+        "engine": "flower",
+        "secure_aggregation": True,
+    },
+    "unknown selection": {"client_selection": None, "clients_per_round": 10},
 }
 
 
 def trajectory(output: Path, settings: dict) -> dict[str, list[float]]:
-    config = tiny_config(num_rounds=ROUNDS, output=str(output), **settings)
+    own = {"num_rounds": ROUNDS, "output": str(output)} | settings
+    config = tiny_config(**own)
     folder, norms = RunFolder.create(config), []
     local.train(
         folder,
         tiny_data(config),
-        lambda metrics: norms.append(metrics["release_norm"]),
+        lambda metrics: norms.extend(v for n, v in metrics.items() if n == NORM),
         threading.Event(),
     )
     generator, _ = read_tensors(folder.path / "generator.safetensors")
@@ -44,7 +77,9 @@ def trajectory(output: Path, settings: dict) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("name", TRAJECTORIES)
-def test_twenty_rounds_repeat_their_golden_numbers(name, tmp_path, update_golden):
+def test_rounds_repeat_their_golden_numbers(name, tmp_path, update_golden, monkeypatch):
+    monkeypatch.setattr(refinement, "STEPS", 3)
+    monkeypatch.setattr(refinement, "REFERENCE_STEPS", 4)
     found = trajectory(tmp_path / "run", TRAJECTORIES[name])
     path = GOLDEN / f"{name}.json"
     if update_golden:
@@ -54,3 +89,26 @@ def test_twenty_rounds_repeat_their_golden_numbers(name, tmp_path, update_golden
     assert found["generator_norms"] == pytest.approx(
         golden["generator_norms"], rel=1e-3
     )
+
+
+def test_twelve_plans_cost_their_golden_epsilons(update_golden):
+    shared = {"num_clients": 539, "num_rounds": 40, "batch_size": 32}
+    shared |= {"noise_multiplier": 1.2, "client_selection": "all", "engine": "local"}
+    shared |= {"clients_per_round": 539}
+    found = {
+        name: {
+            f"{row.adversary}, {row.relation}, {row.client_selection}, {row.theorem}": (
+                row.epsilon
+            )
+            for row in statements(Plan(**shared | plan), delta=1e-5)
+        }
+        for name, plan in PLANS.items()
+    }
+    path = GOLDEN / "epsilons.json"
+    if update_golden:
+        write_json(path, found)
+    golden = read_json(path)
+    assert len(golden) == 12
+    assert found.keys() == golden.keys()
+    for name, rows in golden.items():
+        assert found[name] == pytest.approx(rows, rel=1e-6), name
