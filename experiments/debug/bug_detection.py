@@ -24,13 +24,19 @@ import numpy as np
 
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import power
-from experiments.debug import report as debug_report
-from experiments.debug.plan import FORMAT, config_of, read_debug, request_of, write_plan
-from experiments.debug.request import COHORTS, DebugRequest
+from experiments.debug import verdict as verdicts
+from experiments.debug.debug_folder import (
+    FORMAT,
+    config_of,
+    read_debug,
+    request_of,
+    write_plan,
+)
+from experiments.debug.debug_request import COHORTS, DebugRequest
 from fedgs.app.commands import privacy as privacy_report
-from fedgs.app.commands.progress import say
 from fedgs.app.commands.run_outcome import exit_if_stopped, make_output, new_output
 from fedgs.app.commands.select_clients import planted_counts, split_selectable
+from fedgs.app.commands.terminal import say
 from fedgs.app.commands.train import go_back, train_from_checkpoint
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import ResolvedConfig, RunConfig
@@ -238,17 +244,17 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
         config.moment_size if config.generator == "gaussian" else None,
         has_shared_start=config.public_data is not None,
     )
-    debug_report.draw(path / "diagnosis.png", samples, num_classes)
+    verdicts.draw(path / "diagnosis.png", samples, num_classes)
     rows = worst_case(
         [epsilons.of_run(f.path) for runs in folders.values() for f in runs]
     )
     content = {
         "format": FORMAT,
-        "sentence": debug_report.sentence(diagnosis),
-        **debug_report.with_titles(diagnosis),
+        "sentence": verdicts.sentence(diagnosis),
+        **verdicts.with_titles(diagnosis),
         "groups": request.groups,
         "samples_per_group": request.samples_per_group,
-        "conditions": debug_report.conditions(plan),
+        "conditions": verdicts.conditions(plan),
         "privacy": [row.to_json() for row in rows],
         **_planted(plan, members, diagnosis.verdict),
         "runs": plan["runs"],
@@ -256,7 +262,7 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
         "versions": versions(),
     }
     write_json(path / "diagnosis.json", content)
-    debug_report.show(path, content)
+    verdicts.show(path, content)
     privacy_report.show(rows)
     say(f"debug folder {path}; the picture is {path / 'diagnosis.png'}")
     return content

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.debug.request import DebugRequest
+from experiments.debug.debug_request import DebugRequest
 from fedgs.app.commands.select_clients import select_clients
 from fedgs.cohorts.files import Cohort, read_cohort, write_cohort
 from fedgs.cohorts.selection import ABOVE, SELECTED, Selection

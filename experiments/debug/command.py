@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.debug import bug_detection
-from experiments.debug.request import DebugRequest, planted
+from experiments.debug.debug_request import DebugRequest, planted
 from experiments.debug.suspects import load_suspect
 from fedgs.config.recipes import CLASS_MEANS, configure, is_left_open
 from fedgs.diagnosis.rule import Rule

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgs.app.commands.forecast import target
-from fedgs.app.commands.progress import say
+from fedgs.app.commands.terminal import say
 from fedgs.config.recipes import CLASS_MEANS, signal_of
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.grid.cells import Cell
 from experiments.store import Line
-from fedgs.app.baselines.audit import attack, distinct_events
+from fedgs.app.baselines.release_audit import attack, distinct_events
 from fedgs.app.report.communication import communication
 from fedgs.app.report.run import read_run
 from fedgs.audit.finding import REFUTED, Finding

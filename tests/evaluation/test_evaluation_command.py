@@ -16,7 +16,7 @@ from command_line import printed, refused
 from evaluation_data import labelled, write_mnist
 from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation.request import EvaluationRequest
-from fedgs.app.evaluation.tables import classifier_table
+from fedgs.app.evaluation.score_tables import classifier_table
 from fedgs.evaluation import classifiers, lenet, quality
 from fedgs.gan.models import build_generator
 from fedgs.runs import sample

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 
 from fedgs.app.commands import forecast
-from fedgs.app.commands.progress import Progress, say
 from fedgs.app.commands.run_outcome import (
     end_when_hurried,
     exit_if_stopped,
@@ -17,6 +16,7 @@ from fedgs.app.commands.run_outcome import (
     near,
     show_end,
 )
+from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.tables import Table, epsilon
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.contract import Guarantee

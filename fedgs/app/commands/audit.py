@@ -15,7 +15,7 @@ import torch
 
 from fedgs.app.commands.audit_report import conclude
 from fedgs.app.commands.audit_request import AuditRequest
-from fedgs.app.commands.progress import Progress, say
+from fedgs.app.commands.terminal import Progress, say
 from fedgs.audit.canaries import Canaries
 from fedgs.audit.finding import Finding
 from fedgs.audit.mechanism import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedgs.app.commands.progress import say
+from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.recipes import configure

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typer import Exit as Exit  # experiments end with it, too
 
-from fedgs.app.commands.progress import say
+from fedgs.app.commands.terminal import say
 from fedgs.app.tables import folded
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error

@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from fedgs.app.commands import forecast
-from fedgs.app.commands.progress import Progress, say
 from fedgs.app.commands.run_outcome import (
     end_when_hurried,
     exit_if_stopped,
@@ -17,6 +16,7 @@ from fedgs.app.commands.run_outcome import (
     to_quote,
 )
 from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
+from fedgs.app.commands.terminal import Progress, say
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import typer
 
-from fedgs.app.commands.progress import Progress
+from fedgs.app.commands.terminal import Progress
 from fedgs.app.evaluation import report as evaluation_report
 from fedgs.app.evaluation.request import METRICS, READING, SHAPE, EvaluationRequest
 from fedgs.app.evaluation.scoring import Scoring

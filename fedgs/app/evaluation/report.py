@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from fedgs.app.commands.drawing import new_figure, to_png
-from fedgs.app.commands.progress import Progress, say
+from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.evaluation.request import EvaluationRequest
-from fedgs.app.evaluation.tables import classifier_table, label_table
+from fedgs.app.evaluation.score_tables import classifier_table, label_table
 from fedgs.app.tables import Table, is_number
 from fedgs.errors import wrap_error
 from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages

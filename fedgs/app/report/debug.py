@@ -7,8 +7,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from experiments.debug.debug_folder import read_debug
 from experiments.debug.diagnosis_tables import diagnosis_tables
-from experiments.debug.plan import read_debug
 from fedgs.app.report import words
 from fedgs.app.report.cards import Card
 from fedgs.app.report.embedded import Picture, picture_of

@@ -9,10 +9,9 @@ from fedgs.app.report.cards import Card, Section
 from fedgs.app.report.communication import communication_table
 from fedgs.app.report.curves import curves
 from fedgs.app.report.debug import DebugFacts, diagnosis_cards, glance_cards
-from fedgs.app.report.drawing import draw
 from fedgs.app.report.embedded import Picture, picture_of
 from fedgs.app.report.evaluation import evaluation_tables
-from fedgs.app.report.privacy import cards_of_run, cards_of_statements, label_card
+from fedgs.app.report.privacy_cards import cards_of_run, cards_of_statements, label_card
 from fedgs.app.report.run import RunFacts
 from fedgs.app.report.settings_tables import (
     settings_tables,
@@ -21,6 +20,7 @@ from fedgs.app.report.settings_tables import (
     versions_table,
 )
 from fedgs.app.report.stage_tables import stages_tables
+from fedgs.app.report.svg import draw
 from fedgs.privacy.accounting import Statement
 
 

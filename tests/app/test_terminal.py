@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from fedgs.app.commands import progress as module
-from fedgs.app.commands.progress import Progress
+from fedgs.app.commands import terminal as module
+from fedgs.app.commands.terminal import Progress
 
 
 def lines_of(monkeypatch, seconds: float) -> list[str]:

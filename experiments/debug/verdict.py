@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.debug.debug_folder import BY_ACCURACY
 from experiments.debug.diagnosis_tables import diagnosis_tables
-from experiments.debug.plan import BY_ACCURACY
-from fedgs.app.commands.progress import say
+from fedgs.app.commands.terminal import say
 from fedgs.app.evaluation.report import rows_by_class
 from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis.diagnosis import (

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedgs.app.commands.audit_report import conclude
 from fedgs.app.commands.audit_request import AuditRequest
-from fedgs.app.commands.progress import Progress
+from fedgs.app.commands.terminal import Progress
 from fedgs.app.tables import epsilon
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.audit.mechanism import CHOICE_SHARE, bound_epsilon
