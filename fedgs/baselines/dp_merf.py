@@ -24,27 +24,23 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
+from fedgs.baselines.trainer import NetworkTrainer, descend
 from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.checkpoint import load_tensors, tensors_of
 from fedgs.gan.models import (
     CODE_DIM,
-    Generator,
     GeneratorCoded,
     build,
-    build_generator,
     coded_decoder,
     sample_latents,
 )
@@ -52,7 +48,7 @@ from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy.poisson import GAUSSIAN_THEOREM, Releases, smallest_noise
 from fedgs.randomness import derived_seed, stream
-from fedgs.shapes import Images, Labels, TensorDict
+from fedgs.shapes import Images, Labels
 
 UPDATES_AT_ONCE = 10  # of the generator, in one outer step after a single release
 IMAGES_AT_ONCE = 500
@@ -64,7 +60,7 @@ AUDITED_FEATURES = 64  # noise and norms are the same for any number
 
 
 @dataclass(frozen=True)
-class _Shared:
+class MerfSettings:
     """Settings of both methods; those without a flag are of the published code."""
 
     noise_multiplier: float | None = flag(
@@ -105,7 +101,7 @@ def _given(noise: float | None) -> float:
 
 
 @dataclass(frozen=True)
-class Settings(_Shared):
+class Settings(MerfSettings):
     """What `dp-merf` is asked for."""
 
     federated: bool = flag(
@@ -132,13 +128,13 @@ class Settings(_Shared):
 
 
 @dataclass(frozen=True)
-class AutoencoderSettings(_Shared):
+class AutoencoderSettings(MerfSettings):
     """What `dp-merf-ae` is asked for."""
 
-    kernel_variance: float = again(_Shared, "kernel_variance", 80.0)
+    kernel_variance: float = again(MerfSettings, "kernel_variance", 80.0)
     release: str = entry("batches", choices=("batches",))
-    generator_steps: int = again(_Shared, "generator_steps", 840)
-    fakes_per_step: int = again(_Shared, "fakes_per_step", 500)
+    generator_steps: int = again(MerfSettings, "generator_steps", 840)
+    fakes_per_step: int = again(MerfSettings, "fakes_per_step", 500)
     autoencoder_steps: int = flag(1200, "Steps of the autoencoder.", at_least=1)
     # Its noise / its clip bound, set by a target; else noise_multiplier, as published.
     autoencoder_noise: float | None = entry(None, **NOISE)
@@ -155,22 +151,35 @@ class AutoencoderSettings(_Shared):
         return _given(self.noise_multiplier) if noise is None else noise
 
 
+AnySettings = TypeVar("AnySettings", bound=MerfSettings)
+
 # ------------------------------------------------------------------ training
 
 
-class Embedding:
+class Embedding(nn.Module):
     """Random Fourier features by class: the same for private images and for fakes."""
 
-    def __init__(self, settings: _Shared, size: int, classes: int, seed: int) -> None:
-        """Draws the frequencies W, public, for vectors of `size` numbers."""
+    frequencies: Tensor
+    target: Tensor  # of the fit: the released mean
+
+    def __init__(
+        self, settings: MerfSettings, size: int, classes: int, seed: int
+    ) -> None:
+        """Draws the frequencies W, public, for vectors of `size` numbers.
+
+        Raises:
+            UserError: an odd number of features.
+        """
+        super().__init__()
         if settings.num_features % 2:
             number = settings.num_features
             raise UserError(f"num_features = {number}: give an even number")
         shape = (settings.num_features // 2, size)
         rng = stream(seed, "random-features")
-        frequencies = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
-        self.frequencies = frequencies / math.sqrt(settings.kernel_variance)
-        self.classes = classes
+        drawn = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+        drawn = drawn / math.sqrt(settings.kernel_variance)
+        self.register_buffer("frequencies", drawn, persistent=False)
+        self.register_buffer("target", torch.zeros(classes, settings.num_features))
 
     def sum(self, vectors: Tensor, labels: Labels) -> Tensor:
         """Returns sum_i onehot(y_i) phi(x_i)^T: shape (classes, D), each term norm 1.
@@ -180,39 +189,24 @@ class Embedding:
         phases = vectors @ self.frequencies.T
         features = torch.cat([phases.cos(), phases.sin()], dim=1)
         scale = _BELOW / math.sqrt(len(self.frequencies))
-        return F.one_hot(labels, self.classes).to(features).T @ features * scale
+        return F.one_hot(labels, len(self.target)).to(features).T @ features * scale
 
 
-class _Trainer:
+class _Trainer(NetworkTrainer[AnySettings]):
     """The release and the generator's fit; x is the image."""
 
-    def __init__(
-        self,
-        settings: _Shared,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
-    ) -> None:
+    def build(self) -> None:
+        config, settings = self.config, self.settings
         _given(settings.noise_multiplier)
-        self.settings, self.config, self.data, self.seed = settings, config, data, seed
-        self.images, self.labels = dp_sgd.pooled(data)
-        self.net = build_generator(config, derived_seed(seed, "generator"))
-        self.net.to(config.device)
+        self.images, self.labels = dp_sgd.pooled(self.data)
         self.optimizer = torch.optim.Adam(self._trained())
-        self.parts: dict[str, nn.Module | Optimizer] = {"generator": self.net}
-        self.parts["adam"] = self.optimizer
         size = self._size()
-        self.embedding = Embedding(settings, size, config.num_classes, seed)
-        self.embedding.frequencies = self.embedding.frequencies.to(config.device)
-        shape = (config.num_classes, settings.num_features)
-        self.target = torch.zeros(shape, device=config.device)
+        embedding = Embedding(settings, size, config.num_classes, self.seed)
+        self.embedding = embedding.to(config.device)
+        self.parts |= {"adam": self.optimizer, "embedding": self.embedding}
         fits = math.ceil(settings.generator_steps / UPDATES_AT_ONCE)
         is_once = settings.release == "once"
         self.num_steps = 1 + fits if is_once else settings.generator_steps
-
-    @property
-    def generator(self) -> Generator:
-        return self.net
 
     def step(self, index: int) -> dict[str, Any] | None:
         if self.settings.release == "batches":
@@ -227,13 +221,6 @@ class _Trainer:
             self._update(update)
         return None
 
-    def state(self) -> TensorDict:
-        return tensors_of(self.parts) | {"target": self.target}
-
-    def load(self, state: TensorDict) -> None:
-        load_tensors(self.parts, state)
-        self.target = state["target"].to(self.config.device)
-
     def _release(self, step: int) -> dict[str, Any]:
         """Makes the target of the fit: the noisy mean of embeddings."""
         if getattr(self.settings, "federated", False):
@@ -243,12 +230,12 @@ class _Trainer:
         settings = self.settings
         source = dp_sgd.noise_source(self.config, step)
         released = dp_sgd.noisy(total, settings.noise_std, source)
-        self.target = released / count
+        self.embedding.target = released / count
         return dp_sgd.event(settings.rate, settings.noise_std, what="mean embedding")
 
     def _client_means(self) -> Tensor:
         """Returns the sum of all clients' mean embeddings; each has norm at most 1."""
-        total = torch.zeros_like(self.target)
+        total = torch.zeros_like(self.embedding.target)
         for client_id in range(self.data.num_clients):
             images, labels = map(torch.from_numpy, self.data.client(client_id))
             total += self._sum(images, labels) / len(labels)
@@ -265,7 +252,7 @@ class _Trainer:
 
     @torch.no_grad()
     def _sum(self, images: Images, labels: Labels) -> Tensor:
-        total = torch.zeros_like(self.target)
+        total = torch.zeros_like(self.embedding.target)
         for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE):
             there = images[rows].to(self.config.device)
             at = labels[rows].to(self.config.device)
@@ -280,14 +267,12 @@ class _Trainer:
         z = sample_latents(config, rng, count).to(config.device)
         labels = labels.to(config.device)
         fakes = self.embedding.sum(self._fake_vectors(z, labels), labels) / count
-        loss = (self.target - fakes).square().sum()
+        loss = (self.embedding.target - fakes).square().sum()
         # By the update's number, so that a resumed training has the same rate.
         for group in self.optimizer.param_groups:
             decay = DECAY ** (update / DECAY_STEPS)
             group["lr"] = config.generator_learning_rate * decay
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
+        descend(self.optimizer, loss)
 
     # What x is: the image; `_CodeTrainer` has the code of an image in its place.
 
@@ -319,34 +304,27 @@ class _Autoencoder(nn.Module):
         return self.decoder(self.encoder(images))
 
 
-class _CodeTrainer(_Trainer):
+class _CodeTrainer(_Trainer[AutoencoderSettings]):
     """The autoencoder's DP-SGD, and then all of `_Trainer` on its codes.
 
     Raises:
         UserError: the generator is not `coded`, or Opacus is not installed.
     """
 
-    settings: AutoencoderSettings
     net: GeneratorCoded
 
-    def __init__(
-        self,
-        settings: AutoencoderSettings,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
-    ) -> None:
+    def build(self) -> None:
+        config, settings = self.config, self.settings
         if config.generator != "coded":
             remedy = "give --generator coded: its decoder is the autoencoder's"
             raise UserError(f"generator = {config.generator!r}: {remedy}")
-        super().__init__(settings, config, data, seed)
-        module = build(_Autoencoder, config, derived_seed(seed, "autoencoder"))
+        super().build()
+        module = build(_Autoencoder, config, derived_seed(self.seed, "autoencoder"))
         self.autoencoder = module
         self.private = dp_sgd.per_sample(module.to(config.device))
         rate = settings.autoencoder_learning_rate
         self.private_optimizer = torch.optim.Adam(self.private.parameters(), lr=rate)
-        self.parts["autoencoder"] = module
-        self.parts["private"] = self.private_optimizer
+        self.parts |= {"autoencoder": module, "private": self.private_optimizer}
         self.num_steps += settings.autoencoder_steps
 
     def step(self, index: int) -> dict[str, Any] | None:
