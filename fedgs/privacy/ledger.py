@@ -28,7 +28,7 @@ from filelock import lock_descriptor
 
 from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
 from fedgs.files import sync, write_atomically
 
@@ -127,7 +127,7 @@ class Event:
         return proven_multiplier(self.noise_multiplier, self.is_discrete)
 
 
-def agreed_values(config: ResolvedConfig, round: int) -> dict[str, Any]:
+def agreed_values(config: RunConfig, round: int) -> dict[str, Any]:
     """Returns those fields of `Event` that settings decide for a round, from 1."""
     terms = config.terms(round)
     return {

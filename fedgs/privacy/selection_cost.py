@@ -37,13 +37,14 @@ Source:
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 from scipy import optimize  # pyright: ignore
 
 from fedgs.config.fields import coerce_fields, entry
+from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import Sampled, SampledBound
 from fedgs.privacy.gaussian import Law, fixed_law
@@ -244,6 +245,13 @@ class Target(NamedTuple):
     adversary: str
     relation: str
     selections: tuple[SelectionCost, ...] = ()
+
+    @classmethod
+    def of(cls, config: RunConfig, selections: Iterable[SelectionCost] = ()) -> Self:
+        """Returns what the settings of a run ask for; infinity where nothing."""
+        asked = math.inf if config.target_epsilon is None else config.target_epsilon
+        about = config.delta, config.adversary, config.relation
+        return cls(asked, *about, tuple(selections))
 
     def excess(self, rounds: Law | SampledBound) -> float:
         """Returns how much the delta of rounds at this epsilon exceeds that asked."""
