@@ -18,20 +18,13 @@ from fedgs.app.commands.audit_request import AuditRequest
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.audit.canaries import Canaries
 from fedgs.audit.finding import Finding
-from fedgs.audit.mechanism import (
-    MAX_DRAWS,
-    audit_round,
-    claims_of_one_round,
-    recorded_plan,
-    weakest_rounds,
-)
+from fedgs.audit.mechanism import MAX_DRAWS, audit_rounds, recorded_plan
 from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_run import audit_run
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
-from fedgs.federation.messages import EVERYONE
-from fedgs.federation.training import RunStopped, new_event, stop_on_signal
+from fedgs.federation.training import RunStopped, stop_on_signal
 from fedgs.privacy.accounting import SEEDED
 from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder
@@ -91,9 +84,8 @@ class _Attack:
     def __init__(self, folder: RunFolder, progress: Progress, is_full: bool) -> None:
         self.folder, self.config, self.progress = folder, folder.config, progress
         self.events = folder.read_ledger().events
-        self.weakest = weakest_rounds(self.config, self.events)
-        # A of each kind, and B: their bounds hold together.
-        self.num_audits = len(self.weakest) + (is_full and self.config.stages is None)
+        # A run with stages has no attack B. The bounds of A and B hold together.
+        self.is_full = is_full and self.config.stages is None
 
     @cached_property
     def data(self) -> FederatedImages:
@@ -102,16 +94,9 @@ class _Attack:
 
     def one_round(self, trials: int, max_draws: float) -> list[Finding]:
         """Attack A, on each kind of release that the run has."""
-        config, found = self.config, list[Finding]()
-        doing = self.progress.doing
-        for release, round in sorted(self.weakest.items()):
-            events = [event for event in self.events if event.release == release]
-            events = events or [new_event(config, round, EVERYONE, 1)]
-            plan = recorded_plan(config, events)
-            claims = claims_of_one_round(plan, config.delta)
-            asked = (config.delta, trials, max_draws, doing, round, self.num_audits)
-            found += audit_round(config, claims, *asked)
-        return found
+        self.progress.doing(f"A: up to {trials} rounds of each kind")
+        num_more = int(self.is_full)
+        return audit_rounds(self.config, self.events, trials, max_draws, num_more)
 
     def one_run(
         self, canaries: int, num_rounds: int, output: Path
@@ -131,7 +116,7 @@ class _Attack:
             config = dataclasses.replace(config, output=f"{temporary}/run")
             report = self.progress.rounds(num_rounds, "B: round")
             plan = recorded_plan(self.config, self.events)
-            known = (report, stop, self.num_audits)
+            known = (report, stop, 2)  # A of gradients, and B
             try:
                 found = audit_run(config, plan, data, drawn, config.delta, *known)
             except RunStopped as error:
