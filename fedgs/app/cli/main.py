@@ -352,9 +352,9 @@ def debug(
     With --output of an earlier call alone: go on. The recipe is class-means with
     --target-epsilon and no method, else full-participation; the engine is Flower.
     """
-    from experiments.debug import command
+    from experiments.debug import bug_detection
 
-    command.debug(given, recipe, config, settings, dry_run)
+    bug_detection.from_flags(given, recipe, config, settings, dry_run)
 
 
 @app.command()
