@@ -75,7 +75,8 @@ def privacy_label(path: Path) -> dict[str, Any]:
         "`fedgs audit` refuted it": not holds,
     }
     flaw = next((text for text, is_there in flaws.items() if is_there), None)
-    unit = _said(first, first["unit"], unit_in_words(config, first["unit"]))
+    unit = unit_in_words(config, first["unit"])
+    unit = said(first.get("conditions", ()), first["unit"], unit)
     limits = _caveats(first)
     if not (folder.path / GENERATOR).exists():
         limits += [UNFINISHED]
@@ -132,8 +133,8 @@ def _who_sees_what(rows: Sequence[Row], is_void: bool) -> list[Row]:
         entry = who.setdefault((row["adversary"], row["unit"]), new)
         number = None if is_void or not row["guarantee"] else row["epsilon"]
         entry["epsilon"][row["relation"]] = number
-        capability = _said(row, "adversary", "sees what is published")
-        entry["capability"] = "; ".join([capability, *_caveats(row)])
+        seen = said(row["conditions"], "adversary", "sees what is published")
+        entry["capability"] = "; ".join([seen, *_caveats(row)])
     return [*who.values()]
 
 
@@ -141,9 +142,9 @@ def _caveats(row: Row) -> list[str]:
     return [text for text in row.get("conditions", ()) if text.startswith(CAVEATS)]
 
 
-def _said(row: Row, word: str, otherwise: str) -> str:
-    """Returns what a condition "word: ..." of a row says."""
-    found = (c for c in row.get("conditions", ()) if c.startswith(f"{word}: "))
+def said(conditions: Sequence[str], word: str, otherwise: str) -> str:
+    """Returns what a condition "word: ..." says."""
+    found = (c for c in conditions if c.startswith(f"{word}: "))
     return next(found, otherwise).removeprefix(f"{word}: ")
 
 

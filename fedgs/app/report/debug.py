@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.debug.debug_folder import read_debug
-from experiments.debug.diagnosis_tables import diagnosis_tables
+from experiments.debug.verdict import diagnosis_tables
 from fedgs.app.report import words
-from fedgs.app.report.cards import Card
-from fedgs.app.report.embedded import Picture, picture_of
+from fedgs.app.report.cards import Card, Picture, picture_of
 from fedgs.app.report.run import RunFacts, read_run
 from fedgs.diagnosis.diagnosis import ONE_OF
 from fedgs.errors import UserError
