@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.pool import ThreadPool
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -86,18 +86,7 @@ RESULT = {"accuracy", "per_class", "converged", "seconds", "cpu_seconds"}
 Report = Callable[[str, Result | None, bool], None]
 
 
-class Classifier(Protocol):
-    """What scikit-learn calls an estimator, on flat images."""
-
-    def fit(self, x: Any, y: Any) -> Any:
-        """Trains on x (n, D) and labels y (n,)."""
-
-    def predict(self, x: Any) -> Any:
-        """Returns labels (k,) of x (k, D)."""
-        ...
-
-
-def build(name: str, shape: tuple[int, ...], num_classes: int, seed: int) -> Classifier:
+def build(name: str, shape: tuple[int, ...], num_classes: int, seed: int) -> Any:
     """Returns an untrained classifier for flat float32 images in [0, 1].
 
     Args:

@@ -27,9 +27,11 @@ NO_SERVERS = {*settings_with("of_client"), "engine", "num_workers"} - {"device"}
 class Methods(TyperGroup):
     """The methods as commands; a method is imported when its command is asked for."""
 
+    methods = tuple(METHODS)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names of all methods of fedgs."""
-        return list(METHODS)
+        """Returns their names."""
+        return list(self.methods)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """Returns the command of a method, by its name or by module:object.
@@ -67,12 +69,10 @@ def options(
     """Holds the options of `fedgs baseline` itself; the help text is the app's."""
 
 
-class DeployedMethods(TyperGroup):
+class DeployedMethods(Methods):
     """The methods that clients of a deployment answer, as commands."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns their names."""
-        return ["fedavg-gan"]
+    methods = ("fedavg-gan",)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """Returns the command that submits a run of a method.
