@@ -6,11 +6,12 @@ files on the server machine, without a lock, so that looking disturbs nothing.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedgs.app.tables import Table
+from fedgs.app.tables import Table, epsilon
 from fedgs.baselines.releases import ReleaseLedger
 from fedgs.baselines.run import open_run
 from fedgs.errors import UserError
@@ -21,6 +22,7 @@ from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 
 NODE_HEAD = ("node", "last answer", "resends", "failures", "why")
+EPSILON = ("adversary", "relation", "delta", "epsilon", "guarantee")
 Status = dict[str, Any]  # of one run; what `--json` prints
 
 
@@ -76,26 +78,17 @@ def status_of(path: Path) -> Status:
 
 def _epsilons(folder: RunFolder) -> list[dict[str, Any]]:
     """Returns what `fedgs privacy` calls valid for a client, for each relation."""
-    if folder.is_baseline:
+    if not folder.is_baseline:
+        rows = [row.to_json() for row in epsilons.of_run(folder.path)]
+    else:
         run = open_run(folder.path)
-        stated = [
-            (run.config.adversary, row.is_guarantee, row)
+        rows = [
+            asdict(row)
+            | {"adversary": run.config.adversary, "guarantee": row.is_guarantee}
             for row in run.guarantees()
             if row.unit == "user" and row.label in ("valid", SEEDED)
         ]
-    else:
-        rows = epsilons.of_run(folder.path)
-        stated = [(row.adversary, row.guarantee, row) for row in rows]
-    return [
-        {
-            "adversary": adversary,
-            "relation": row.relation,
-            "delta": row.delta,
-            "epsilon": row.epsilon,
-            "guarantee": is_guarantee,
-        }
-        for adversary, is_guarantee, row in stated
-    ]
+    return [{name: row[name] for name in EPSILON} for row in rows]
 
 
 def show(status: Status) -> None:
@@ -117,7 +110,7 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
         yield "waiting for", ", ".join(status["waiting_for"])
     yield "releases", f"{status['released']} (repeated rounds count again)"
     for row in status["epsilons"]:
-        value = "unbounded" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
+        value = epsilon(row["epsilon"])
         note = "" if row["guarantee"] else " (NO guarantee)"
         title = f"epsilon, {row['adversary']}, {row['relation']}"
         yield title, f"{value} at delta {row['delta']:g}{note}"
