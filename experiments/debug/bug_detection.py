@@ -14,6 +14,7 @@ them together tell about a client what that of its group tells.
 """
 
 import dataclasses
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -350,20 +351,17 @@ def worst_case(groups: Sequence[Sequence[Statement]]) -> list[Statement]:
     Args:
         groups: the statements of each group, of the same settings.
     """
-    largest = dict[tuple[str, ...], Statement]()
-    for row in (row for rows in groups for row in rows):
-        key = (row.adversary, row.relation, row.theorem)
-        other = largest.get(key)
-        if other is None or _size(row) > _size(other):
-            largest[key] = row
+    known: dict[tuple[str, ...], list[Statement]] = {}
+    for row in chain(*groups):
+        known.setdefault((row.adversary, row.relation, row.theorem), []).append(row)
+    largest = [
+        max(rows, key=lambda r: math.inf if r.epsilon is None else r.epsilon)
+        for rows in known.values()
+    ]
     return [
         dataclasses.replace(row, conditions=(*row.conditions, PARALLEL))
-        for row in largest.values()
+        for row in largest
     ]
-
-
-def _size(row: Statement) -> float:
-    return float("inf") if row.epsilon is None else row.epsilon
 
 
 def _clients(folder: RunFolder) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from fedgs.errors import UserError
+from fedgs.errors import UserError, wrap_error
 
 if TYPE_CHECKING:
     from fedgs.baselines.contract import Baseline
@@ -60,10 +60,9 @@ def find(name: str, is_typed: bool = False) -> "Baseline":
         )
     module, _, attribute = place.partition(":")
     remedy = "give a method that can be imported (PYTHONPATH), module:object"
-    try:
+    problem = f"baseline = {name!r}: cannot be imported"
+    with wrap_error((ImportError, AttributeError), problem, remedy):
         method = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"baseline = {name!r}: {error}; {remedy}") from error
     if missing := [part for part in PARTS if not hasattr(method, part)]:
         what = f"is no method, it has no {missing[0]} (docs/baselines.md)"
         raise UserError(f"baseline = {name!r}: {what}; {remedy}")

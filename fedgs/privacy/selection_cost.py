@@ -45,7 +45,7 @@ from scipy import optimize  # pyright: ignore
 
 from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
+from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.amplification import Sampled, SampledBound
 from fedgs.privacy.gaussian import Law, fixed_law
 from fedgs.privacy.plan import RELATIONS
@@ -147,12 +147,11 @@ class SelectionCost:
         Raises:
             UserError: other fields, or values out of range.
         """
-        try:
+        kinds = (UserError, KeyError, TypeError, ValueError)
+        with wrap_error(
+            kinds, f"selection cost {values}: cannot be read", "select anew"
+        ):
             return cls(**{spec.name: values[spec.name] for spec in fields(cls)})
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"selection cost {values}: cannot be read ({error})"
-            ) from error
 
 
 class Composed(NamedTuple):

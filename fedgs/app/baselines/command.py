@@ -12,7 +12,6 @@ from fedgs.app.commands import forecast
 from fedgs.app.commands.run_outcome import (
     end_when_hurried,
     exit_if_stopped,
-    in_words,
     near,
     show_end,
 )
@@ -33,7 +32,7 @@ from fedgs.baselines.run import train as train_in
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.training import stop_on_signal
-from fedgs.privacy.accounting import CAVEATS, SEEDED
+from fedgs.privacy.accounting import SEEDED
 from server.launch import flower_engine
 
 
@@ -114,21 +113,7 @@ def _train(run: BaselineRun, data: FederatedImages) -> None:
             flower_engine.train(run.folder, report, stop)
         else:
             train_in(run, data, report, stop)
-    show_end(path, to_quote(run))
-
-
-def to_quote(run: BaselineRun) -> str:
-    """Returns the one epsilon to quote: the first valid one, in the method's unit."""
-    rows = run.guarantees()
-    if any(row.label == SEEDED for row in rows):
-        return f"none to quote: {SEEDED}"
-    valid = [row for row in rows if row.is_guarantee]
-    if not valid or (epsilon := valid[0].epsilon) is None:
-        return f"none to quote: {run.method.name} guarantees nothing"
-    row = valid[0]
-    asked = run.config.adversary, row.relation, row.delta
-    text = in_words(epsilon, *asked, f"one {row.unit}")
-    return "; ".join([text, *(c for c in row.conditions if c.startswith(CAVEATS))])
+    show_end(path, run.name)
 
 
 def _description(run: BaselineRun) -> str:

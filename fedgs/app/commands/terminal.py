@@ -88,7 +88,7 @@ class Stage:
         self.progress, self.title, self.unit = progress, title, unit
         self.task = progress.bars.add_task(title, total=None, visible=False, pace="")
         self.first: int | None = None
-        self.started = time.monotonic()
+        self.started = 0.0
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
         """Shows how many steps are done; a note is a result, and its line stays."""
