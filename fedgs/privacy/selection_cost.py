@@ -38,7 +38,7 @@ Source:
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self, cast
 
 from scipy import optimize  # pyright: ignore
@@ -136,13 +136,9 @@ class SelectionCost:
         )
         return (included, _FIXED)
 
-    def to_json(self) -> dict[str, float]:
-        """Returns the fields, from which `from_json` makes the same cost."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "SelectionCost":
-        """Reads what `to_json` wrote.
+        """Reads the fields of a cost.
 
         Raises:
             UserError: other fields, or values out of range.

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -51,23 +52,24 @@ def list_methods() -> None:
     Table("Baselines", head, rows, note, numeric=False).show()
 
 
-def train(name: str, given: dict[str, Any], settings: dict[str, Any]) -> BaselineRun:
+def train(name: str, given: Mapping[str, Any]) -> BaselineRun:
     """Creates a run folder and trains in it.
 
     Args:
         name: of the method, or module:object.
-        given: settings of the method and of `Asked`.
-        settings: of `RunConfig`.
+        given: settings of the method, of `Asked`, and of `RunConfig`.
 
     Raises:
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early (code 1).
     """
-    known = find(name, is_typed=True).Settings
-    names = {spec.name for spec in dataclasses.fields(known)}
-    own = {key: value for key, value in given.items() if key in names}
-    asked = Asked(**{key: value for key, value in given.items() if key not in names})
-    run, data = new_run(name, own, asked, settings)
+    kinds = (find(name, is_typed=True).Settings, Asked)
+    own, asked = (
+        {spec.name: given[spec.name] for spec in fields(kind) if spec.name in given}
+        for kind in kinds
+    )
+    settings = {n: v for n, v in given.items() if n not in own and n not in asked}
+    run, data = new_run(name, own, Asked(**asked), settings)
     for warning in forecast.warnings_of(run.config, data, run.target_epsilon):
         say(f"Warning: {warning}", is_error=True)
     say(f"scores: {forecast.evaluation_note(run.config, data)}")

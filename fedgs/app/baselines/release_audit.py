@@ -31,16 +31,16 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
     run = open_run(request.run)
     if request.full:
         raise UserError("full: is for runs of `fedgs train`; leave out --full")
-    started = time.monotonic()
-    with Progress() as progress:
-        progress.doing(f"A: {request.trials} releases of each kind")
-        findings = attack_releases(run, request.trials)
-    if not findings:
+    if not (run.releases and hasattr(run.method, "audit_scores")):
         what = "has no audit yet" if run.unit != "none" else "claims no epsilon"
         raise UserError(
             f"RUN = {request.run}: {run.method.name} {what}; "
             "`fedgs privacy RUN` states its epsilons"
         )
+    started = time.monotonic()
+    with Progress() as progress:
+        progress.doing(f"A: {request.trials} releases of each kind")
+        findings = attack_releases(run, request.trials)
     seconds = round(time.monotonic() - started, 1)
     report = {"method": run.method.name, "seconds": seconds}
     whole = [epsilon(row.epsilon) for row in run.guarantees()[:1]]

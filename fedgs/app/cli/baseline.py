@@ -98,7 +98,7 @@ def command_of(name: str) -> click.Command:
         check_noise(given)
         from fedgs.app.baselines import command
 
-        command.train(name, given, settings)
+        command.train(name, given | settings)
 
     chosen = settings_of(method)
     shown = dict(method.recipe) | {"test_fraction": HELD_OUT}

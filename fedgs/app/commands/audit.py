@@ -51,11 +51,11 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
             f"num_clients = {clients}: --full needs a run of at least "
             f"{FEWEST_CANARIES} clients; leave it out"
         )
+    config, events = folder.config, folder.read_ledger().events
     output = folder.path / "audit"
     output.mkdir(exist_ok=True)
     torch.set_num_threads(1)  # workers are threads, one for each of num_workers
     started = time.monotonic()
-    config, events = folder.config, folder.read_ledger().events
     # A run with stages has no attack B. The bounds of A and B hold together.
     has_b = request.full and config.stages is None
     with Progress() as progress:

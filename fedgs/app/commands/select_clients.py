@@ -181,7 +181,7 @@ def _write(
         "selection": kind,
         "condition_of_runs": EXCLUDED if cost is None else INCLUDED,
         "statements": [s.to_json() for s in statements(selection, data.num_clients)],
-        "cost": None if cost is None else cost.to_json(),
+        "cost": None if cost is None else dataclasses.asdict(cost),
         "id": selection_id,
         "thresholds": {"below": outcome["low"], "above": outcome["high"]},
         "cohorts": {cohort: len(names) for cohort, names in members.items()},
