@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedgs.config.fields import check_ranges, flag
 from fedgs.deployment import (
@@ -90,23 +91,18 @@ class Client(Access):
         return command, environment | event_log_variable(self.log_json)
 
     def _node_config(self) -> str:
-        values: dict[str, str | int | float | bool]
-        values = {"name": self.name, "data": self.data, "state-dir": str(self.folder)}
-        if self.limits is not None:
-            values["limits"] = file_of("limits", self.limits)
+        values: dict[str, Any] = {"name": self.name, "data": self.data}
+        values["state-dir"] = str(self.folder)
+        values["limits"] = self.limits and file_of("limits", self.limits)
         if self.peers is not None:
             values["peers"] = str(self.peers.expanduser().absolute())
             if self.key is None:
                 raise UserError("key is unset: give --key, by which --peers know it")
             values["key"] = file_of("key", self.key)
-        if self.min_peers is not None:
-            values["min-peers"] = self.min_peers
-        values |= {
-            name.replace("_", "-"): value for name, value in self.settings.items()
-        }
-        return " ".join(
-            f"{name}={toml_value(name, value)}" for name, value in values.items()
-        )
+        values["min-peers"] = self.min_peers
+        values |= {name.replace("_", "-"): v for name, v in self.settings.items()}
+        given = {name: value for name, value in values.items() if value is not None}
+        return " ".join(f"{name}={toml_value(name, v)}" for name, v in given.items())
 
 
 def become(command: Sequence[str], environment: Mapping[str, str]) -> None:

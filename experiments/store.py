@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedgs.app.commands.progress import say
 from fedgs.app.commands.run_outcome import Exit, exit_if_stopped
+from fedgs.app.commands.terminal import say
 from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.files import append_whole, read_json_lines
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedgs.config.checks import NODE_NAME, NODE_NAME_RULE
 from fedgs.config.fields import flag
@@ -113,30 +113,25 @@ def file_of(name: str, path: Path | None) -> str:
 
 def private_key(where: str, path: Path) -> "ec.EllipticCurvePrivateKey":
     """Reads a private key; raises `UserError` if `fedgs deploy certs` made none."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-    with contextlib.suppress(OSError, TypeError, ValueError, UnsupportedAlgorithm):
-        key = load_ssh_private_key(path.read_bytes(), None)
-        if isinstance(key, ec.EllipticCurvePrivateKey):
-            return key
-    raise UserError(
-        f"{where}: is no private key of `fedgs deploy certs`; give NAME.key"
-    )
+    return _ssh_key(where, path, "private", "NAME.key")
 
 
 def public_key(where: str, path: Path) -> "ec.EllipticCurvePublicKey":
     """Reads a public key; raises `UserError` if `fedgs deploy certs` made none."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    return _ssh_key(where, path, "public", "NAME.pub")
 
-    with contextlib.suppress(OSError, ValueError, UnsupportedAlgorithm):
-        key = load_ssh_public_key(path.read_bytes())
-        if isinstance(key, ec.EllipticCurvePublicKey):
+
+def _ssh_key(where: str, path: Path, kind: str, name: str) -> Any:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization as ssh
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    with contextlib.suppress(OSError, TypeError, ValueError, UnsupportedAlgorithm):
+        password = [None] if kind == "private" else []
+        key = getattr(ssh, f"load_ssh_{kind}_key")(path.read_bytes(), *password)
+        if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
             return key
-    raise UserError(f"{where}: is no public key of `fedgs deploy certs`; give NAME.pub")
+    raise UserError(f"{where}: is no {kind} key of `fedgs deploy certs`; give {name}")
 
 
 def toml_value(name: str, value: str | int | float | bool) -> str:

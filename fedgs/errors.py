@@ -27,6 +27,17 @@ def reject(given: Mapping[str, object], why: str) -> None:
             raise UserError(f"{name} = {value}: {why} {flag}")
 
 
+def check_names(setting: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuses names of a list that are not known.
+
+    Raises:
+        UserError: names the flag and what is known.
+    """
+    if wrong := [name for name in names if name not in {*known}]:
+        shown = ", ".join(known)
+        raise UserError(f"{setting} = {','.join(wrong)!r}: give --{setting} of {shown}")
+
+
 def raise_if_any(where: str, problems: Iterable[str]) -> None:
     """Refuses what a check found: its first problem, with the remedy; nothing else.
 

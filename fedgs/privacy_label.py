@@ -41,10 +41,11 @@ _TERMS += ("batch_size", "sampling_rate")
 _OF_AUDIT = ("attack", "rounds", "lower_bound", "epsilon", "delta", "confidence")
 FIGURES = ("as published", "distributional")  # of baselines, which bound nothing
 Row = Mapping[str, Any]  # a `Statement`, or a valid `Guarantee` of a baseline
+Claims = tuple[Sequence[Row], Sequence[Row], str, str]
 _NO_ROW: Row = dict.fromkeys(("adversary", "relation", "unit", "theorem"), "none")
 
 
-def privacy_label(path: Path) -> dict[str, Any]:
+def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
     """Returns the label of what a run has released so far, as JSON values.
 
     Privacy: public, as the run's statements are: no seed, no path, nothing of who was
@@ -52,6 +53,7 @@ def privacy_label(path: Path) -> dict[str, Any]:
 
     Args:
         path: a run folder, of any method.
+        typed: a method that the user named on the command line, and so trusts.
 
     Returns:
         `guarantee` first: `HOLDS`, or `NO_GUARANTEE` and why. Every epsilon that is not
@@ -62,8 +64,8 @@ def privacy_label(path: Path) -> dict[str, Any]:
     """
     folder = RunFolder.open(path)
     config, side = folder.config, folder.config.image_size
-    claims = _of_baseline if folder.is_baseline else _of_run
-    rows, events, method, trust = claims(folder)
+    claims = _of_baseline(folder, typed) if folder.is_baseline else _of_run(folder)
+    rows, events, method, trust = claims
     first = rows[0] if rows else _NO_ROW
     conditions = list(dict.fromkeys(text for row in rows for text in row["conditions"]))
     bound, holds = _audited(folder.path, first)
@@ -75,7 +77,8 @@ def privacy_label(path: Path) -> dict[str, Any]:
         "`fedgs audit` refuted it": not holds,
     }
     flaw = next((text for text, is_there in flaws.items() if is_there), None)
-    unit = _said(first, first["unit"], unit_in_words(config, first["unit"]))
+    unit = unit_in_words(config, first["unit"])
+    unit = said(first.get("conditions", ()), first["unit"], unit)
     limits = _caveats(first)
     if not (folder.path / GENERATOR).exists():
         limits += [UNFINISHED]
@@ -102,7 +105,7 @@ def privacy_label(path: Path) -> dict[str, Any]:
     }
 
 
-def _of_run(folder: RunFolder) -> tuple[Sequence[Row], Sequence[Row], str, str]:
+def _of_run(folder: RunFolder) -> Claims:
     """Returns the bounds, the one the run is for first; releases; method; trust."""
     config, best = folder.config, dict[tuple[str, str], Row]()
     for row in epsilons.ranked(config, epsilons.of_run(folder.path)):
@@ -112,11 +115,11 @@ def _of_run(folder: RunFolder) -> tuple[Sequence[Row], Sequence[Row], str, str]:
     return [*best.values()], events, method, FEDERATED if config.node_names else CENTRAL
 
 
-def _of_baseline(folder: RunFolder) -> tuple[Sequence[Row], Sequence[Row], str, str]:
+def _of_baseline(folder: RunFolder, typed: str) -> Claims:
     """Returns the same of a run of `fedgs.baselines`."""
     from fedgs.baselines.run import open_run  # loads torch
 
-    run = open_run(folder.path)
+    run = open_run(folder.path, typed)
     valid = [row for row in run.guarantees() if row.label not in FIGURES]
     more = {"adversary": run.config.adversary}
     rows = [asdict(r) | more | {"guarantee": r.epsilon is not None} for r in valid]
@@ -132,8 +135,8 @@ def _who_sees_what(rows: Sequence[Row], is_void: bool) -> list[Row]:
         entry = who.setdefault((row["adversary"], row["unit"]), new)
         number = None if is_void or not row["guarantee"] else row["epsilon"]
         entry["epsilon"][row["relation"]] = number
-        capability = _said(row, "adversary", "sees what is published")
-        entry["capability"] = "; ".join([capability, *_caveats(row)])
+        seen = said(row["conditions"], "adversary", "sees what is published")
+        entry["capability"] = "; ".join([seen, *_caveats(row)])
     return [*who.values()]
 
 
@@ -141,9 +144,9 @@ def _caveats(row: Row) -> list[str]:
     return [text for text in row.get("conditions", ()) if text.startswith(CAVEATS)]
 
 
-def _said(row: Row, word: str, otherwise: str) -> str:
-    """Returns what a condition "word: ..." of a row says."""
-    found = (c for c in row.get("conditions", ()) if c.startswith(f"{word}: "))
+def said(conditions: Sequence[str], word: str, otherwise: str) -> str:
+    """Returns what a condition "word: ..." says."""
+    found = (c for c in conditions if c.startswith(f"{word}: "))
     return next(found, otherwise).removeprefix(f"{word}: ")
 
 

@@ -40,7 +40,7 @@ from fedgs.cohorts.selection import (
     find_thresholds,
     read_plan,
 )
-from fedgs.cohorts.settings import CLIP_BOUND
+from fedgs.cohorts.selection_settings import CLIP_BOUND
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.federation.messages import RECORD
 from fedgs.federation.training import Report, RunStopped, Stop

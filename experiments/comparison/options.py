@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.grid.cells import Request
 from fedgs.config.fields import flag
-from fedgs.errors import UserError
+from fedgs.errors import check_names
 
 METRICS = ("cnn", "images", "classifiers")
 # Settings of a data set of the user's.
@@ -35,6 +35,4 @@ class CompareRequest(Request):
 
     def __post_init__(self) -> None:
         """Checks the metrics."""
-        if wrong := [name for name in self.metrics if name not in METRICS]:
-            known = ", ".join(METRICS)
-            raise UserError(f"metrics = {wrong[0]!r}: give --metrics of {known}")
+        check_names("metrics", self.metrics, METRICS)

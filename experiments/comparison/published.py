@@ -11,19 +11,10 @@ from collections.abc import Sequence
 from statistics import mean
 
 from experiments.comparison.rows import NOT_RUN, Row
-from fedgs.app.evaluation.paper_tables import PUBLISHED
+from fedgs.app.evaluation.paper_tables import PUBLISHED, TABLE_1
 from fedgs.app.tables import Table
 from fedgs.evaluation.classifiers import NAMES
 
-# Row of the paper: CNN and mean of 13, on MNIST and on Fashion-MNIST.
-TABLE_1 = {
-    "GAN (non-private)": (("0.84", "0.63"), ("0.73", "0.61")),
-    "G-PATE": (("0.51", "0.34"), ("0.50", "0.40")),
-    "DP-SGD GAN": (("0.63", "0.52"), ("0.46", "0.43")),
-    "DP-Merf": (("0.63", "0.57"), ("0.62", "0.51")),
-    "DP-Merf AE": (("0.68", "0.42"), ("0.62", "0.45")),
-    "GS-WGAN": (("0.80", "0.60"), ("0.65", "0.53")),
-}
 OURS = {  # our row of the same method, and its epsilon
     "GAN (non-private)": ("wgan-gp", None),
     "G-PATE": ("g-pate", 10.0),
@@ -32,21 +23,20 @@ OURS = {  # our row of the same method, and its epsilon
     "DP-Merf AE": ("dp-merf-ae", 10.0),
     "GS-WGAN": ("full-participation", 10.0),
 }
-IMAGES = {"mnist": 0, "mnist-by-writer": 0, "fashion-mnist": 1}
 
 
 def beside_the_paper(data: str, rows: Sequence[Row]) -> Table | None:
     """Returns the paper's rows beside ours; None for other data than the paper's."""
-    if data not in IMAGES:
+    if data not in TABLE_1:
         return None
-    place, ours = IMAGES[data], {(r.method, r.asked): r for r in rows if r.data == data}
+    ours = {(r.method, r.asked): r for r in rows if r.data == data}
     cells: list[list[str]] = []
     for title, (name, epsilon) in OURS.items():
         row = ours.get((name, epsilon)) or Row(data, name, epsilon, "–")
         unit = row.done[0]["unit"] if row.done else "–"
         thirteen = row.mean("accuracy_mean_of_13")
         shown = NOT_RUN if thirteen is None else f"{thirteen:.3f}"
-        cells.append([title, *TABLE_1[title][place], name, unit, row.shown, shown])
+        cells.append([title, *TABLE_1[data][title], name, unit, row.shown, shown])
     head = ["Table 1", "published CNN", "published 13", "our row", "unit", "CNN", "13"]
     caption = f"{data}: beside the paper's Tables 1, A1 and A2, epsilon 10"
     return Table(caption, head, cells, numeric=False)
@@ -68,7 +58,7 @@ def by_classifier(data: str, rows: Sequence[Row]) -> Table | None:
             cells.append(_own(row))
     cells += [_own(row) for row in ours.values()]
     head = ["trained on", *(name.replace("_", " ") for name in NAMES), "mean"]
-    table = "A2" if IMAGES[data] else "A1"
+    table = "A2" if data == "fashion-mnist" else "A1"
     return Table(f"{data}: the paper's Table {table} beside our rows", head, cells)
 
 

@@ -14,6 +14,7 @@ them together tell about a client what that of its group tells.
 """
 
 import dataclasses
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -24,15 +25,23 @@ import numpy as np
 
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import power
-from experiments.debug import report as debug_report
-from experiments.debug.plan import FORMAT, config_of, read_debug, request_of, write_plan
-from experiments.debug.request import COHORTS, DebugRequest
+from experiments.debug import verdict as verdicts
+from experiments.debug.debug_folder import (
+    FORMAT,
+    config_of,
+    read_debug,
+    request_of,
+    write_plan,
+)
+from experiments.debug.debug_request import COHORTS, DebugRequest, planted
+from experiments.debug.suspects import load_suspect
 from fedgs.app.commands import privacy as privacy_report
-from fedgs.app.commands.progress import say
 from fedgs.app.commands.run_outcome import exit_if_stopped, make_output, new_output
 from fedgs.app.commands.select_clients import planted_counts, split_selectable
+from fedgs.app.commands.terminal import say
 from fedgs.app.commands.train import go_back, train_from_checkpoint
 from fedgs.cohorts.files import read_cohort
+from fedgs.config.recipes import CLASS_MEANS, configure, is_left_open
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data import sources
 from fedgs.data.cohort import keep_cohort
@@ -41,7 +50,8 @@ from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
 from fedgs.diagnosis.diagnosis import ONE_OF, OTHER, diagnose
 from fedgs.diagnosis.permutation import attainable_p
-from fedgs.errors import UserError
+from fedgs.diagnosis.rule import Rule
+from fedgs.errors import UserError, reject
 from fedgs.evaluation.images import LabelledImages
 from fedgs.federation.preparation import check_capacity, resolve, with_absolute_paths
 from fedgs.federation.training import RunStopped
@@ -55,6 +65,63 @@ PARALLEL = (
     "cohorts the groups do not depend on data; so this is the largest epsilon of a "
     "group and holds for all generators together"
 )
+
+
+def from_flags(
+    given: dict[str, Any],
+    recipe: str | None,
+    config: Path | None,
+    settings: dict[str, Any],
+    dry_run: bool = False,
+) -> None:
+    """Starts a folder, or continues one where only --output is given.
+
+    Args:
+        given: the command's own flags, without those that are not given.
+        recipe: of the runs; when None class-means, if a target epsilon and nothing of
+            a method is given, else full-participation.
+        config: TOML file of settings over the recipe.
+        settings: of the command line, over both.
+        dry_run: only say what the plan can find.
+
+    Raises:
+        UserError: bad input; nothing was trained.
+    """
+    given = dict(given)
+    suspects = [load_suspect(text) for text in given.pop("suspect", [])]
+    output = Path(settings.get("output", "")).expanduser()
+    of_runs = {name: v for name, v in settings.items() if name != "output"}
+    of_runs = {"recipe": recipe, "config": config, **of_runs}
+    of_runs["dry_run"] = dry_run or None
+    is_alone = {*settings} == {"output"} and not (given or recipe or config)
+    # A folder that is given alone is to go on with, so it has to be there.
+    if is_alone or (settings.get("output") and (output / "debug.json").is_file()):
+        why = f"{output} exists and goes on as it was started; choose another --output"
+        reject({**given, **of_runs}, f"{why}, or leave out")
+        resume(output, suspects)
+        return
+    if recipe is None:
+        is_open = config is None and is_left_open(settings)
+        recipe = CLASS_MEANS if is_open else "full-participation"
+    configured = configure(recipe, config, settings | planted(given), engine="flower")
+    why = "fedgs debug sets it by --healthy and --suspicious; leave out"
+    reject({"cohort": configured.cohort}, why)
+    debug(configured, request_given(given), suspects, dry_run)
+
+
+def request_given(given: Mapping[str, Any]) -> DebugRequest:
+    """Returns the request of the command's own flags.
+
+    Raises:
+        UserError: one cohort without the other, or values out of range.
+    """
+
+    def of(kind: type) -> dict[str, Any]:
+        names = {spec.name for spec in dataclasses.fields(kind)}
+        return {name: value for name, value in given.items() if name in names}
+
+    rule = Rule(**of(Rule))
+    return DebugRequest(**of(DebugRequest), rule=rule, is_experiment="bug" in given)
 
 
 def debug(
@@ -138,7 +205,8 @@ def _checked_group(
         )
     if request.healthy is not None:
         files = debug_cohorts.cohort_files(path, config, request)
-        count = debug_cohorts.make_groups(files, everyone, config, request).size
+        groups = debug_cohorts.make_groups(files, everyone, config, request)
+        count = len(groups["healthy-0"].names)
     else:
         most = everyone.num_clients // (2 * request.groups)
         count = request.clients_per_group or most
@@ -167,8 +235,10 @@ def _continue(
         if plan["clients_per_group"] is None:
             files = debug_cohorts.cohort_files(path, config, request)
             groups = debug_cohorts.make_groups(files, everyone, config, request)
-            groups.write(path / "groups")
-            plan |= {"clients_per_group": groups.size, "clients": groups.clients}
+            debug_cohorts.write_groups(path / "groups", groups)
+            counts = {c: len(read_cohort(file).names) for c, file in files.items()}
+            size = len(groups["healthy-0"].names)
+            plan |= {"clients_per_group": size, "clients": counts}
             write_json(path / "debug.json", plan)
         _train_all(path, plan, everyone)
     return _diagnose(path, suspects)
@@ -238,17 +308,17 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
         config.moment_size if config.generator == "gaussian" else None,
         has_shared_start=config.public_data is not None,
     )
-    debug_report.draw(path / "diagnosis.png", samples, num_classes)
+    verdicts.draw(path / "diagnosis.png", samples, num_classes)
     rows = worst_case(
         [epsilons.of_run(f.path) for runs in folders.values() for f in runs]
     )
     content = {
         "format": FORMAT,
-        "sentence": debug_report.sentence(diagnosis),
-        **debug_report.with_titles(diagnosis),
+        "sentence": verdicts.sentence(diagnosis),
+        **verdicts.with_titles(diagnosis),
         "groups": request.groups,
         "samples_per_group": request.samples_per_group,
-        "conditions": debug_report.conditions(plan),
+        "conditions": verdicts.conditions(plan),
         "privacy": [row.to_json() for row in rows],
         **_planted(plan, members, diagnosis.verdict),
         "runs": plan["runs"],
@@ -256,7 +326,7 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
         "versions": versions(),
     }
     write_json(path / "diagnosis.json", content)
-    debug_report.show(path, content)
+    verdicts.show(path, content)
     privacy_report.show(rows)
     say(f"debug folder {path}; the picture is {path / 'diagnosis.png'}")
     return content
@@ -281,20 +351,17 @@ def worst_case(groups: Sequence[Sequence[Statement]]) -> list[Statement]:
     Args:
         groups: the statements of each group, of the same settings.
     """
-    largest = dict[tuple[str, ...], Statement]()
-    for row in (row for rows in groups for row in rows):
-        key = (row.adversary, row.relation, row.theorem)
-        other = largest.get(key)
-        if other is None or _size(row) > _size(other):
-            largest[key] = row
+    known: dict[tuple[str, ...], list[Statement]] = {}
+    for row in chain(*groups):
+        known.setdefault((row.adversary, row.relation, row.theorem), []).append(row)
+    largest = [
+        max(rows, key=lambda r: math.inf if r.epsilon is None else r.epsilon)
+        for rows in known.values()
+    ]
     return [
         dataclasses.replace(row, conditions=(*row.conditions, PARALLEL))
-        for row in largest.values()
+        for row in largest
     ]
-
-
-def _size(row: Statement) -> float:
-    return float("inf") if row.epsilon is None else row.epsilon
 
 
 def _clients(folder: RunFolder) -> tuple[str, ...]:

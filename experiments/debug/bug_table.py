@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from experiments.debug import bug_detection
 from experiments.debug import cohorts as debug_cohorts
-from experiments.debug.request import BUGS, DebugRequest
+from experiments.debug.debug_request import BUGS, DebugRequest
 from experiments.store import Line, Store, each, end
-from fedgs.app.commands.progress import say
+from fedgs.app.commands.terminal import say
 from fedgs.app.flags import request_flags, run_command
 from fedgs.app.tables import Table
 from fedgs.config.fields import flag

@@ -3,10 +3,9 @@
 import dataclasses
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.debug.request import DebugRequest
+from experiments.debug.debug_request import DebugRequest
 from fedgs.app.commands.select_clients import select_clients
 from fedgs.cohorts.files import Cohort, read_cohort, write_cohort
 from fedgs.cohorts.selection import ABOVE, SELECTED, Selection
@@ -21,26 +20,15 @@ SELECTION = Selection(below=50, above=50, are_percentiles=True)
 FILES = {"healthy": f"{ABOVE}.txt", "suspicious": f"{SELECTED}.txt"}
 
 
-@dataclass(frozen=True)
-class Groups:
-    """The groups of both cohorts.
+Groups = dict[str, Cohort]  # by their names, such as healthy-0; all of one size
 
-    Attributes:
-        size: clients of each group.
-        clients: of each cohort, before they were grouped.
-        members: name of the group, such as healthy-0, to its clients.
-    """
 
-    size: int
-    clients: dict[str, int]
-    members: dict[str, Cohort]
-
-    def write(self, folder: Path) -> None:
-        """Writes one cohort file per group."""
-        folder.mkdir(exist_ok=True)
-        for name, cohort in self.members.items():
-            title = f"{name}: {self.size} clients, a random group of its cohort"
-            write_cohort(folder / f"{name}.txt", cohort, title)
+def write_groups(folder: Path, groups: Groups) -> None:
+    """Writes one cohort file per group."""
+    folder.mkdir(exist_ok=True)
+    for name, cohort in groups.items():
+        title = f"{name}: {len(cohort.names)} clients, a random group of its cohort"
+        write_cohort(folder / f"{name}.txt", cohort, title)
 
 
 def group_settings(config: RunConfig, num_clients: int, number: int) -> RunConfig:
@@ -171,15 +159,14 @@ def make_groups(
             again = f"; the selection is made: start again with {given}"
         raise _too_few(f"{smaller} = {files[smaller]}", count, request, again=again)
     assert config.seed is not None
-    groups = dict[str, Cohort]()
+    groups = Groups()
     for cohort, members in cohorts.items():
         rng = stream(config.seed, f"debug-groups/{cohort}")
         names = [members.names[i] for i in rng.permutation(len(members.names))]
         for number in range(request.groups):
             chosen = tuple(sorted(names[number * size : (number + 1) * size]))
             groups[f"{cohort}-{number}"] = dataclasses.replace(members, names=chosen)
-    counts = {c: len(members.names) for c, members in cohorts.items()}
-    return Groups(size, counts, groups)
+    return groups
 
 
 def check_size(

@@ -11,12 +11,11 @@ Privacy: public. Reads settings and the number of clients.
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedgs.app.commands.forecast import target
-from fedgs.app.commands.progress import say
+from fedgs.app.commands.terminal import say
 from fedgs.config.recipes import CLASS_MEANS, signal_of
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
@@ -30,8 +29,7 @@ MOST_EPSILON = 100.0  # a larger one protects nobody
 YES, PERHAPS, NO = "found", "perhaps", "not found"
 
 
-@dataclass(frozen=True)
-class Power:
+class Power(NamedTuple):
     """What is known of one bug.
 
     Attributes:
@@ -126,13 +124,15 @@ def _lines(
     bugs = [bug for bug, power in of_half.items() if power.now == YES]
     yield f"  found in half of the clients as well: {', '.join(bugs) or 'nothing'}"
     yield f"  two cohorts alike: {CLEAN[clean.now]}"
-    needed = {p.needed for p in powers.values() if p.now != YES}
-    for level in sorted(level for level in needed if level is not None):
-        bugs = [b for b, p in powers.items() if p.now != YES and p.needed == level]
-        yield f"  enough for {', '.join(bugs)}: {_plan(config, level)}"
-    if None in needed:
-        bugs = [b for b, p in powers.items() if p.now != YES and p.needed is None]
-        yield f"  not always found at any noise that was tried: {', '.join(bugs)}"
+    levels: dict[float | None, list[str]] = {}
+    for bug, power in powers.items():
+        if power.now != YES:
+            levels.setdefault(power.needed, []).append(bug)
+    never = levels.pop(None, [])
+    for level in sorted(filter(None, levels)):
+        yield f"  enough for {', '.join(levels[level])}: {_plan(config, level)}"
+    if never:
+        yield f"  not always found at any noise that was tried: {', '.join(never)}"
 
 
 CLEAN = {

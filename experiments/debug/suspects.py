@@ -5,10 +5,9 @@ server cannot name one, and `debug.json` does not keep it.
 """
 
 import importlib
-import importlib.util
+import runpy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ def load_suspect(text: str) -> Transformation:
     if not source:
         raise UserError(f"suspect = {text!r}: {remedy}")
     with _of_user_code(text, remedy):
-        found = getattr(_module(source), name)
+        found = _function(source, name)
     if not callable(found):
         raise UserError(f"suspect = {text!r}: {name} cannot be called; {remedy}")
     return Transformation(text, f"changed as by {text}", images=_checked(text, found))
@@ -48,15 +47,10 @@ def _of_user_code(text: str, remedy: str) -> Iterator[None]:
         raise UserError(f"suspect = {text!r}: {what}; {remedy}") from error
 
 
-def _module(source: str) -> Any:
-    if not source.endswith(".py"):
-        return importlib.import_module(source)
-    spec = importlib.util.spec_from_file_location(Path(source).stem, source)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{source} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _function(source: str, name: str) -> Any:
+    if source.endswith(".py"):
+        return runpy.run_path(source)[name]
+    return getattr(importlib.import_module(source), name)
 
 
 def _checked(

@@ -7,16 +7,11 @@ from pathlib import Path
 
 from experiments.grid.cells import Cell
 from experiments.store import Line
-from fedgs.app.baselines.audit import attack, distinct_events
+from fedgs.app.baselines.release_audit import attack_releases
 from fedgs.app.report.communication import communication
 from fedgs.app.report.run import read_run
 from fedgs.audit.finding import REFUTED, Finding
-from fedgs.audit.mechanism import (
-    audit_round,
-    claims_of_one_round,
-    recorded_plan,
-    weakest_rounds,
-)
+from fedgs.audit.mechanism import Claim, audit_rounds
 from fedgs.baselines.run import CURATOR, BaselineRun, open_run
 from fedgs.files import read_json
 from fedgs.runs.run_folder import RunFolder, is_baseline, versions
@@ -90,7 +85,7 @@ def _of_baseline(run: BaselineRun) -> Line:
         "releases": len(run.releases),
         "rounds": run.config.num_rounds,
         "bytes_per_client": None,
-        "audit": _audit_of_baseline(run),
+        "audit": _strongest(attack_releases(run, TRIALS)),
     }
 
 
@@ -136,27 +131,14 @@ def _of_own(run: Path) -> Line:
 # ------------------------------------------------------------------ audit
 
 
-def _audit_of_baseline(run: BaselineRun) -> Line | None:
-    """Attacks the release that claims most; None where a method has no attack."""
-    scores = getattr(run.method, "audit_scores", None)
-    if scores is None or not run.releases:
-        return None
-    events = distinct_events(run)
-    number = len(events)
-    return _strongest([attack(run, e, scores, TRIALS, number) for e in events])
-
-
 def _audit_of_own(folder: RunFolder) -> Line | None:
     config, events = folder.config, folder.read_ledger().events
-    found: list[Finding] = []
-    for release, round in weakest_rounds(config, events).items():
-        own = [event for event in events if event.release == release]
-        plan = recorded_plan(config, own)
-        claims = claims_of_one_round(plan, config.delta)
-        claims = [c for c in claims if (c.adversary, c.view) == ("release", "asked")]
-        claims = [c for c in claims if c.relation == config.relation]
-        asked = (config.delta, TRIALS, MAX_DRAWS)
-        found += audit_round(config, claims, *asked, round=round)
+    about = "release", "asked", config.relation
+
+    def is_wanted(claim: Claim) -> bool:
+        return (claim.adversary, claim.view, claim.relation) == about
+
+    found = audit_rounds(config, events, TRIALS, MAX_DRAWS, is_wanted=is_wanted)
     return _strongest(found)
 
 

@@ -8,7 +8,6 @@ interrupted run is resumed. `OUTPUT/cells.jsonl` has all that a table needs.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -18,14 +17,12 @@ from experiments.grid.cells import Cell, Cells, Request
 from experiments.grid.lines import COST, NUM_SAMPLES, line_of
 from experiments.store import Line, Store, each, end
 from fedgs.app.baselines import command as baselines
-from fedgs.app.commands.progress import say
 from fedgs.app.commands.run_outcome import Exit
+from fedgs.app.commands.terminal import say
 from fedgs.app.commands.train import resume, train_from_checkpoint
 from fedgs.app.evaluation.evaluate import evaluate
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.tables import Table
-from fedgs.baselines import find
-from fedgs.baselines.target import Asked
 from fedgs.config.recipes import DEFAULT, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.sources import load_records
@@ -150,12 +147,8 @@ def _train(cell: Cell, path: Path) -> None:
         return resume(path)  # nobody knows what its first part took
     values = cell.settings | {"output": str(path)}
     if name:
-        kinds = (find(name, is_typed=True).Settings, Asked)
-        names = {spec.name for kind in kinds for spec in fields(kind)}
-        of_method = {key: value for key, value in values.items() if key in names}
-        of_run = {key: value for key, value in values.items() if key not in names}
         with _measured(path):
-            baselines.train(name, of_method, of_run)
+            baselines.train(name, values)
         return None
     config = overridden(recipe(cell.how.recipe), values)
     if cell.how.recipe == DEFAULT:  # as `fedgs train --target-epsilon` does

@@ -14,8 +14,7 @@ from matplotlib.ticker import LogFormatter
 from numpy import object_
 from numpy.typing import NDArray
 
-from fedgs.app.commands.drawing import new_figure, to_png
-from fedgs.files import write_atomically
+from fedgs.app.evaluation.report import write_png
 
 
 class Point(NamedTuple):
@@ -35,7 +34,7 @@ def save(path: Path, figure: Figure, scale: str) -> None:
     width = int(figure.get_figwidth() * 17)
     figure.supxlabel("\n".join(textwrap.wrap(scale, width)), fontsize=7, color="0.35")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, to_png(figure))
+    write_png(path, figure)
 
 
 def privacy_utility(points: Sequence[Point]) -> Figure:
@@ -43,7 +42,7 @@ def privacy_utility(points: Sequence[Point]) -> Figure:
 
     What has no bounded epsilon is a horizontal line.
     """
-    figure = new_figure(7, 7)
+    figure = Figure((7, 7), layout="constrained")
     both: NDArray[object_] = figure.subplots(2, 1, sharex=True)
     scores = {
         "IS": [point.inception_score for point in points],

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from experiments.paper import figure_drawing
-from fedgs.app.commands.drawing import new_figure
 from fedgs.app.commands.run_outcome import exit_if_stopped
 from fedgs.app.flags import RecipeOption, run_command, settings_flags
 from fedgs.config.recipes import configure
@@ -183,7 +182,7 @@ def unprotected(config: RunConfig) -> RunConfig:
 
 def norm_dynamics(norms: Sequence[Norms], clip_bound: float) -> Figure:
     """Returns the norms before clipping against the rounds (Fig. 2)."""
-    figure = new_figure(7, 4)
+    figure = Figure((7, 4), layout="constrained")
     axes = figure.subplots()
     rounds = [found.round for found in norms]
     low, middle, high = np.array(
@@ -199,7 +198,7 @@ def norm_dynamics(norms: Sequence[Norms], clip_bound: float) -> Figure:
 
 def norm_histograms(norms: Sequence[Norms], clip_bound: float) -> Figure:
     """Returns the distribution of norms before and after clipping (Fig. A1)."""
-    figure = new_figure(8, 3.6)
+    figure = Figure((8, 3.6), layout="constrained")
     both = {
         "before clipping": np.concatenate([found.before for found in norms]),
         "after clipping": np.concatenate([found.after for found in norms]),

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from scipy import optimize
 
-from fedgs.app.commands.progress import Progress
 from fedgs.app.commands.run_outcome import Exit
+from fedgs.app.commands.terminal import Progress
 from fedgs.app.tables import Table
 from fedgs.files import read_json
 from fedgs.privacy.amplification import Sampled, SampledBound

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import torch
 
-from experiments.speed.deployment import deployed_seconds
+from experiments.speed.deployed_rounds import deployed_seconds
 from fedgs.app.tables import Table
 from fedgs.config.recipes import full_participation
 from fedgs.config.run_config import ResolvedConfig

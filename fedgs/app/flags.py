@@ -117,17 +117,13 @@ def request_flags(
         has_defaults: whether a flag that is not given has its field's default, and the
             help shows it; else it is missing in `given`.
     """
-    flags = {
-        spec.name: _request_flag(
-            spec, typing.get_type_hints(request)[spec.name], has_defaults
-        )
-        for request in reversed(requests)
-        for spec in dataclasses.fields(request)
-        if "help" in spec.metadata
-    }
-    order = [s.name for r in requests for s in dataclasses.fields(r) if s.name in flags]
-    chosen = [flags[name] for name in dict.fromkeys(order)]
-    return lambda command: _with_flags(command, chosen, "given")
+    flags: dict[str, inspect.Parameter] = {}
+    for request in requests:
+        hints = typing.get_type_hints(request)
+        for spec in dataclasses.fields(request):
+            if "help" in spec.metadata and spec.name not in flags:
+                flags[spec.name] = _request_flag(spec, hints[spec.name], has_defaults)
+    return lambda command: _with_flags(command, [*flags.values()], "given")
 
 
 def _with_flags(

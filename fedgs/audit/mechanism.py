@@ -48,7 +48,6 @@ from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import RELATIONS, Plan, costs_of
 
-Progress = Callable[[str], None]
 CHOICE_SHARE = 0.2  # trials on which the threshold is chosen, on top of the others
 MAX_DRAWS = 2e9  # of noise; with a large B or many nodes there are fewer trials
 _FAKES_AT_ONCE = 1 << 16
@@ -143,13 +142,42 @@ def claims_of_one_round(plan: Plan, delta: float) -> list[Claim]:
     return found
 
 
+def audit_rounds(
+    config: ResolvedConfig,
+    events: Sequence[Event],
+    trials: int,
+    max_draws: float = MAX_DRAWS,
+    num_more: int = 0,
+    is_wanted: Callable[[Claim], bool] = lambda claim: True,
+) -> list[Finding]:
+    """Attacks one round of each kind of release that a run has; see `audit_round`.
+
+    Privacy: public; reads no data.
+
+    Args:
+        config: resolved.
+        events: of the run's ledger.
+        trials: of each test, at least 100.
+        max_draws: of noise.
+        num_more: audits whose bounds stand beside these.
+        is_wanted: chooses among the claims.
+    """
+    weakest, found = weakest_rounds(config, events), list[Finding]()
+    for kind, round in sorted(weakest.items()):
+        own = [event for event in events if event.release == kind]
+        own = own or [new_event(config, round, EVERYONE, 1)]
+        claims = claims_of_one_round(recorded_plan(config, own), config.delta)
+        asked = (config.delta, trials, max_draws, round, len(weakest) + num_more)
+        found += audit_round(config, [*filter(is_wanted, claims)], *asked)
+    return found
+
+
 def audit_round(
     config: ResolvedConfig,
     claims: Sequence[Claim],
     delta: float,
     trials: int,
     max_draws: float = MAX_DRAWS,
-    progress: Progress = lambda text: None,
     round: int = 1,
     num_audits: int = 1,
 ) -> list[Finding]:
@@ -169,7 +197,6 @@ def audit_round(
         trials: of each test, at least 100.
         max_draws: of noise, for the attacked node and for the others; there are fewer
             trials where B is large or many nodes' noise is summed.
-        progress: is told what is being done.
         round: a round of the kind that is attacked; see `weakest_rounds`.
         num_audits: this one and those whose bounds stand beside it.
     """
@@ -177,7 +204,7 @@ def audit_round(
     seed = secrets.randbelow(2**31)
     config = dataclasses.replace(config, seed=seed, selection_seed=None)
     total = int(trials * (1 + CHOICE_SHARE))
-    simulation = _Simulation(config, claims, total, max_draws, progress, round)
+    simulation = _Simulation(config, claims, total, max_draws, round)
     alpha = (1 - CONFIDENCE) / len(claims) / num_audits
     return [_attack(claim, simulation, delta, alpha) for claim in claims]
 
@@ -249,7 +276,6 @@ class _Simulation:
         claims: Sequence[Claim],
         total: int,
         max_draws: float,
-        progress: Progress,
         round: int,
     ) -> None:
         self.terms = terms = config.terms(round)
@@ -258,16 +284,15 @@ class _Simulation:
         if "hidden" in views:
             signs.add(-1.0)  # what the clients who are drawn instead answer
         total = min(total, int(max_draws / (terms.batch_size * len(signs))))
-        self.own: dict[float, Scores] = {}
-        for sign in sorted(signs):
-            progress(f"A: {total} rounds with gradient {sign:+.0f} C e")
-            self.own[sign] = node_scores(config, np.full(total, sign), 0, round)
-        self.others = {
-            shares: _sum_of_others(config, shares, total, max_draws, progress, round)
-            for shares in {claim.shares for claim in claims}
-        }
+        self.own = {s: node_scores(config, np.full(total, s), 0, round) for s in signs}
+        self.others: dict[int, Scores] = {}
+        for shares in {claim.shares for claim in claims}:
+            draws = terms.batch_size * max(shares - 1, 1)
+            # Gradients of 0: the adversary knows what the clients beside it send.
+            silent = np.zeros(min(total, int(max_draws / draws)))
+            rest = (node_scores(config, silent, n, round) for n in range(1, shares))
+            self.others[shares] = sum(rest, start=silent)
         if views != {"asked"}:
-            progress(f"A: {total} draws of the participants")
             self.is_asked = asked(config, total)
 
     def scores(self, claim: Claim) -> tuple[Scores, Scores]:
@@ -283,27 +308,6 @@ class _Simulation:
         if claim.view == "hidden":
             instead = self.own[-1.0][:count] + others
         return np.where(is_asked, outside, instead), np.where(is_asked, inside, instead)
-
-
-def _sum_of_others(
-    config: ResolvedConfig,
-    shares: int,
-    total: int,
-    max_draws: float,
-    progress: Progress,
-    round: int,
-) -> Scores:
-    """Returns what the nodes beside the attacked one add, all of them together."""
-    nodes = range(1, shares)
-    if nodes:
-        batch_size = config.terms(round).batch_size
-        total = min(total, int(max_draws / (batch_size * len(nodes))))
-        progress(f"A: {total} rounds of {len(nodes)} other nodes")
-    found = np.zeros(total)
-    for node in nodes:
-        # Gradients of 0: the adversary knows what these clients send.
-        found += node_scores(config, np.zeros(total), node, round)
-    return found
 
 
 def node_scores(

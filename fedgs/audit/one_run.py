@@ -85,20 +85,17 @@ def audit_run(
         train_nodes(folder, nodes, report, stop)
     moved = _mean_image(config, load_generator(folder)) - before
     by_generator = -np.tensordot(canaries.images(config).numpy(), moved, axes=3)
-    views: list[tuple[str, str, Scores]] = [("release", "generator", by_generator)]
-    sums = _centred(config, canaries, nodes.sums)
+    sums, by_node = (
+        _centred(config, canaries, s) for s in (nodes.sums, nodes.releases)
+    )
+    sees_nodes = "unmasked" if plan.secure_aggregation else "server"
+    views = [(sees_nodes, "node releases", by_node), ("secagg", "sums", sums)]
     if plan.engine == "local":
-        views.insert(0, ("release", "sums", sums))
-    else:
-        by_node = _centred(config, canaries, nodes.releases)
-        sees_nodes = "unmasked" if plan.secure_aggregation else "server"
-        own = [(sees_nodes, "node releases", by_node), ("secagg", "sums", sums)]
-        views = [*own, *views]
+        views = [("release", "sums", sums)]
+    views.append(("release", "generator", by_generator))
     alpha = (1 - CONFIDENCE) / len(views) / num_audits
-    return [
-        _finding(plan, canaries, delta, alpha, config.num_rounds, *view)
-        for view in views
-    ]
+    asked = (plan, canaries, delta, alpha, config.num_rounds)
+    return [_finding(*asked, *view) for view in views]
 
 
 def as_audited(config: ResolvedConfig) -> ResolvedConfig:

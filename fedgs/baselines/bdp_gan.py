@@ -38,8 +38,6 @@ from fedgs.baselines import bayesian_accounting as bayesian
 from fedgs.baselines import dp_sgd, dp_sgd_gan
 from fedgs.baselines.contract import SECRET, Event, Facts, Guarantee
 from fedgs.config.fields import Scalar, again, entry
-from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.randomness import stream
 
@@ -68,6 +66,58 @@ class Settings(dp_sgd_gan.Settings):
     optimizer: str = again(dp_sgd_gan.Settings, "optimizer", "adam")
 
 
+class BdpGanTrainer(dp_sgd_gan.DPSGDGanTrainer[Settings]):
+    """A training of BDP-GAN under way; see `fedgs.baselines.contract.Trainer`."""
+
+    def build(self) -> None:
+        """Builds the networks.
+
+        Raises:
+            UserError: too large a batch, or too few images for an estimate.
+        """
+        if (count := self.data.sizes.sum()) < COST_RECORDS:
+            raise UserError(
+                f"data has {count} images: each step's Bayesian cost is estimated from "
+                f"{COST_RECORDS} of them; give more images"
+            )
+        super().build()
+
+    def step(self, index: int) -> dict[str, Any]:
+        """Estimates the cost of a step, and takes it."""
+        return {COSTS: self._costs(index)} | super().step(index)
+
+    def _costs(self, index: int) -> list[float]:
+        """Returns the Bayesian cost of the step for each order: private."""
+        if self.noise_per_clip == 0:
+            return [0.0] * len(bayesian.ORDERS)  # `guarantees` says unbounded
+        distances = (
+            self.gradient_norms(index) / self.settings.clip / self.noise_per_clip
+        )
+        moments = bayesian.log_moments(distances, self.rate)
+        return bayesian.step_cost(moments, self.settings.steps).tolist()
+
+    def gradient_norms(self, index: int) -> np.ndarray:
+        """Returns norms of the clipped gradients of images drawn for a step.
+
+        Privacy: reads private data; output private.
+
+        Returns:
+            Shape (COST_RECORDS,), at most the clip bound, float64.
+        """
+        network, device = self.discriminator, self.config.device
+        rng = stream(self.seed, "bayesian-records", index)
+        drawn = rng.choice(len(self.labels), COST_RECORDS, replace=False)
+        rows = torch.from_numpy(drawn)
+        network.zero_grad(set_to_none=True)
+        with dp_sgd.quiet():
+            scores = network(self.images[rows].to(device), self.labels[rows].to(device))
+            F.softplus(-scores).sum().backward()
+        grads = torch.cat([p.grad_sample.flatten(1) for p in network.parameters()], 1)
+        network.zero_grad(set_to_none=True)
+        norms = dp_sgd.clipped(grads, self.settings.clip).norm(dim=1)
+        return norms.double().cpu().numpy()
+
+
 class BdpGan:
     """The method; see `fedgs.baselines.contract.Baseline`."""
 
@@ -75,6 +125,7 @@ class BdpGan:
     title = "BDP-GAN: DP-SGD with an epsilon of images drawn at random"
     unit = "record"
     Settings = Settings
+    trainer = BdpGanTrainer
     recipe: Mapping[str, Scalar] = {
         **dp_sgd_gan.dp_sgd_gan.recipe,
         "discriminator_learning_rate": 1e-4,
@@ -129,63 +180,7 @@ class BdpGan:
         )
         return [line, *classical, published]
 
-    def trainer(
-        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
-    ) -> "BdpGanTrainer":
-        """Starts a training.
-
-        Raises:
-            UserError: too large a batch, or too few images for an estimate.
-        """
-        if data.sizes.sum() < COST_RECORDS:
-            raise UserError(
-                f"data has {data.sizes.sum()} images: each step's Bayesian cost is "
-                f"estimated from {COST_RECORDS} of them; give more images"
-            )
-        return BdpGanTrainer(settings, config, data, seed)
-
     audit_scores = staticmethod(dp_sgd.audit_scores)
-
-
-class BdpGanTrainer(dp_sgd_gan.DPSGDGanTrainer):
-    """A training of BDP-GAN under way; see `fedgs.baselines.contract.Trainer`."""
-
-    settings: Settings
-
-    def step(self, index: int) -> dict[str, Any]:
-        """Estimates the cost of a step, and takes it."""
-        return {COSTS: self._costs(index)} | super().step(index)
-
-    def _costs(self, index: int) -> list[float]:
-        """Returns the Bayesian cost of the step for each order: private."""
-        if self.noise_per_clip == 0:
-            return [0.0] * len(bayesian.ORDERS)  # `guarantees` says unbounded
-        distances = (
-            self.gradient_norms(index) / self.settings.clip / self.noise_per_clip
-        )
-        moments = bayesian.log_moments(distances, self.rate)
-        return bayesian.step_cost(moments, self.settings.steps).tolist()
-
-    def gradient_norms(self, index: int) -> np.ndarray:
-        """Returns norms of the clipped gradients of images drawn for a step.
-
-        Privacy: reads private data; output private.
-
-        Returns:
-            Shape (COST_RECORDS,), at most the clip bound, float64.
-        """
-        network, device = self.discriminator, self.config.device
-        rng = stream(self.seed, "bayesian-records", index)
-        drawn = rng.choice(len(self.labels), COST_RECORDS, replace=False)
-        rows = torch.from_numpy(drawn)
-        network.zero_grad(set_to_none=True)
-        with dp_sgd.quiet():
-            scores = network(self.images[rows].to(device), self.labels[rows].to(device))
-            F.softplus(-scores).sum().backward()
-        grads = torch.cat([p.grad_sample.flatten(1) for p in network.parameters()], 1)
-        network.zero_grad(set_to_none=True)
-        norms = dp_sgd.clipped(grads, self.settings.clip).norm(dim=1)
-        return norms.double().cpu().numpy()
 
 
 METHOD = BdpGan()

@@ -23,27 +23,23 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
+from fedgs.baselines.trainer import NetworkTrainer, descend
 from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.checkpoint import load_tensors, tensors_of
 from fedgs.gan.models import (
     CODE_DIM,
-    Generator,
     GeneratorCoded,
     build,
-    build_generator,
     coded_decoder,
     sample_latents,
 )
@@ -52,7 +48,7 @@ from fedgs.methods.dp_merf import DECAY, DECAY_STEPS, IMAGES_AT_ONCE, Embedding
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy.poisson import GAUSSIAN_THEOREM, Releases, smallest_noise
 from fedgs.randomness import derived_seed, stream
-from fedgs.shapes import Images, Labels, TensorDict
+from fedgs.shapes import Images, Labels
 
 UPDATES_AT_ONCE = 10  # of the generator, in one outer step after a single release
 AUTOENCODER_CLIP = 1.0  # of its gradients; the published code's
@@ -61,7 +57,7 @@ AUDITED_FEATURES = 64  # noise and norms are the same for any number
 
 
 @dataclass(frozen=True)
-class _Shared:
+class MerfSettings:
     """Settings of both methods; those without a flag are of the published code."""
 
     noise_multiplier: float | None = flag(
@@ -102,18 +98,18 @@ def _given(noise: float | None) -> float:
 
 
 @dataclass(frozen=True)
-class Settings(_Shared):
+class Settings(MerfSettings):
     """What `dp-merf` is asked for."""
 
 
 @dataclass(frozen=True)
-class AutoencoderSettings(_Shared):
+class AutoencoderSettings(MerfSettings):
     """What `dp-merf-ae` is asked for."""
 
-    kernel_variance: float = again(_Shared, "kernel_variance", 80.0)
+    kernel_variance: float = again(MerfSettings, "kernel_variance", 80.0)
     release: str = entry("batches", choices=("batches",))
-    generator_steps: int = again(_Shared, "generator_steps", 840)
-    fakes_per_step: int = again(_Shared, "fakes_per_step", 500)
+    generator_steps: int = again(MerfSettings, "generator_steps", 840)
+    fakes_per_step: int = again(MerfSettings, "fakes_per_step", 500)
     autoencoder_steps: int = flag(1200, "Steps of the autoencoder.", at_least=1)
     # Its noise / its clip bound, set by a target; else noise_multiplier, as published.
     autoencoder_noise: float | None = entry(None, **NOISE)
@@ -130,43 +126,30 @@ class AutoencoderSettings(_Shared):
         return _given(self.noise_multiplier) if noise is None else noise
 
 
+AnySettings = TypeVar("AnySettings", bound=MerfSettings)
+
 # ------------------------------------------------------------------ training
 
 
-class _Trainer:
+class _Trainer(NetworkTrainer[AnySettings]):
     """The release and the generator's fit; x is the image."""
 
-    def __init__(
-        self,
-        settings: _Shared,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
-    ) -> None:
+    def build(self) -> None:
+        config, settings = self.config, self.settings
         _given(settings.noise_multiplier)
-        self.settings, self.config, self.data, self.seed = settings, config, data, seed
-        self.images, self.labels = dp_sgd.pooled(data)
-        self.net = build_generator(config, derived_seed(seed, "generator"))
-        self.net.to(config.device)
+        self.images, self.labels = dp_sgd.pooled(self.data)
         self.optimizer = torch.optim.Adam(self._trained())
-        self.parts: dict[str, nn.Module | Optimizer] = {"generator": self.net}
-        self.parts["adam"] = self.optimizer
         size = self._size()
         if settings.num_features % 2:
             number = settings.num_features
             raise UserError(f"num_features = {number}: give an even number")
-        made = (settings.num_features, settings.kernel_variance, seed)
-        self.embedding = Embedding(config.num_classes, size, *made)
-        self.embedding.frequencies = self.embedding.frequencies.to(config.device)
-        shape = (config.num_classes, settings.num_features)
-        self.target = torch.zeros(shape, device=config.device)
+        made = (settings.num_features, settings.kernel_variance, self.seed)
+        embedding = Embedding(config.num_classes, size, *made)
+        self.embedding = embedding.to(config.device)
+        self.parts |= {"adam": self.optimizer, "embedding": self.embedding}
         fits = math.ceil(settings.generator_steps / UPDATES_AT_ONCE)
         is_once = settings.release == "once"
         self.num_steps = 1 + fits if is_once else settings.generator_steps
-
-    @property
-    def generator(self) -> Generator:
-        return self.net
 
     def step(self, index: int) -> dict[str, Any] | None:
         if self.settings.release == "batches":
@@ -181,20 +164,13 @@ class _Trainer:
             self._update(update)
         return None
 
-    def state(self) -> TensorDict:
-        return tensors_of(self.parts) | {"target": self.target}
-
-    def load(self, state: TensorDict) -> None:
-        load_tensors(self.parts, state)
-        self.target = state["target"].to(self.config.device)
-
     def _release(self, step: int) -> dict[str, Any]:
         """Makes the target of the fit: the noisy mean of embeddings."""
         total, count = self._batch_sum(step)
         settings = self.settings
         source = dp_sgd.noise_source(self.config, step)
         released = dp_sgd.noisy(total, settings.noise_std, source)
-        self.target = released / count
+        self.embedding.target = released / count
         return dp_sgd.event(settings.rate, settings.noise_std, what="mean embedding")
 
     def _batch_sum(self, step: int) -> tuple[Tensor, float]:
@@ -208,7 +184,7 @@ class _Trainer:
 
     @torch.no_grad()
     def _sum(self, images: Images, labels: Labels) -> Tensor:
-        total = torch.zeros_like(self.target)
+        total = torch.zeros_like(self.embedding.target)
         for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE):
             there = images[rows].to(self.config.device)
             at = labels[rows].to(self.config.device)
@@ -223,14 +199,12 @@ class _Trainer:
         z = sample_latents(config, rng, count).to(config.device)
         labels = labels.to(config.device)
         fakes = self.embedding.sum(self._fake_vectors(z, labels), labels) / count
-        loss = (self.target - fakes).square().sum()
+        loss = (self.embedding.target - fakes).square().sum()
         # By the update's number, so that a resumed training has the same rate.
         for group in self.optimizer.param_groups:
             decay = DECAY ** (update / DECAY_STEPS)
             group["lr"] = config.generator_learning_rate * decay
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
+        descend(self.optimizer, loss)
 
     # What x is: the image; `_CodeTrainer` has the code of an image in its place.
 
@@ -262,34 +236,27 @@ class _Autoencoder(nn.Module):
         return self.decoder(self.encoder(images))
 
 
-class _CodeTrainer(_Trainer):
+class _CodeTrainer(_Trainer[AutoencoderSettings]):
     """The autoencoder's DP-SGD, and then all of `_Trainer` on its codes.
 
     Raises:
         UserError: the generator is not `coded`, or Opacus is not installed.
     """
 
-    settings: AutoencoderSettings
     net: GeneratorCoded
 
-    def __init__(
-        self,
-        settings: AutoencoderSettings,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
-    ) -> None:
+    def build(self) -> None:
+        config, settings = self.config, self.settings
         if config.generator != "coded":
             remedy = "give --generator coded: its decoder is the autoencoder's"
             raise UserError(f"generator = {config.generator!r}: {remedy}")
-        super().__init__(settings, config, data, seed)
-        module = build(_Autoencoder, config, derived_seed(seed, "autoencoder"))
+        super().build()
+        module = build(_Autoencoder, config, derived_seed(self.seed, "autoencoder"))
         self.autoencoder = module
         self.private = dp_sgd.per_sample(module.to(config.device))
         rate = settings.autoencoder_learning_rate
         self.private_optimizer = torch.optim.Adam(self.private.parameters(), lr=rate)
-        self.parts["autoencoder"] = module
-        self.parts["private"] = self.private_optimizer
+        self.parts |= {"autoencoder": module, "private": self.private_optimizer}
         self.num_steps += settings.autoencoder_steps
 
     def step(self, index: int) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ al., "DPImageBench", 2025 (the strong recipe).
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -30,24 +30,14 @@ from torch import Tensor
 
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.trainer import NetworkTrainer, descend
 from fedgs.config.fields import NOISE, Scalar, again, entry, flag
-from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.checkpoint import load_tensors, tensors_of
-from fedgs.gan.models import (
-    Discriminator,
-    Generator,
-    build,
-    build_generator,
-    sample_labels,
-    sample_latents,
-    update_ema,
-)
+from fedgs.gan.models import Discriminator, build, update_ema
 from fedgs.privacy.oracle import poisson_rdp_epsilon
 from fedgs.privacy.poisson import Releases, smallest_noise
 from fedgs.randomness import derived_seed, stream
-from fedgs.shapes import Images, Labels, Scores, TensorDict
+from fedgs.shapes import Images, Labels, Scores
 
 BETA2 = 0.999  # Adam's default
 SGD_DECAY, SGD_DECAY_STEPS = 0.48, 10_000  # DP-CGAN's rate: linear, 0.1 to 0.052
@@ -84,6 +74,9 @@ class StrongSettings(Settings):
     beta1: float = again(Settings, "beta1", 0.0)
 
 
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
 class LayeredDiscriminator(Discriminator):
     """The project's discriminator, by calls of its layers: Opacus watches those."""
 
@@ -97,40 +90,31 @@ class LayeredDiscriminator(Discriminator):
         return scores + (self.embedding(labels) * h).sum(1)
 
 
-class DPSGDGanTrainer:
+class DPSGDGanTrainer(NetworkTrainer[AnySettings]):
     """A training under way; see `fedgs.baselines.contract.Trainer`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
-    ) -> None:
+    def build(self) -> None:
         """Builds the networks.
 
         Raises:
             UserError: no noise, too large a batch, or Opacus is not installed.
         """
+        config, settings = self.config, self.settings
         if settings.noise_per_clip is None:
             remedy = "give --noise-per-clip or --target-epsilon"
             raise UserError(f"noise_per_clip is unset: {remedy}")
-        self.settings, self.config, self.seed = settings, config, seed
         self.noise_per_clip = settings.noise_per_clip
-        self.images, self.labels = dp_sgd.pooled(data)
+        self.images, self.labels = dp_sgd.pooled(self.data)
         self.rate = sampling_rate(settings, len(self.labels))
         self.num_steps = settings.steps
-        self.net, self.average = (
-            build_generator(config, derived_seed(seed, "generator")).to(config.device)
-            for _ in range(2)
-        )
+        self.average = self.new_generator()
         plain = dataclasses.replace(config, spectral_norm=False)
-        module = build(LayeredDiscriminator, plain, derived_seed(seed, "discriminator"))
-        self.discriminator = dp_sgd.per_sample(module.to(config.device))
+        seed = derived_seed(self.seed, "discriminator")
+        module = build(LayeredDiscriminator, plain, seed).to(config.device)
+        self.discriminator = dp_sgd.per_sample(module)
         betas = (settings.beta1, BETA2)
-        self.optimizer = torch.optim.Adam(
-            self.net.parameters(), config.generator_learning_rate, betas
-        )
+        rate = config.generator_learning_rate
+        self.optimizer = torch.optim.Adam(self.net.parameters(), rate, betas)
         weights = self.discriminator.parameters()
         rate = config.discriminator_learning_rate
         self.private_optimizer: torch.optim.Optimizer = (
@@ -138,18 +122,12 @@ class DPSGDGanTrainer:
             if settings.optimizer == "sgd"
             else torch.optim.Adam(weights, rate, betas)
         )
-        self.parts = {
-            "generator": self.net,
+        self.parts |= {
             "average": self.average,
             "discriminator": self.discriminator,
             "adam": self.optimizer,
             "private.adam": self.private_optimizer,
         }
-
-    @property
-    def generator(self) -> Generator:
-        """The average."""
-        return self.average
 
     def step(self, index: int) -> dict[str, Any]:
         """Takes one step of the discriminator, and one of the generator if due."""
@@ -159,25 +137,11 @@ class DPSGDGanTrainer:
         what = {"what": "discriminator", "clip_bound": self.settings.clip}
         return dp_sgd.event(self.rate, self.noise_per_clip, **what)
 
-    def state(self) -> TensorDict:
-        """Returns the networks with what their optimizers remember."""
-        return tensors_of(self.parts)
-
-    def load(self, state: TensorDict) -> None:
-        """Goes on from what `state` returned."""
-        load_tensors(self.parts, state)
-
-    def _fakes(self, index: int, purpose: str) -> tuple[Images, Labels]:
-        rng = stream(self.seed, purpose, index)
-        count = self.settings.expected_batch
-        labels = sample_labels(self.config, rng, count).to(self.config.device)
-        z = sample_latents(self.config, rng, count).to(self.config.device)
-        return self.net(z, labels), labels
-
     def _train_discriminator(self, index: int) -> None:
         config, clip = self.config, self.settings.clip
-        with torch.no_grad():
-            fakes, fake_labels = self._fakes(index, "discriminator-fakes")
+        count = self.settings.expected_batch
+        rng = stream(self.seed, "discriminator-fakes", index)
+        fakes, fake_labels = self.fakes(rng, count)
         rows = dp_sgd.poisson_batch(
             config.noise_seed, index, len(self.labels), self.rate
         )
@@ -195,7 +159,7 @@ class DPSGDGanTrainer:
         source = dp_sgd.noise_source(config, index)
         gradient = dp_sgd.noisy(real, self.noise_per_clip * clip, source) + fake
         # By the expected number: how many were drawn is private.
-        dp_sgd.set_grads(self.discriminator, gradient / self.settings.expected_batch)
+        dp_sgd.set_grads(self.discriminator, gradient / count)
         if self.settings.optimizer == "sgd":
             decay = 1 - SGD_DECAY * min(index / SGD_DECAY_STEPS, 1.0)
             for group in self.private_optimizer.param_groups:
@@ -205,14 +169,13 @@ class DPSGDGanTrainer:
 
     def _train_generator(self, index: int) -> None:
         """Takes a step of the generator against the private discriminator."""
-        fakes, labels = self._fakes(index, "generator-fakes")
+        rng = stream(self.seed, "generator-fakes", index)
+        z, labels = self.latents(rng, self.settings.expected_batch)
         # Opacus would keep a gradient of every fake, which nobody needs here.
         self.discriminator.disable_hooks()
-        scores = self.discriminator(fakes, labels)
-        self.optimizer.zero_grad(set_to_none=True)
+        scores = self.discriminator(self.net(z, labels), labels)
         with dp_sgd.quiet():
-            F.softplus(-scores).mean().backward()
-        self.optimizer.step()
+            descend(self.optimizer, F.softplus(-scores).mean())
         self.discriminator.enable_hooks()
         self.discriminator.zero_grad(set_to_none=True)
         done = index // self.settings.steps_per_generator_step

@@ -90,14 +90,16 @@ class GPateTrainer(VoteTraining[Settings]):
         """Trains the teachers, asks them once, and moves the generator."""
         settings = self.settings
         self.train_teachers(index)
-        z, labels = self.generated.draw("latent", index, settings.batch_size)
-        images = self.generated(z, labels)
-        projections = self._projections(index, images)
-        counts = self._votes(images, labels, projections).reshape(-1, settings.num_bins)
+        rng = stream(self.seed, "latent", index)
+        z, labels = self.latents(rng, settings.batch_size)
+        images = self.net(z, labels)
+        fakes = images.detach()
+        projections = self._projections(index, fakes)
+        counts = self._votes(fakes, labels, projections).reshape(-1, settings.num_bins)
         coordinates, event = self._release(index, counts)
-        middles = torch.from_numpy(coordinates).to(images).view(len(images), 1, -1)
-        change = (middles @ projections).view_as(images)
-        self.generated.step(_distance, z, labels, images + change)
+        middles = torch.from_numpy(coordinates).to(fakes).view(len(fakes), 1, -1)
+        wanted = fakes + (middles @ projections).view_as(fakes)
+        self.move_generator((images - wanted).square().sum())
         return event
 
     def _projections(self, index: int, images: Images) -> Tensor:
@@ -113,13 +115,12 @@ class GPateTrainer(VoteTraining[Settings]):
     ) -> npt.NDArray[np.int64]:
         """Returns the histograms of all teachers' votes, (B, k, bins): private."""
         settings = self.settings
-        total = 0
-        for grads in self.teachers.ask(_improvement, images, labels):
+        counts: list[Tensor] = []
+        for grads in self.ask(_improvement, images, labels):
             projected = torch.einsum("nbp,bkp->nbk", grads.flatten(2), projections)
             bins = bin_of(projected, settings.gradient_bound, settings.num_bins)
-            total = total + F.one_hot(bins, settings.num_bins).sum(0)
-        assert isinstance(total, Tensor)  # noqa: S101 - there are teachers
-        return total.cpu().numpy()
+            counts.append(F.one_hot(bins, settings.num_bins).sum(0))
+        return torch.stack(counts).sum(0).cpu().numpy()
 
     def _release(
         self, index: int, counts: npt.NDArray[np.int64]
@@ -281,10 +282,6 @@ def smallest_noise(
     ratio = settings.threshold_ratio
     mu = accounting.confident_gnmax_mu(queries, ratio, 1.0, distance)
     return mu / mu_from_epsilon(epsilon, delta)
-
-
-def _distance(generator: Any, z: Tensor, labels: Labels, target: Images) -> Tensor:
-    return (generator(z, labels) - target).square().sum()
 
 
 def _epsilon(events: Sequence[Event], distance: float, delta: float) -> float:

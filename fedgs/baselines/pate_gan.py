@@ -43,18 +43,17 @@ from torch import Tensor, nn
 from fedgs.baselines import pate_accounting as accounting
 from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
 from fedgs.baselines.teachers import (
-    Single,
     TeacherSettings,
     VoteTraining,
     trial_scores,
     valid_guarantees,
 )
+from fedgs.baselines.trainer import descend
 from fedgs.config.fields import Scalar, again, entry, flag
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import build
 from fedgs.mechanism.noise import NoiseStream
-from fedgs.randomness import derived_seed
+from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Scores
 
 KIND = "laplace-votes"
@@ -109,21 +108,12 @@ class PateGanTrainer(VoteTraining[Settings]):
 
     build_teacher = staticmethod(_judge)
 
-    def __init__(
-        self,
-        settings: Settings,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
-    ) -> None:
-        """Builds teachers, student and generator."""
-        super().__init__(settings, config, data, seed)
-        self.student = Single(
-            lambda: _judge(config, derived_seed(seed, "student")),
-            settings.learning_rate,
-            config.device,
-        )
-        self.stacks["student"] = self.student.stack
+    def build(self) -> None:
+        """Builds teachers and student."""
+        super().build()
+        self.student = _judge(self.config, derived_seed(self.seed, "student"))
+        self.student_adam = self.new_adam(self.student.to(self.config.device))
+        self.parts |= {"student": self.student, "student_adam": self.student_adam}
 
     def step(self, index: int) -> dict[str, Any]:
         """Trains the teachers, the student on their labels, and the generator."""
@@ -132,23 +122,20 @@ class PateGanTrainer(VoteTraining[Settings]):
         count, steps = settings.batch_size, settings.student_steps
         asked: list[npt.NDArray[np.int64]] = []
         for step in range(index * steps, (index + 1) * steps):
-            z, labels = self.generated.draw("labelled", step, count)
-            images = self.generated(z, labels)
+            images, labels = self.fakes(stream(self.seed, "labelled", step), count)
             asked.append(self._votes(images, labels))
             answers = torch.from_numpy(self._release(step, asked[-1])).to(images)
-            self.student.step(_student_loss, images, labels, answers)
-        z, labels = self.generated.draw("latent", index, count)
-        judge = self.student.stack.network(self.student.tensors(), {})
-
-        def loss(generator: Any, z: Tensor, labels: Labels) -> Tensor:
-            return F.softplus(-judge(generator(z, labels), labels)).mean()
-
-        self.generated.step(loss, z, labels)
+            scores = self.student(images, labels)
+            loss = F.binary_cross_entropy_with_logits(scores, answers)
+            descend(self.student_adam, loss)
+        z, labels = self.latents(stream(self.seed, "latent", index), count)
+        judged = self.student(self.net(z, labels), labels)
+        self.move_generator(F.softplus(-judged).mean())
         return self._event(np.concatenate(asked))
 
     def _votes(self, images: Images, labels: Labels) -> npt.NDArray[np.int64]:
         """Returns n_1 of each fake, how many teachers call it real: private."""
-        answers = self.teachers.ask(_calls_real, images, labels)
+        answers = self.ask(_calls_real, images, labels)
         return torch.stack([each.sum(0) for each in answers]).sum(0).cpu().numpy()
 
     def _release(
@@ -159,9 +146,8 @@ class PateGanTrainer(VoteTraining[Settings]):
         source = NoiseStream(config.noise_seed, 0, step)
         noise = laplace(source.normal((2, 4, *ones.shape), 1.0))
         zeros = config.num_clients - ones
-        return label(zeros, ones, noise, 1 / self.settings.inverse_noise).astype(
-            np.float64
-        )
+        found = label(zeros, ones, noise, 1 / self.settings.inverse_noise)
+        return found.astype(np.float64)
 
     def _event(self, ones: npt.NDArray[np.int64]) -> dict[str, Any]:
         settings = self.settings
@@ -295,13 +281,6 @@ def label(
     Source: Jordon et al., Definition 5 (PATE mechanism).
     """
     return ones + scale * noise[1] > zeros + scale * noise[0]
-
-
-def _student_loss(
-    student: Any, images: Images, labels: Labels, target: Tensor
-) -> Tensor:
-    scores = student(images, labels)
-    return F.binary_cross_entropy_with_logits(scores, target)
 
 
 def _epsilon(events: Sequence[Event], moved: float, delta: float) -> float:

@@ -3,30 +3,29 @@
 Every client is a teacher: a network that sees its images only. So a client's whole data
 set decides one vote of each query, and the epsilon of votes is an epsilon of users.
 
-Teachers are the discriminators' `ModuleStack`: one batched call trains or asks a chunk
-of them. A student, or the generator, is a stack of one.
+Teachers are a `ModuleStack`, as discriminators are, and trained like them: one batched
+call trains or asks a chunk of them.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Adam
 
 from fedgs.baselines.contract import SECRET, Guarantee
+from fedgs.baselines.trainer import NetworkTrainer, descend
 from fedgs.config.fields import entry, flag
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.federated import FederatedImages
-from fedgs.federation.checkpoint import under
-from fedgs.gan.client_training import draw_matching
+from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import ModuleStack
-from fedgs.gan.models import Generator, build_generator, sample_labels, sample_latents
+from fedgs.gan.models import advance_in_place
 from fedgs.randomness import derived_seed, stream
-from fedgs.shapes import Images, Labels, Latents, TensorDict
+from fedgs.shapes import Images, Labels, MixWeights, Positions
 
 TRUSTED = "the raw votes are seen by a trusted aggregator only"
 REVEALING = (
@@ -35,7 +34,6 @@ REVEALING = (
 )
 BETAS = (0.5, 0.999)  # of Adam, for all networks; the references'
 MOST_NOISE = 30_000_000  # numbers of an audit, for each of its two arrays
-FIRST = torch.zeros(1, dtype=torch.int64)  # the position of a stack's only module
 
 
 @dataclass(frozen=True)
@@ -100,76 +98,26 @@ def trial_scores(
     return np.array([score() for _ in range(count)], np.float64)
 
 
-class Teachers:
+class Teachers(ModuleStack):
     """Networks on disjoint data, each trained against the same public fakes.
 
     Privacy: trained on private data; everything in here is private.
-
-    Attributes:
-        stack: the networks with their Adam state.
     """
 
-    def __init__(
+    def train(
         self,
-        config: ResolvedConfig,
-        training: TeacherSettings,
-        data: FederatedImages,
-        build: Callable[[ResolvedConfig, int], nn.Module],
-        seed: int,
+        indices: Positions,
+        real: Images,
+        real_labels: Labels,
+        fake: Images,
+        fake_labels: Labels,
+        mix_weight: MixWeights,
     ) -> None:
-        """Builds the teacher of each client by `build(config, its seed)`."""
-        self.config, self.training = config, training
-        self.data, self.seed = data, seed
-        self.stack = ModuleStack(
-            lambda teacher: build(config, derived_seed(seed, "teacher", teacher)),
-            data.num_clients,
-            training.learning_rate,
-            BETAS,
-            config.stacked,
-            config.device,
-        )
-
-    def train(self, images: Images, labels: Labels, index: int) -> None:
-        """Takes one step with each teacher: own records against fakes of their labels.
-
-        Privacy: reads private data; output private.
-
-        Args:
-            images: fakes (F, C, S, S) for all teachers.
-            labels: (F,).
-            index: of the step; no two steps of a run share one.
-        """
-        wanted = labels.cpu().numpy()
-        for chunk in self.stack.chunks(range(len(self.stack))):
-            records, fakes = [], []
-            for teacher in chunk.tolist():
-                rng = stream(self.seed, "teacher-batch", teacher, index)
-                own = self.data.client_records[teacher]
-                size = self.training.teacher_batch_size
-                records.append(own[rng.integers(len(own), size=size)])
-                drawn = self.data.labels[records[-1]]
-                fakes.append(draw_matching(rng, drawn, wanted))
-            rows = np.stack(records)
-            real = torch.from_numpy(self.data.images[rows]).to(images.device)
-            positions = torch.from_numpy(np.stack(fakes)).to(images.device)
-            self.stack.step(
-                _loss,
-                chunk,
-                real.float().div_(255.0),
-                torch.from_numpy(self.data.labels[rows]).to(images.device),
-                images[positions],
-                labels[positions],
-            )
-
-    def ask(
-        self, function: Callable[..., Tensor], images: Images, labels: Labels
-    ) -> Iterator[Tensor]:
-        """Yields function(teacher, images, labels) of chunks of teachers.
+        """Takes one step with each listed teacher, as `Discriminators.train`.
 
         Privacy: reads private data; output private.
         """
-        for chunk in self.stack.chunks(range(len(self.stack))):
-            yield self.stack.ask(function, chunk, images, labels)
+        self.step(_loss, indices, real, real_labels, fake, fake_labels)
 
 
 def _loss(
@@ -179,124 +127,75 @@ def _loss(
     return F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
 
 
-class Single:
-    """One network with its Adam state, trained by pure functions of its tensors.
-
-    Attributes:
-        stack: a stack of one.
-    """
-
-    def __init__(
-        self, build: Callable[[], nn.Module], learning_rate: float, device: str
-    ) -> None:
-        """Builds the network."""
-        how = (learning_rate, BETAS, False, device)
-        self.stack = ModuleStack(lambda _: build(), 1, *how)
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        """Returns the network's output, without a graph."""
-        with torch.no_grad():
-            return self.stack.network(self.tensors(), {})(*inputs)
-
-    def step(self, loss: Callable[..., Tensor], *batch: Tensor) -> None:
-        """Takes one Adam step on loss(network, *batch), `network` a function."""
-        self.stack.step(loss, FIRST, *(value.unsqueeze(0) for value in batch))
-
-    def tensors(self) -> TensorDict:
-        """Returns parameters and buffers by name."""
-        groups = (self.stack.params, self.stack.buffers)
-        return {name: value[0] for group in groups for name, value in group.items()}
-
-
-class Student(Single):
-    """The generator under way, and what it draws in each step."""
-
-    def __init__(
-        self, config: ResolvedConfig, training: TeacherSettings, seed: int
-    ) -> None:
-        """Builds the generator of the configuration."""
-        self.config, self.seed = config, seed
-        super().__init__(
-            lambda: build_generator(config, derived_seed(seed, "generator")),
-            training.learning_rate,
-            config.device,
-        )
-
-    def draw(self, purpose: str, index: int, count: int) -> tuple[Latents, Labels]:
-        """Draws latents and uniform labels of one purpose.
-
-        Privacy: public.
-        """
-        rng = stream(self.seed, purpose, index)
-        z = sample_latents(self.config, rng, count)
-        labels = sample_labels(self.config, rng, count)
-        return z.to(self.config.device), labels.to(self.config.device)
-
-    @property
-    def generator(self) -> Generator:
-        """The network as it is, as a module of its own."""
-        module = build_generator(self.config, derived_seed(self.seed, "generator"))
-        module.load_state_dict({n: v.clone() for n, v in self.tensors().items()})
-        return module.to(self.config.device)
-
-
-class VoteTraining(Generic[AnySettings]):
+class VoteTraining(NetworkTrainer[AnySettings]):
     """A training under way; see `fedgs.baselines.contract.Trainer`.
 
     Attributes:
         teachers: what votes.
-        generated: the generator under way.
-        stacks: all that is trained, by the name of its tensors in `state`.
         build_teacher: builds a teacher from the settings and its own seed.
     """
 
     build_teacher: Callable[[ResolvedConfig, int], nn.Module]
 
-    def __init__(
-        self,
-        settings: AnySettings,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        seed: int,
-    ) -> None:
-        """Builds teachers, each by `build_teacher`, and generator."""
-        self.settings, self.config, self.seed = settings, config, seed
+    def build(self) -> None:
+        """Builds teachers, each by `build_teacher`."""
+        config, settings = self.config, self.settings
         self.num_steps = settings.steps
-        self.teachers = Teachers(config, settings, data, self.build_teacher, seed)
-        self.generated = Student(config, settings, seed)
-        self.stacks = {
-            f"{SECRET}teachers": self.teachers.stack,
-            "generator": self.generated.stack,
-        }
+        self.teachers = Teachers(
+            lambda i: self.build_teacher(config, derived_seed(self.seed, "teacher", i)),
+            self.data.num_clients,
+            settings.learning_rate,
+            BETAS,
+            config.stacked,
+            config.device,
+        )
+        self.adam = self.new_adam(self.net)
+        self.parts |= {"adam": self.adam, f"{SECRET}teachers": self.teachers}
 
-    @property
-    def generator(self) -> Generator:
-        """The generator as it is."""
-        return self.generated.generator
+    def new_adam(self, network: nn.Module) -> Adam:
+        """Returns the optimizer of one network."""
+        return Adam(network.parameters(), self.settings.learning_rate, BETAS)
 
     def train_teachers(self, index: int) -> None:
-        """Takes the teachers' steps of one step of the generator."""
+        """Takes the teachers' steps of one step of the generator.
+
+        Privacy: reads private data; output private.
+        """
         settings, steps = self.settings, self.settings.teacher_steps
         for step in range(index * steps, (index + 1) * steps):
-            z, labels = self.generated.draw("fakes", step, settings.fakes_per_step)
-            self.teachers.train(self.generated(z, labels), labels, step)
+            rng = stream(self.seed, "fakes", step)
+            self.teach(*self.fakes(rng, settings.fakes_per_step), step)
 
-    def state(self) -> TensorDict:
-        """Returns the tensors of all stacks, under "<stack>.<name>".
+    def teach(self, images: Images, labels: Labels, index: int) -> None:
+        """Takes one step with each teacher: own records against fakes of their labels.
 
-        Privacy: reads private data (through the teachers); output private.
+        Privacy: reads private data; output private.
+
+        Args:
+            images: fakes (F, C, S, S) for all teachers.
+            labels: (F,).
+            index: of the step; no two steps of a run share one.
         """
-        return {
-            f"{stack}.{name}": value.clone()
-            for stack, tensors in self.stacks.items()
-            for name, value in tensors.state().items()
-        }
+        size = self.settings.teacher_batch_size
+        one_step = {"discriminator_steps": 1, "discriminator_batch_size": size}
+        config = replace(self.config, seed=self.seed, **one_step)
+        teachers: Any = self.teachers
+        for chunk in teachers.chunks(range(len(teachers))):
+            where = (chunk.tolist(), "teacher-batch", index, labels.cpu().numpy())
+            draws = Draws(config, self.data, *where)
+            train_discriminators(config, teachers, chunk, draws, images, labels)
 
-    def load(self, state: TensorDict) -> None:
-        """Copies the tensors of `state` in.
+    def ask(
+        self, function: Callable[..., Tensor], images: Images, labels: Labels
+    ) -> Iterator[Tensor]:
+        """Yields function(teacher, images, labels) of chunks of teachers.
 
-        Raises:
-            ValueError: they are of other architectures.
+        Privacy: reads private data; output private.
         """
-        for stack, tensors in self.stacks.items():
-            tensors.load_state(under(f"{stack}.", state))
+        for chunk in self.teachers.chunks(range(len(self.teachers))):
+            yield self.teachers.ask(function, chunk, images, labels)
+
+    def move_generator(self, loss: Tensor) -> None:
+        """Takes one step of the generator; its spectral norms follow the weights."""
+        descend(self.adam, loss)
+        advance_in_place(self.net)

@@ -66,7 +66,7 @@ def write_cohort(path: Path, cohort: Cohort, title: str) -> None:
     """
     lines = [f"# {title}"]
     if cohort.cost is not None:
-        values = {**cohort.cost.to_json(), "id": cohort.selection_id}
+        values = {**dataclasses.asdict(cohort.cost), "id": cohort.selection_id}
         lines.append(MARK + PRIVATE + json.dumps(values))
     elif cohort.selection == NOT_PRIVATE:
         lines.append(MARK + NOT_PRIVATE)

@@ -15,7 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgs.cohorts.settings import ABOVE, DELTA, REST, SEARCH_STEPS, SELECTED, Selection
+from fedgs.cohorts.selection_settings import (
+    ABOVE,
+    DELTA,
+    REST,
+    SEARCH_STEPS,
+    SELECTED,
+    Selection,
+)
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import wrap_error
 from fedgs.files import read_json, write_json

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl
 
-from fedgs.errors import UserError
+from fedgs.errors import UserError, wrap_error
 
 KIND = "hf:"
 OPTIONS = ("image", "label", "client", "split", "test_split", "subset", "partitioner")
@@ -58,10 +58,8 @@ def read_hub(data: str) -> HubSource | None:
     if not data.startswith(KIND):
         return None
     name, mark, query = data.removeprefix(KIND).partition("?")
-    try:
+    with wrap_error(ValueError, f"data = {data!r}: cannot be read", EXAMPLE):
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(mark))
-    except ValueError as error:
-        raise UserError(f"data = {data!r}: {error}; {EXAMPLE}") from error
     given = {key: value for key, value in pairs if key in OPTIONS}
     arguments = {key: _value(text) for key, text in pairs if key not in OPTIONS}
     if arguments and "partitioner" not in given:

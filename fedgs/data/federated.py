@@ -32,8 +32,7 @@ class FederatedImages:
         counted: settings that were taken from the images, such as their size.
 
     Raises:
-        ValueError: the arrays contradict each other, a client is empty or a record
-            belongs to two clients.
+        ValueError: a client is empty, or a record is not there or belongs to two.
 
     >>> images = np.full((3, 1, 2, 2), 255, dtype=np.uint8)
     >>> labels = np.array([0, 1, 0])
@@ -55,18 +54,8 @@ class FederatedImages:
     def __post_init__(self) -> None:
         """Checks what the rest of the package relies on."""
         count = len(self.images)
-        if self.images.dtype != np.uint8 or self.images.ndim != 4:
-            raise ValueError("images must be uint8 of shape (N, C, H, W)")
-        if self.labels.dtype != np.int64 or self.labels.shape != (count,):
-            raise ValueError(f"labels must be int64 of shape ({count},)")
-        if count and not 0 <= self.labels.min() <= self.labels.max() < self.num_classes:
-            raise ValueError(f"labels must lie in [0, {self.num_classes})")
-        if not 0 < len(self.client_records) == len(self.client_names):
-            raise ValueError("client_names must name every client, at least one")
         if self.sizes.min() == 0:
             raise ValueError("every client needs at least one record")
-        if len(self.client_test_records) not in (0, len(self.client_records)):
-            raise ValueError("client_test_records must be of every client, or of none")
         owned = np.concatenate(self.client_records + self.client_test_records)
         if owned.dtype != np.int64 or owned.min() < 0 or owned.max() >= count:
             raise ValueError(f"client_records must be int64 in [0, {count})")
@@ -94,13 +83,7 @@ class FederatedImages:
         Returns:
             Images, shape (n, channel, height, width), float32 in [0, 1], and labels,
             shape (n,), int64.
-
-        Raises:
-            ValueError: there is no such client.
         """
-        count = self.num_clients
-        if not 0 <= client_id < count:
-            raise ValueError(f"client_id = {client_id}: must be in [0, {count})")
         records = self.client_records[client_id]
         return to_float(self.images[records]), self.labels[records]
 

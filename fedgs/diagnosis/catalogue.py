@@ -147,19 +147,6 @@ def within(gram: Array, rows: Rows) -> Array:
     return total / (count * (count - 1))
 
 
-def of_groups(
-    statistic: Callable[[Rows, Rows], Array], num_groups: int
-) -> permutation.Statistic:
-    """Returns a statistic of rows as one of the groups' numbers, for the jackknife."""
-
-    def of(healthy: NDArray[np.int64], suspicious: NDArray[np.int64]) -> float:
-        rows = np.zeros((2, 1, 2 * num_groups), bool)
-        rows[0, 0, healthy] = rows[1, 0, suspicious] = True
-        return float(statistic(*rows)[0])
-
-    return of
-
-
 class Samples:
     """The samples of all groups, and what they look like after any transformation.
 

@@ -37,7 +37,7 @@ Privacy: post-processing of DP output.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ from fedgs.data.transformations import (
 )
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
-from fedgs.diagnosis.catalogue import HEALTHY, Candidate, Samples, of_groups, within
+from fedgs.diagnosis.catalogue import HEALTHY, Candidate, Samples, within
 from fedgs.diagnosis.differences import Difference, differences
 from fedgs.diagnosis.rule import CONFIDENCE, FEWEST_GROUPS, MOST_GROUPS, Rule
 from fedgs.errors import raise_if_any
@@ -339,11 +339,12 @@ def _explanation(
     unit = max(float(squared.mean()), _LEAST_SQUARED)
     forth = np.array([c.explained(~rows, rows) for c in own])
     back = np.array([c.explained(rows, ~rows) for c in own])
-    shares = [_jackknife(c.share, rows) for c in own]
+    count = rows.shape[1] // 2
+    shares = [permutation.jackknife(c.share, count, CONFIDENCE) for c in own]
     # The healthy cohort may be the spoilt one: a turn is asked the other way as well.
     back_ways = (dataclasses.replace(c, spoilt=HEALTHY) for c in own if c.is_turn)
-    more = (_jackknife(c.share, rows) for c in back_ways)  # only where it matters
-    limits = itertools.chain(shares, more)
+    more = (permutation.jackknife(c.share, count, CONFIDENCE) for c in back_ways)
+    limits = itertools.chain(shares, more)  # only where it matters
     limit = rule.min_effect * samples.shown(own[0].entry)
     weighted = [c.weighted(weights) for c in own]
     fits = [float(c.explained(~rows[:1], rows[:1])[0]) for c in weighted]
@@ -374,13 +375,6 @@ def _least_fit(best: Candidate, rows: Rows) -> float:
     return float(fits.min())
 
 
-def _jackknife(
-    statistic: Callable[[Rows, Rows], Array], rows: Rows
-) -> tuple[float, tuple[float, float] | None]:
-    count = rows.shape[1] // 2
-    return permutation.jackknife(of_groups(statistic, count), count, CONFIDENCE)
-
-
 def _has_learned(samples: Samples) -> bool:
     """Tells whether a turn moves the generators of each cohort alike, with confidence.
 
@@ -389,13 +383,12 @@ def _has_learned(samples: Samples) -> bool:
     """
     turn, *_ = samples.candidates([_ROTATION])
     sizes = np.tensordot(turn.weights, turn.sizes, 1)
-    count = len(sizes) // 2
     for cohort in (0, 1):
 
         def size(*rows: Rows, cohort: int = cohort) -> Array:
             return within(sizes, rows[cohort])
 
-        if not _is_above_zero(of_groups(size, count), count):
+        if not _is_above_zero(size, len(sizes) // 2):
             return False
     return True
 
@@ -460,8 +453,7 @@ def _is_clearly_more(first: _Explanation, other: _Explanation, weights: Array) -
         )
         return one - two
 
-    count = first.best.sizes.shape[1] // 2
-    return _is_above_zero(of_groups(gap, count), count)
+    return _is_above_zero(gap, first.best.sizes.shape[1] // 2)
 
 
 def _second(

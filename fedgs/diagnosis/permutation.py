@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 Array = NDArray[np.float64]
-Statistic = Callable[[NDArray[np.int64], NDArray[np.int64]], float]
+Rows = NDArray[np.bool_]  # which groups are in a cohort, shape (n, 2G)
+Statistic = Callable[[Rows, Rows], Array]  # of n pairs of cohorts, shape (n,)
 _TIE = 1e-12  # sums of the same numbers in another order
 
 
@@ -132,8 +133,8 @@ def jackknife(
     Privacy: post-processing of DP output.
 
     Args:
-        statistic: of the numbers of the healthy and of the suspicious groups; NaN
-            where it is not defined.
+        statistic: of the healthy and of the suspicious groups; NaN where it is not
+            defined.
         num_groups: G, at least 3.
         confidence: above 0 and below 1.
 
@@ -142,16 +143,18 @@ def jackknife(
         everywhere.
 
     >>> values = np.array([1.0, 2, 3, 11, 12, 13])
-    >>> found = jackknife(lambda h, s: values[s].mean() - values[h].mean(), 3, 0.95)
+    >>> def mean(rows):
+    ...     return rows @ values / rows.sum(1)
+    >>> found = jackknife(lambda h, s: mean(s) - mean(h), 3, 0.95)
     >>> found[0], [round(limit, 2) for limit in found[1]]
     (10.0, [7.73, 12.27])
     """
-    healthy = np.arange(num_groups)
-    suspicious = healthy + num_groups
-    estimate = float(statistic(healthy, suspicious))
-    less_healthy = [statistic(np.delete(healthy, i), suspicious) for i in healthy]
-    less_suspicious = [statistic(healthy, np.delete(suspicious, i)) for i in healthy]
-    parts = np.array([np.var(less_healthy), np.var(less_suspicious)]) * (num_groups - 1)
+    is_healthy = np.arange(2 * num_groups) < num_groups
+    kept = np.vstack(
+        [np.ones(2 * num_groups, bool), ~np.eye(2 * num_groups, dtype=bool)]
+    )
+    estimate, *less = statistic(kept & is_healthy, kept & ~is_healthy).tolist()
+    parts = np.var([less[:num_groups], less[num_groups:]], axis=1) * (num_groups - 1)
     variance = float(parts.sum())
     if not math.isfinite(estimate + variance):
         return estimate, None

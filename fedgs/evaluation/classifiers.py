@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.pool import ThreadPool
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import MultiStepLR
 
-from fedgs.errors import UserError, imported
+from fedgs.errors import UserError, imported, wrap_error
 from fedgs.evaluation.cache import content_hash, read_cached, write_cached
 from fedgs.evaluation.downstream import Recipe, fit, predict
 from fedgs.evaluation.images import LabelledImages
@@ -86,18 +86,7 @@ RESULT = {"accuracy", "per_class", "converged", "seconds", "cpu_seconds"}
 Report = Callable[[str, Result | None, bool], None]
 
 
-class Classifier(Protocol):
-    """What scikit-learn calls an estimator, on flat images."""
-
-    def fit(self, x: Any, y: Any) -> Any:
-        """Trains on x (n, D) and labels y (n,)."""
-
-    def predict(self, x: Any) -> Any:
-        """Returns labels (k,) of x (k, D)."""
-        ...
-
-
-def build(name: str, shape: tuple[int, ...], num_classes: int, seed: int) -> Classifier:
+def build(name: str, shape: tuple[int, ...], num_classes: int, seed: int) -> Any:
     """Returns an untrained classifier for flat float32 images in [0, 1].
 
     Args:
@@ -190,15 +179,10 @@ def train_and_test(task: Task, name: str) -> Result:
     )
     known, y = np.unique(task.train.labels, return_inverse=True)
     classifier = build(name, shape, len(known), task.seed)
-    try:
+    problem = f"classifiers = {name}: cannot be trained on {len(y)} images"
+    with wrap_error((ValueError, np.linalg.LinAlgError), problem, "give more images"):
         classifier.fit(x, y)
         guesses = known[np.asarray(classifier.predict(test_x))]
-    except (ValueError, np.linalg.LinAlgError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"classifiers = {name}: cannot be trained on {len(y)} images ({reason}); "
-            "give more images"
-        ) from error
     correct = guesses == task.test.labels
     by_class = [correct[task.test.labels == y] for y in range(task.num_classes)]
     return {

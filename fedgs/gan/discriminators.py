@@ -142,6 +142,8 @@ class ModuleStack:
         for name, value in state.items():
             own[name].copy_(value)
 
+    state_dict, load_state_dict = state, load_state  # the names of torch's modules
+
     def _batched(self, function: Function) -> Function:
         """Maps a function of one module over the leading axis of its arguments."""
         if self.is_stacked:

@@ -3,7 +3,7 @@
 Layers of the trunk are the features of the last stage; a refiner is the network
 behind the Gaussians of the generator `refined`. Of the stage `font-features` both come
 with the package, trained on digits that are drawn from fonts
-(`python -m experiments.public_networks`). Else the trunk's weights are random numbers
+(`python -m experiments.pretraining`). Else the trunk's weights are random numbers
 of a fixed seed, and the refiner begins as the identity.
 
 Privacy: public. A client has the trunk from its own copy of the package, by its hash:

@@ -40,18 +40,23 @@ IMAGES_AT_ONCE = 500
 _BELOW = 1 - 1e-6  # float32 must not round a norm above 1
 
 
-class Embedding:
+class Embedding(nn.Module):
     """Random Fourier features by class: the same for private images and for fakes."""
+
+    frequencies: Tensor
+    target: Tensor  # of the fit: the released mean
 
     def __init__(
         self, classes: int, size: int, num_features: int, variance: float, seed: int
     ) -> None:
         """Draws the frequencies W, public, for vectors of `size` numbers."""
+        super().__init__()
         rng = stream(seed, "random-features")
         shape = (num_features // 2, size)
-        frequencies = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
-        self.frequencies = frequencies / math.sqrt(variance)
-        self.classes = classes
+        drawn = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+        drawn = drawn / math.sqrt(variance)
+        self.register_buffer("frequencies", drawn, persistent=False)
+        self.register_buffer("target", torch.zeros(classes, num_features))
 
     def sum(self, vectors: Tensor, labels: Labels) -> Tensor:
         """Returns sum_i onehot(y_i) phi(x_i)^T: shape (classes, D), each term norm 1.
@@ -61,7 +66,7 @@ class Embedding:
         phases = vectors @ self.frequencies.T
         features = torch.cat([phases.cos(), phases.sin()], dim=1)
         scale = _BELOW / math.sqrt(len(self.frequencies))
-        return F.one_hot(labels, self.classes).to(features).T @ features * scale
+        return F.one_hot(labels, len(self.target)).to(features).T @ features * scale
 
 
 class DPMerf(Method):
@@ -94,10 +99,8 @@ class DPMerf(Method):
         """Initialises the generator from the seed, and no target."""
         generator = build_generator(config, derived_seed(config.seed, "generator"))
         average = copy.deepcopy(generator).eval().requires_grad_(False)
-        target = nn.Module()  # a buffer alone: it is in the checkpoint
-        shape = self.terms(config, 1).shape[2:]
-        target.register_buffer("mean", torch.zeros(shape))
-        parts = {"generator": generator, "ema": average, "target": target}
+        embedding = _embedding(config)
+        parts = {"generator": generator, "ema": average, "embedding": embedding}
         return State({n: part.to(config.device) for n, part in parts.items()})
 
     def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
@@ -133,8 +136,7 @@ class DPMerf(Method):
 
         Privacy: post-processing of DP output.
         """
-        mean = (total[0, 0] / config.clients_per_round).float()
-        _target(state).copy_(mean)
+        _of(state).target.copy_(total[0, 0] / config.clients_per_round)
         state.round += 1
 
     def settle(
@@ -144,7 +146,7 @@ class DPMerf(Method):
 
         Privacy: post-processing of DP output.
         """
-        embedding, target = _embedding(config), _target(state)
+        embedding = _of(state)
         adam = torch.optim.Adam(state.generator.parameters())
         labels = (torch.arange(FAKES) % config.num_classes).to(config.device)
         for step in range(STEPS):
@@ -152,7 +154,7 @@ class DPMerf(Method):
             z = sample_latents(config, rng, FAKES).to(config.device)
             fakes: Images = state.generator(z, labels)
             found = embedding.sum(fakes.flatten(1), labels) / FAKES
-            loss = (target - found).square().sum()
+            loss = (embedding.target - found).square().sum()
             decay = DECAY ** (step / DECAY_STEPS)
             adam.param_groups[0]["lr"] = config.generator_learning_rate * decay
             adam.zero_grad(set_to_none=True)
@@ -166,13 +168,11 @@ class DPMerf(Method):
 METHOD = DPMerf()
 
 
-def _target(state: State) -> Tensor:
-    return cast(nn.Module, state.parts["target"]).get_buffer("mean")
+def _of(state: State) -> Embedding:
+    return cast(Embedding, state.parts["embedding"])
 
 
 def _embedding(config: ResolvedConfig) -> Embedding:
     size = config.image_channels * config.image_size**2
     made = (NUM_FEATURES, KERNEL_VARIANCE, config.seed)
-    embedding = Embedding(config.num_classes, size, *made)
-    embedding.frequencies = embedding.frequencies.to(config.device)
-    return embedding
+    return Embedding(config.num_classes, size, *made).to(config.device)

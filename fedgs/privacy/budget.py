@@ -9,7 +9,7 @@ statements decides.
 ...             noise_multiplier=1.2, client_selection="all", engine="local")
 >>> calibrate_noise(plan, 10.0, 1e-5, "release", "replace-one")
 1.492
->>> largest_num_rounds(plan, 10.0, 1e-5, "release", "replace-one")
+>>> largest_num_rounds(plan, Target(10.0, 1e-5, "release", "replace-one"))
 97
 
 Source: docs/privacy.md, "Which theorem may be used when", Calibration.
@@ -24,7 +24,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import MOST_KINDS, SampledBound
 from fedgs.privacy.gaussian import Law, check_numbers, fixed_law
-from fedgs.privacy.ledger import Event
+from fedgs.privacy.ledger import Event, agreed_values
 from fedgs.privacy.participation import mixture_of, sampled_of
 from fedgs.privacy.plan import COLUMNS, RELATIONS, Plan, costs_of
 from fedgs.privacy.selection_cost import SelectionCost, Target
@@ -124,26 +124,14 @@ def _of_code(code: int) -> Decimal:
     return Decimal(digits + 1000).scaleb(power - 4)
 
 
-def largest_num_rounds(
-    plan: Plan,
-    target_epsilon: float,
-    delta: float,
-    adversary: str,
-    relation: str,
-    colluding: int = 0,
-    selections: Sequence[SelectionCost] = (),
-) -> int:
+def largest_num_rounds(plan: Plan, target: Target, colluding: int = 0) -> int:
     """Returns the most rounds whose epsilon is at most the target.
 
     Args:
         plan: the run, with its noise multiplier and client_selection; its num_rounds
             is not read.
-        target_epsilon: finite, at least 0.
-        delta: above 0 and below 1.
-        adversary: one of `plan.adversaries`.
-        relation: replace-one or zero-out.
+        target: of all rounds together.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
-        selections: private ones of the run's cohort, which the target includes.
 
     Returns:
         0 if one round is too many; no more than 2^30, about 1e9, is looked for.
@@ -153,10 +141,9 @@ def largest_num_rounds(
 
     Source: inverse of `fedgs.privacy.accounting.statements`.
     """
-    target = Target(target_epsilon, delta, adversary, relation, tuple(selections))
     selection = _checked(plan, target, colluding)
     target.check()
-    ratio = plan.ratio(adversary, relation, colluding)
+    ratio = plan.ratio(target.adversary, target.relation, colluding)
 
     def holds(rounds: int) -> bool:
         return target.is_kept(plan.law(selection, ratio, rounds)[0])
@@ -189,13 +176,9 @@ class Budget:
 
     Args:
         plan: the run, with its client_selection; its noise_multiplier is not read.
-        target_epsilon: for all events together; finite, at least 0.
-        delta: above 0 and below 1.
-        adversary: one of `plan.adversaries`.
-        relation: replace-one or zero-out.
+        target: of all events together.
         events: released before, also by other runs on the same clients.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
-        selections: private ones of the run's cohort, which the target includes.
 
     Raises:
         UserError: an argument is out of range, the selections alone exceed the target,
@@ -206,24 +189,18 @@ class Budget:
 
     def __init__(
         self,
-        plan: Plan | RunConfig,
-        target_epsilon: float,
-        delta: float,
-        adversary: str,
-        relation: str,
+        plan: Plan,
+        target: Target,
         events: Iterable[Event] = (),
         colluding: int = 0,
-        selections: Sequence[SelectionCost] = (),
     ) -> None:
         """Counts the earlier events."""
-        plan = plan if isinstance(plan, Plan) else Plan.from_config(plan)
-        target = Target(target_epsilon, delta, adversary, relation, tuple(selections))
         _checked(plan, target, colluding)
         self._target = target
         self._num_clients, self._colluding = plan.num_clients, colluding
-        self._row = COLUMNS.index(adversary)
+        self._row = COLUMNS.index(target.adversary)
         # Costs of events are those of replace-one; z of zero-out is twice as large.
-        self._scale = 2 / RELATIONS[relation]
+        self._scale = 2 / RELATIONS[target.relation]
         mu = 1 / target.least_ratio(fixed_law(1))
         # The cap on a client's sum of costs: what the selections leave of the target.
         self._most = (mu * self._scale) ** 2
@@ -326,15 +303,7 @@ def budget_of(
     """
     if config.target_epsilon is None:
         return None
-    return Budget(
-        config,
-        config.target_epsilon,
-        config.delta,
-        config.adversary,
-        config.relation,
-        events,
-        selections=selections,
-    )
+    return Budget(Plan.from_config(config), Target.of(config, selections), events)
 
 
 def is_spent(
@@ -357,12 +326,5 @@ def is_spent(
     event = replace(events[-1], round=following, attempt=1)
     # After a stage comes another kind of release, with a noise and a B of its own.
     if config.num_stages:
-        terms = config.terms(following)
-        event = replace(
-            event,
-            noise_std=terms.noise_std,
-            clip_bound=terms.clip_bound,
-            batch_size=terms.batch_size,
-            release=terms.release,
-        )
+        event = replace(event, **agreed_values(config, following))
     return not budget.allows(event)

@@ -42,7 +42,7 @@ from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
-from fedgs.errors import UserError
+from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.amplification import LEAST_RATIO
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy.plan import RELATIONS, Plan, noise_ratio
@@ -120,10 +120,9 @@ class Limits:
         """
         path = Path(path).expanduser().absolute()
         where = f"limits = {path}"
-        try:
+        problem = f"{where}: cannot be read"
+        with wrap_error((OSError, ValueError), problem, "give a TOML file"):
             values: dict[str, Any] = tomllib.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{where}: {error}; give a TOML file") from error
         known = [spec.name for spec in fields(cls)]
         if unknown := sorted(values.keys() - set(known)):
             raise UserError(f"{where}: unknown {unknown[0]}; give {', '.join(known)}")

@@ -28,8 +28,8 @@ from filelock import lock_descriptor
 
 from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
-from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError
+from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.errors import UserError, wrap_error
 from fedgs.files import sync, write_atomically
 
 GENESIS = hashlib.sha256(b"fedgs ledger, version 1").hexdigest()
@@ -127,7 +127,7 @@ class Event:
         return proven_multiplier(self.noise_multiplier, self.is_discrete)
 
 
-def agreed_values(config: ResolvedConfig, round: int) -> dict[str, Any]:
+def agreed_values(config: RunConfig, round: int) -> dict[str, Any]:
     """Returns those fields of `Event` that settings decide for a round, from 1."""
     terms = config.terms(round)
     return {
@@ -215,12 +215,10 @@ class Chain(Generic[EventT]):
             if number == 0:
                 self.bound, self._hashes = json.loads(text)["bound"], [digest]
                 continue
-            try:
+            problem = f"{self.path}: line {number}: is no event"
+            kinds = (UserError, ValueError, TypeError, AttributeError)
+            with wrap_error(kinds, problem, "use the version of fedgs that wrote it"):
                 self._events.append(self._parse(text))
-            except (ValueError, TypeError, AttributeError) as error:
-                where = f"{self.path}: line {number}: {error}"
-                remedy = "use the version of fedgs that wrote it"
-                raise UserError(f"{where}; {remedy}") from error
             self._hashes.append(digest)
         self._size += end
 
@@ -256,11 +254,9 @@ class Chain(Generic[EventT]):
         Raises:
             UserError: as `open`; or the file is shorter than it was.
         """
-        try:
+        with wrap_error(OSError, f"{self.path}: cannot be opened", "check --output"):
             # Unbuffered: one write is one call, and tells how much the disk took.
             file = cast(BinaryIO, open(self.path, "a+b", buffering=0))  # noqa: SIM115
-        except OSError as error:
-            raise UserError(f"{self.path}: {error.strerror}; check --output") from error
         is_first = self._size == 0
         try:
             # The kernel's lock: it is free again when its holder dies, however it does.
@@ -289,10 +285,8 @@ class Chain(Generic[EventT]):
         Raises:
             UserError: the file is broken (a torn last line is ignored) or missing.
         """
-        try:
+        with wrap_error(OSError, f"{path}: cannot be read", "give a run folder"):
             return cls(Path(path), Path(path).read_bytes())
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}; give a run folder") from error
 
     @property
     def events(self) -> Sequence[EventT]:

@@ -37,14 +37,15 @@ Source:
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self, cast
 
 from scipy import optimize  # pyright: ignore
 
 from fedgs.config.fields import coerce_fields, entry
-from fedgs.errors import UserError
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.amplification import Sampled, SampledBound
 from fedgs.privacy.gaussian import Law, fixed_law
 from fedgs.privacy.plan import RELATIONS
@@ -135,23 +136,18 @@ class SelectionCost:
         )
         return (included, _FIXED)
 
-    def to_json(self) -> dict[str, float]:
-        """Returns the fields, from which `from_json` makes the same cost."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "SelectionCost":
-        """Reads what `to_json` wrote.
+        """Reads the fields of a cost.
 
         Raises:
             UserError: other fields, or values out of range.
         """
-        try:
+        kinds = (UserError, KeyError, TypeError, ValueError)
+        with wrap_error(
+            kinds, f"selection cost {values}: cannot be read", "select anew"
+        ):
             return cls(**{spec.name: values[spec.name] for spec in fields(cls)})
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"selection cost {values}: cannot be read ({error})"
-            ) from error
 
 
 class Composed(NamedTuple):
@@ -244,6 +240,13 @@ class Target(NamedTuple):
     adversary: str
     relation: str
     selections: tuple[SelectionCost, ...] = ()
+
+    @classmethod
+    def of(cls, config: RunConfig, selections: Iterable[SelectionCost] = ()) -> Self:
+        """Returns what the settings of a run ask for; infinity where nothing."""
+        asked = math.inf if config.target_epsilon is None else config.target_epsilon
+        about = config.delta, config.adversary, config.relation
+        return cls(asked, *about, tuple(selections))
 
     def excess(self, rounds: Law | SampledBound) -> float:
         """Returns how much the delta of rounds at this epsilon exceeds that asked."""

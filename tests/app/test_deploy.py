@@ -30,7 +30,7 @@ from clients import client_command
 from clients.client_command import Client
 from clients.deployed_client import OWN_SETTINGS
 from command_line import flags
-from fedgs.app.cli.deploy import CLIENT_DATA
+from fedgs.app.cli.deploy_flags import CLIENT_DATA
 from fedgs.config.run_config import RunConfig
 from fedgs.deployment import check_name
 from refusals import assert_refused

@@ -7,7 +7,7 @@ import click
 import pytest
 import typer
 
-from fedgs.app.cli.deploy import app
+from fedgs.app.cli.deploy_flags import app
 from fedgs.process import STOP_SECONDS
 from server.launch.superlink import GRACE_SECONDS
 from server.launch.supervisor import LEAVE_SECONDS

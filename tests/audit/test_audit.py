@@ -75,7 +75,7 @@ def test_quick_audit_holds_and_alters_nothing(run, quick, capsys):
     assert "B, one run with canaries: not run: give --full" in printed.out
     assert "has no test split" in " ".join(printed.out.split())  # why C was skipped
     assert {f["verdict"] for f in written["findings"]} == {"holds"}
-    assert "rounds with gradient" in printed.err  # progress, plain lines
+    assert "rounds of each kind" in printed.err  # progress, plain lines
 
 
 def test_broken_noise_is_exit_code_1_and_membership_uses_the_test_split(

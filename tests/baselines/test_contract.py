@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from baselines import SMALL, small_run, train
-from fedgs.app.baselines.command import to_quote
+from fedgs.app.commands.run_outcome import to_quote
 from fedgs.baselines import METHODS, dp_sgd
 from fedgs.baselines import run as frame
 from fedgs.baselines.contract import RELATIONS, SECRET
@@ -151,9 +151,9 @@ def test_guarantees_are_of_the_ledger_and_name_the_methods_unit(name, finished):
     for row in rows:
         assert not row.is_guarantee
         assert {f"noise: {SEEDED}", frame.NUMBER} <= {*row.conditions}
-    assert to_quote(run) == f"none to quote: {SEEDED}"
-    stated = privacy_label(run.folder.path)["guarantee"]
-    assert stated == f"{NO_GUARANTEE}; noise {SEEDED}"
+    label = privacy_label(run.folder.path)
+    assert label["guarantee"] == f"{NO_GUARANTEE}; noise {SEEDED}"
+    assert to_quote(label) == f"none to quote: {NO_GUARANTEE}; noise {SEEDED}"
     released = [release.event for release in run.releases]
 
     def epsilons(events):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baselines import small_run, small_trainer
-from fedgs.app.baselines.audit import distinct_events
+from fedgs.app.baselines.release_audit import distinct_events
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_merf import (
@@ -85,7 +85,7 @@ def test_a_replaced_unit_moves_the_released_sum_by_two_at_most(
         trainer = dp_merf.trainer(settings, run.config, each, 3)
         trainer.step(0)
         count = data.num_clients if federated else run.facts.num_records
-        sums.append(trainer.target.double() * count)
+        sums.append(trainer.embedding.target.double() * count)
     assert least < float((sums[0] - sums[1]).norm()) <= most
 
 
@@ -184,7 +184,7 @@ def test_one_release_is_made_and_then_the_generator_nears_it(tmp_path):
         z = torch.from_numpy(rng.standard_normal((200, 5), dtype=np.float32))
         with torch.no_grad():
             fakes = trainer.embedding.sum(trainer.net(z, labels).flatten(1), labels)
-        return float((trainer.target - fakes / 200).square().sum())
+        return float((trainer.embedding.target - fakes / 200).square().sum())
 
     before = loss()
     assert [trainer.step(index) for index in range(1, trainer.num_steps)] == [None] * 10

@@ -12,6 +12,7 @@ from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_sgd_gan import LayeredDiscriminator, Settings, dp_sgd_gan
 from fedgs.config.run_config import RunConfig
 from fedgs.gan.models import Discriminator, build
+from fedgs.randomness import stream
 
 CONFIG = RunConfig(
     num_classes=3,
@@ -129,7 +130,7 @@ def test_without_noise_the_discriminator_learns_to_tell_fakes(tmp_path):
     def gap():
         with torch.no_grad():
             real = trainer.discriminator(trainer.images, trainer.labels).mean()
-            fakes, labels = trainer._fakes(0, "test")
+            fakes, labels = trainer.fakes(stream(3, "test"), 50)
             return float(real - trainer.discriminator(fakes, labels).mean())
 
     before = gap()

@@ -17,6 +17,7 @@ from fedgs.baselines.g_pate import (
     bin_of,
 )
 from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.randomness import stream
 
 FACTS = Facts(2000, 60_000, None, 10, (1, 28, 28))
 DELTA = 1e-5
@@ -34,10 +35,9 @@ def events(settings, count=1):
 def votes_of(training, data=None):
     """All histograms on the same fakes; with other data, after one more step on it."""
     if data is not None:
-        training.teachers.data = data
-    z, labels = training.generated.draw("fakes", 0, 16)
-    images = training.generated(z, labels)
-    training.teachers.train(images, labels, 0)
+        training.data = data
+    images, labels = training.fakes(stream(3, "fakes", 0), 16)
+    training.teach(images, labels, 0)
     projections = training._projections(0, images)
     return training._votes(images, labels, projections)
 
@@ -134,11 +134,10 @@ def test_the_answers_make_fakes_look_real_to_the_teachers(tmp_path):
     training = small_trainer(
         "g-pate", tmp_path, answer_noise=0.0, batch_size=32, projection_dim=40
     )
-    z, labels = training.generated.draw("judged", 0, 200)
 
     def judged():
-        images = training.generated(z, labels)
-        asked = training.teachers.ask(lambda own, x, y: own(x, y), images, labels)
+        images, labels = training.fakes(stream(3, "judged"), 200)
+        asked = training.ask(lambda own, x, y: own(x, y), images, labels)
         return float(torch.cat(list(asked)).mean())
 
     training.step(0)

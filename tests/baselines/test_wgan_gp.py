@@ -16,7 +16,7 @@ def test_the_generator_follows_a_discriminator_of_everybodys_images(tmp_path):
     draws = Draws(wgan.config, wgan.data, (0,), "wgan-gp", 0, None)
     owners = [{*records} & {*draws.records.ravel()} for records in data.client_records]
     assert sum(map(bool, owners)) > 1
-    generator = wgan._generator
+    generator = wgan.net
     before = [p.detach().clone() for p in generator.parameters()]
     rng = stream(wgan.config.seed, "latent", 0)
     wgan.step(0)
@@ -28,8 +28,10 @@ def test_the_generator_follows_a_discriminator_of_everybodys_images(tmp_path):
     with torch.no_grad():
         for param, value in zip(generator.parameters(), before, strict=True):
             param.copy_(value)
-    wgan._draw(rng, 1)
-    images, labels = wgan._draw(rng, 1)
+    size = wgan.settings.batch_size
+    wgan.latents(rng, wgan.settings.discriminator_steps * size)
+    z, labels = wgan.latents(rng, size)
+    images = wgan.net(z, labels)
     tensors = wgan.discriminator.tensors(torch.tensor([0]))
     params, buffers = ({n: v[0] for n, v in part.items()} for part in tensors)
     loss = -wgan.discriminator.network(params, buffers)(images, labels).mean()

@@ -26,7 +26,7 @@ from refusals import assert_refused
 from tiny import tiny_config, write_tiny_npz
 
 COST = SelectionCost(1.0, 4, 8, 3.0, 2.0)
-PRIVATE = f"# selection: private {json.dumps(COST.to_json())}\n"
+PRIVATE = f"# selection: private {json.dumps(dataclasses.asdict(COST))}\n"
 
 
 @pytest.fixture

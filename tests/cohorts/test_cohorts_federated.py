@@ -15,7 +15,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app import Error as FlowerError
 
-from clients import selection_app as classifier_app
+from clients import classifier_app
 from fedgs.cohorts import classifier
 from fedgs.cohorts.selection import ARRAYS, CONFIG, Selection, membership, write_plan
 from fedgs.federation.training import RunStopped

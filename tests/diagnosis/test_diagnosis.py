@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import zoom
 
-from experiments.debug import report
+from experiments.debug import verdict
 from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis import diagnosis, group_features
 from fedgs.diagnosis.diagnosis import INVERT, OTHER, ROTATE, Rule
@@ -136,9 +136,9 @@ def test_a_verdict_on_averages_is_about_clients_and_strength_as_drawn(digits):
         (False, "share 1.00, 95% interval", "images"),
     ):
         own = dataclasses.replace(found, draws_averages=draws_averages)
-        assert strength in report.sentence(own)
+        assert strength in verdict.sentence(own)
         none = dataclasses.replace(own, verdict="none", ranking=())
-        assert f"each in 25% of the {of} or more" in report.sentence(none)
+        assert f"each in 25% of the {of} or more" in verdict.sentence(none)
 
 
 def test_a_small_share_is_significant_and_not_named(digits):

@@ -16,7 +16,7 @@ from command_line import printed, refused
 from evaluation_data import labelled, write_mnist
 from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation.request import EvaluationRequest
-from fedgs.app.evaluation.tables import classifier_table
+from fedgs.app.evaluation.score_tables import classifier_table
 from fedgs.evaluation import classifiers, lenet, quality
 from fedgs.gan.models import build_generator
 from fedgs.runs import sample
@@ -192,7 +192,7 @@ def test_interrupted_command_continues_by_classifier(fedgs, tmp_path, monkeypatc
     release.set()
     assert code == 1
     assert err.endswith("stopped; continue with the same command\n")
-    assert not (tmp_path / "s.evaluations.jsonl").exists()
+    assert not (tmp_path / "s.evaluations.jsonl").read_text()
     monkeypatch.setattr(classifiers, "train_and_test", original)
     code, _, err = fedgs(path, "--metrics", "classifiers")
     assert code == 0

@@ -14,9 +14,9 @@ import tiny
 from command_line import flags, printed, refused
 from experiments.debug import bug_detection, bug_table, power
 from experiments.debug import cohorts as debug_cohorts
-from experiments.debug import plan as debug_plan
+from experiments.debug import debug_folder as debug_plan
 from experiments.debug.bug_table import table
-from experiments.debug.plan import read_debug
+from experiments.debug.debug_folder import read_debug
 from experiments.store import Store
 from fedgs.app.flags import run_command
 from fedgs.cohorts.files import (

@@ -3,7 +3,7 @@
 import pytest
 
 from command_line import printed
-from experiments.speed import bench, deployment
+from experiments.speed import bench, deployed_rounds
 
 
 @pytest.fixture
@@ -26,4 +26,4 @@ def test_bench_prints_steps_by_width_and_memory(fedgs, small):
 
 @pytest.mark.slow
 def test_a_deployment_has_the_seconds_of_each_round():
-    assert len(deployment.deployed_seconds(2, 3)) == 3
+    assert len(deployed_rounds.deployed_seconds(2, 3)) == 3

@@ -12,6 +12,7 @@ from fedgs.federation.training import new_event
 from fedgs.privacy.accounting import Run, statements, statements_of_runs
 from fedgs.privacy.budget import Budget, calibrate_noise, is_spent, largest_num_rounds
 from fedgs.privacy.plan import Plan
+from fedgs.privacy.selection_cost import Target
 from plans import (
     COST,
     FULL,
@@ -54,6 +55,17 @@ QUESTIONS = {
     "with a selection": (SMALL, "release", 14.0, {"selections": [COST]}),
     "both": (AMPLIFIED, "release", 14.0, {"selections": [COST]}),
 }
+
+
+def rounds_within(plan, *asked, colluding=0, selections=()):
+    return largest_num_rounds(plan, Target(*asked, tuple(selections)), colluding)
+
+
+def budget_for(plan, epsilon, delta, adversary, relation, *more, selections=(), **how):
+    target = Target(epsilon, delta, adversary, relation, tuple(selections))
+    return Budget(plan, target, *more, **how)
+
+
 each_question = pytest.mark.parametrize("name", QUESTIONS)
 
 
@@ -74,7 +86,7 @@ def test_calibrated_noise_is_the_smallest_of_4_digits(coarse_grid, name):
 def test_largest_num_rounds_is_the_last_within_the_target(coarse_grid, name):
     plan, adversary, target, more = QUESTIONS[name]
     asked = (adversary, "replace-one")
-    most = largest_num_rounds(plan, target, DELTA, *asked, **more)
+    most = rounds_within(plan, target, DELTA, *asked, **more)
     reached, beyond = (
         least(statements(plan.ended_after(n), DELTA, **more), *asked)
         for n in (most, most + 1)
@@ -86,11 +98,11 @@ def test_largest_num_rounds_is_the_last_within_the_target(coarse_grid, name):
 def test_rounds_within_a_small_target_are_stages(target, rounds):
     plan = Plan.from_config(STAGED)
     asked = (target, DELTA, "release", "zero-out")
-    assert largest_num_rounds(plan, *asked) == rounds
+    assert rounds_within(plan, *asked) == rounds
 
 
 each_user = pytest.mark.parametrize(
-    "what", [calibrate_noise, largest_num_rounds, Budget]
+    "what", [calibrate_noise, rounds_within, budget_for]
 )
 
 
@@ -130,8 +142,8 @@ def test_no_noise_can_and_none_need_not_reach_a_target():
     words, asked = "chance to take part, 0.00115", (10.0, 0.01, "server", "zero-out")
     assert_refused(words, calibrate_noise, rare, *asked)
     silent = replace(FULL, noise_multiplier=0.0)
-    assert largest_num_rounds(silent, 3.0, DELTA, "release", "zero-out") == 0
-    budget = Budget(silent, 3.0, DELTA, "release", "zero-out")
+    assert rounds_within(silent, 3.0, DELTA, "release", "zero-out") == 0
+    budget = budget_for(silent, 3.0, DELTA, "release", "zero-out")
     assert not budget.allows(everybody(1, 539, noise_std=0.0))
 
 
@@ -182,7 +194,7 @@ def test_a_budget_stops_before_it_is_exceeded(coarse_grid, name):
     plan, done = replace(SMALL, **changes), []
     target = 14.0 if "selections" in more else 3.0
     relation = "zero-out" if name in ("balanced", "amplified") else "replace-one"
-    budget = Budget(plan, target, DELTA, adversary, relation, **more)
+    budget = budget_for(plan, target, DELTA, adversary, relation, **more)
     tries = ((t, a) for t in count(1) for a in (1, 2) if a == 1 or t in repeated)
     for candidate in (make(t, attempt=a) for t, a in tries):
         if not budget.allows(candidate):
@@ -199,7 +211,7 @@ def test_a_budget_stops_before_it_is_exceeded(coarse_grid, name):
     assert len(done) > 10
     assert spent(done) <= target < spent([*done, candidate])
     # Events of before count as those that it has seen.
-    again = Budget(plan, target, DELTA, adversary, relation, done, **more)
+    again = budget_for(plan, target, DELTA, adversary, relation, done, **more)
     assert not again.allows(candidate)
     assert_refused("num_clients = 11", budget.allows, event(num_clients=11))
     assert_refused("num_clients = 11", budget.add, event(num_clients=11))
@@ -212,7 +224,7 @@ def test_a_calibrated_run_uses_its_whole_budget(changes):
     noise = calibrate_noise(Plan.from_config(config), *asked)
     config = replace(config, noise_multiplier=noise)
     planned = [new_event(config, t, "all", 1) for t in range(1, config.num_rounds + 1)]
-    budget = Budget(config, *asked, planned[:-1])
+    budget = budget_for(Plan.from_config(config), *asked, planned[:-1])
     assert budget.allows(planned[-1])
     budget.add(planned[-1])
     assert not budget.allows(new_event(config, config.num_rounds, "all", 2))

@@ -1,6 +1,7 @@
 """A private selection of the cohort: what it costs, alone and with the runs on it."""
 
 import contextlib
+import dataclasses
 import json
 import math
 from dataclasses import replace
@@ -89,8 +90,8 @@ def test_random_number_of_releases_is_averaged():
 )
 def test_costs_out_of_range_are_refused(change):
     (name,) = change
-    assert SelectionCost.from_json(COST.to_json()) == COST
-    assert_refused(name, SelectionCost.from_json, COST.to_json() | change)
+    assert SelectionCost.from_json(dataclasses.asdict(COST)) == COST
+    assert_refused(name, SelectionCost.from_json, dataclasses.asdict(COST) | change)
 
 
 # ------------------------------------------------------------------ statements
@@ -199,7 +200,10 @@ def test_a_cohort_file_has_the_cost_that_a_plan_reads_from_it(tmp_path):
     write_cohort(tmp_path / "c.txt", PRIVATE, "title")
     mark = "# selection: private "
     _, _, after = (tmp_path / "c.txt").read_text().partition(mark)
-    assert json.loads(after.partition("\n")[0]) == {**COST.to_json(), "id": "one"}
+    assert json.loads(after.partition("\n")[0]) == {
+        **dataclasses.asdict(COST),
+        "id": "one",
+    }
     (tmp_path / "plan.toml").write_text(f"cohort = '{tmp_path / 'c.txt'}'")
     settings = EVERYBODY | {"num_rounds": 4, "noise_multiplier": 2.0}
     found = privacy_report.of_settings(None, tmp_path / "plan.toml", settings)

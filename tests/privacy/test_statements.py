@@ -16,6 +16,7 @@ from fedgs.privacy.budget import Budget
 from fedgs.privacy.gaussian import LEAST_DELTA, delta_from_mu, epsilon_from_mu
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import Plan
+from fedgs.privacy.selection_cost import Target
 from plans import STAGED, epsilon, epsilons, event, everybody, frozen, theorems
 from refusals import assert_refused
 
@@ -172,7 +173,7 @@ def test_a_run_that_its_budget_ended_keeps_the_mixture(delta):
     settings = {"num_rounds": 1000, "num_clients": 10, "clients_per_round": 1, **asked}
     settings |= {"batch_size": 4, "noise_multiplier": 20.0, "target_epsilon": 1.0}
     config, events = run([], **settings).config, []
-    budget = Budget(config, 1.0, 1e-5, **asked)
+    budget = Budget(Plan.from_config(config), Target(1.0, 1e-5, **asked))
     while budget.allows(new := event(len(events) + 1)):
         budget.add(new)
         events.append(new)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from experiments.debug.plan import FORMAT
-from experiments.debug.report import with_titles
+from experiments.debug.debug_folder import FORMAT
+from experiments.debug.verdict import with_titles
 from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
 from fedgs.federation.training import new_event
 from fedgs.files import write_json

@@ -2,21 +2,21 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from fedgs.app.commands import forecast
-from fedgs.app.commands.progress import Progress, say
 from fedgs.app.commands.run_outcome import (
     end_when_hurried,
     exit_if_stopped,
-    in_words,
     near,
     show_end,
 )
+from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.tables import Table, epsilon
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.contract import Guarantee
@@ -33,7 +33,7 @@ from fedgs.baselines.run import train as train_in
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.federation.training import stop_on_signal
-from fedgs.privacy.accounting import CAVEATS, SEEDED
+from fedgs.privacy.accounting import SEEDED
 
 
 def list_methods() -> None:
@@ -48,23 +48,24 @@ def list_methods() -> None:
     Table("Baselines", head, rows, note, numeric=False).show()
 
 
-def train(name: str, given: dict[str, Any], settings: dict[str, Any]) -> BaselineRun:
+def train(name: str, given: Mapping[str, Any]) -> BaselineRun:
     """Creates a run folder and trains in it.
 
     Args:
         name: of the method, or module:object.
-        given: settings of the method and of `Asked`.
-        settings: of `RunConfig`.
+        given: settings of the method, of `Asked`, and of `RunConfig`.
 
     Raises:
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early (code 1).
     """
-    known = find(name, is_typed=True).Settings
-    names = {spec.name for spec in dataclasses.fields(known)}
-    own = {key: value for key, value in given.items() if key in names}
-    asked = Asked(**{key: value for key, value in given.items() if key not in names})
-    run, data = new_run(name, own, asked, settings)
+    kinds = (find(name, is_typed=True).Settings, Asked)
+    own, asked = (
+        {spec.name: given[spec.name] for spec in fields(kind) if spec.name in given}
+        for kind in kinds
+    )
+    settings = {n: v for n, v in given.items() if n not in own and n not in asked}
+    run, data = new_run(name, own, Asked(**asked), settings)
     for warning in forecast.warnings_of(run.config, data, run.target_epsilon):
         say(f"Warning: {warning}", is_error=True)
     say(f"scores: {forecast.evaluation_note(run.config, data)}")
@@ -102,21 +103,7 @@ def _train(run: BaselineRun, data: FederatedImages) -> None:
     ):
         report = progress.rounds(run.config.num_rounds, "step")
         train_in(run, data, report, stop)
-    show_end(path, to_quote(run))
-
-
-def to_quote(run: BaselineRun) -> str:
-    """Returns the one epsilon to quote: the first valid one, in the method's unit."""
-    rows = run.guarantees()
-    if any(row.label == SEEDED for row in rows):
-        return f"none to quote: {SEEDED}"
-    valid = [row for row in rows if row.is_guarantee]
-    if not valid or (epsilon := valid[0].epsilon) is None:
-        return f"none to quote: {run.method.name} guarantees nothing"
-    row = valid[0]
-    asked = run.config.adversary, row.relation, row.delta
-    text = in_words(epsilon, *asked, f"one {row.unit}")
-    return "; ".join([text, *(c for c in row.conditions if c.startswith(CAVEATS))])
+    show_end(path, run.name)
 
 
 def _description(run: BaselineRun) -> str:

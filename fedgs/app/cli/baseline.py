@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 class Methods(TyperGroup):
     """The methods as commands; a method is imported when its command is asked for."""
 
+    methods = tuple(METHODS)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names of all methods of fedgs."""
-        return list(METHODS)
+        """Returns their names."""
+        return list(self.methods)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """Returns the command of a method, by its name or by module:object.
@@ -73,7 +75,7 @@ def command_of(name: str) -> click.Command:
         check_noise(given)
         from fedgs.app.baselines import command
 
-        command.train(name, given, settings)
+        command.train(name, given | settings)
 
     chosen = settings_of(method)
     shown = dict(method.recipe) | {"test_fraction": HELD_OUT}

@@ -14,9 +14,14 @@ from typing import Annotated, Any
 import typer
 
 from experiments.comparison.options import OF_DATA, CompareRequest
-from experiments.debug.request import DebugRequest, OwnSuspects, PlantedBug, planted
+from experiments.debug.debug_request import (
+    DebugRequest,
+    OwnSuspects,
+    PlantedBug,
+    planted,
+)
 from fedgs import __version__
-from fedgs.app.cli import baseline, deploy
+from fedgs.app.cli import baseline, deploy_flags
 from fedgs.app.commands.audit_request import AuditRequest
 from fedgs.app.commands.sample_request import SampleRequest
 from fedgs.app.evaluation.request import READING, SHAPE, EvaluationRequest
@@ -32,7 +37,7 @@ from fedgs.app.flags import (
     settings_flags,
 )
 from fedgs.app.tables import folded
-from fedgs.cohorts.settings import Selection
+from fedgs.cohorts.selection_settings import Selection
 from fedgs.config.recipes import (
     DEFAULT,
     HELD_OUT,
@@ -55,7 +60,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at private images you own.")
 app.add_typer(data_app, name="data")
-app.add_typer(deploy.app, name="deploy")
+app.add_typer(deploy_flags.app, name="deploy")
 app.add_typer(baseline.app, name="baseline")
 # Of `fedgs train`: what `--help` shows, in two screens.
 MOST_USED = ("data", "test_fraction", "num_clients", "target_epsilon")
@@ -253,7 +258,7 @@ def audit(as_json: JsonOption = False, *, given: dict[str, Any]) -> None:
     """Attack a run's guarantee; exit code 1 if a lower bound exceeds its epsilon."""
     request = AuditRequest(**given)
     if is_baseline(request.run):
-        from fedgs.app.baselines import audit as attacks
+        from fedgs.app.baselines import release_audit as attacks
     else:
         from fedgs.app.commands import audit as attacks
 
@@ -347,9 +352,9 @@ def debug(
     With --output of an earlier call alone: go on. The recipe is class-means with
     --target-epsilon and no method, else full-participation; the engine is Flower.
     """
-    from experiments.debug import command
+    from experiments.debug import bug_detection
 
-    command.debug(given, recipe, config, settings, dry_run)
+    bug_detection.from_flags(given, recipe, config, settings, dry_run)
 
 
 @app.command()

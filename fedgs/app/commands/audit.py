@@ -6,7 +6,6 @@ The run is read, never altered; everything goes to RUN/audit/.
 import dataclasses
 import tempfile
 import time
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,19 @@ import torch
 
 from fedgs.app.commands.audit_report import conclude
 from fedgs.app.commands.audit_request import AuditRequest
-from fedgs.app.commands.progress import Progress, say
+from fedgs.app.commands.terminal import Progress, say
 from fedgs.audit.canaries import Canaries
 from fedgs.audit.finding import Finding
-from fedgs.audit.mechanism import (
-    MAX_DRAWS,
-    audit_round,
-    claims_of_one_round,
-    recorded_plan,
-    weakest_rounds,
-)
+from fedgs.audit.mechanism import MAX_DRAWS, audit_rounds, recorded_plan
 from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_run import audit_run
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
-from fedgs.federation.training import RunStopped, new_event, stop_on_signal
-from fedgs.methods.schedule import EVERYONE
+from fedgs.federation.training import RunStopped, stop_on_signal
 from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.plan import Plan
 from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder
 
@@ -41,6 +35,7 @@ CANARIES, FEWEST_CANARIES = 100, 10
 NUM_SYNTHETIC = 5000
 NUM_RECORDS = 2500
 NOT_RUN = "not run: give --full"
+NO_STAGES = "not run: it has canaries for gradients only, the run has stages"
 
 
 def audit(request: AuditRequest, as_json: bool) -> bool:
@@ -56,20 +51,24 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
             f"num_clients = {clients}: --full needs a run of at least "
             f"{FEWEST_CANARIES} clients; leave it out"
         )
+    config, events = folder.config, folder.read_ledger().events
     output = folder.path / "audit"
+    output.mkdir(exist_ok=True)
     torch.set_num_threads(1)  # workers are threads, one for each of num_workers
     started = time.monotonic()
+    # A run with stages has no attack B. The bounds of A and B hold together.
+    has_b = request.full and config.stages is None
     with Progress() as progress:
-        attack = _Attack(folder, progress, request.full)
-        output.mkdir(exist_ok=True)
+        progress.doing(f"A: up to {request.trials} rounds of each kind")
         most_draws = MAX_DRAWS if request.full else QUICK_DRAWS
-        findings = attack.one_round(request.trials, most_draws)
-        one_run = NOT_RUN
-        if request.full:
-            rounds = request.rounds or folder.config.num_rounds
-            more, one_run = attack.one_run(min(CANARIES, clients), rounds, output)
+        findings = audit_rounds(config, events, request.trials, most_draws, int(has_b))
+        data, one_run = None, NO_STAGES if request.full else NOT_RUN
+        if has_b:
+            data, rounds = load_data(config), request.rounds or config.num_rounds
+            plan = recorded_plan(config, events)
+            more, one_run = _one_run(config, plan, data, rounds, output, progress)
             findings += more
-        membership = attack.membership()
+        membership = _membership(folder, data, progress)
     is_seeded = folder.config.noise_seed is not None
     report = {
         "is_seeded": is_seeded,
@@ -85,76 +84,50 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
     return conclude(folder.path, report, findings, notes, as_json)
 
 
-class _Attack:
-    """The three attacks on one run."""
-
-    def __init__(self, folder: RunFolder, progress: Progress, is_full: bool) -> None:
-        self.folder, self.config, self.progress = folder, folder.config, progress
-        self.events = folder.read_ledger().events
-        self.weakest = weakest_rounds(self.config, self.events)
-        # A of each kind, and B: their bounds hold together.
-        self.num_audits = len(self.weakest) + (is_full and self.config.stages is None)
-
-    @cached_property
-    def data(self) -> FederatedImages:
-        """The run's data, loaded once."""
-        return load_data(self.config)
-
-    def one_round(self, trials: int, max_draws: float) -> list[Finding]:
-        """Attack A, on each kind of release that the run has."""
-        config, found = self.config, list[Finding]()
-        doing = self.progress.doing
-        for release, round in sorted(self.weakest.items()):
-            events = [event for event in self.events if event.release == release]
-            events = events or [new_event(config, round, EVERYONE, 1)]
-            plan = recorded_plan(config, events)
-            claims = claims_of_one_round(plan, config.delta)
-            asked = (config.delta, trials, max_draws, doing, round, self.num_audits)
-            found += audit_round(config, claims, *asked)
-        return found
-
-    def one_run(
-        self, canaries: int, num_rounds: int, output: Path
-    ) -> tuple[list[Finding], str]:
-        """Attack B; the findings and whether it ran."""
-        if self.config.stages is not None:
-            return [], "not run: it has canaries for gradients only, the run has stages"
-        config = dataclasses.replace(self.config, num_rounds=num_rounds)
-        rng = np.random.default_rng()
-        drawn = Canaries.draw(config, canaries, config.relation, rng)
-        data = self.data
-        self.progress.doing(f"B: training again with {canaries} canaries")
-        with (
-            tempfile.TemporaryDirectory(prefix="one-run-", dir=output) as temporary,
-            stop_on_signal() as stop,
-        ):
-            config = dataclasses.replace(config, output=f"{temporary}/run")
-            report = self.progress.rounds(num_rounds, "B: round")
-            plan = recorded_plan(self.config, self.events)
-            known = (report, stop, self.num_audits)
-            try:
-                found = audit_run(config, plan, data, drawn, config.delta, *known)
-            except RunStopped as error:
-                return [], f"not finished: {error}"
-        return found, f"ran: {canaries} canaries, {num_rounds} rounds"
-
-    def membership(self) -> dict[str, Any] | str:
-        """Attack C; why not, if it cannot run."""
-        self.progress.doing("C: membership inference on samples")
-        config = self.config
+def _one_run(
+    config: ResolvedConfig,
+    plan: Plan,
+    data: FederatedImages,
+    num_rounds: int,
+    output: Path,
+    progress: Progress,
+) -> tuple[list[Finding], str]:
+    """Attack B; the findings and whether it ran."""
+    config = dataclasses.replace(config, num_rounds=num_rounds)
+    count = min(CANARIES, config.num_clients)
+    drawn = Canaries.draw(config, count, config.relation, np.random.default_rng())
+    progress.doing(f"B: training again with {count} canaries")
+    with (
+        tempfile.TemporaryDirectory(prefix="one-run-", dir=output) as temporary,
+        stop_on_signal() as stop,
+    ):
+        config = dataclasses.replace(config, output=f"{temporary}/run")
+        report = progress.rounds(num_rounds, "B: round")
+        known = (report, stop, 2)  # A of gradients, and B
         try:
-            generator = samples.load_generator(self.folder)
-            test = load_test_data(config)[0]
-            data = self.data
-            rng = np.random.default_rng(0)
-            records = rng.permutation(np.concatenate(data.client_records))
-            test = test[rng.permutation(len(test))]
-            count = min(len(records), len(test), NUM_RECORDS)
-            labels = samples.uniform_labels(config, NUM_SYNTHETIC, seed=0)
-            return audit_samples(
-                samples.draw(config, generator, labels, seed=0),
-                to_float(data.images[records[:count]]),
-                test[:count],
-            )
-        except UserError as error:
-            return f"skipped: {error}"
+            found = audit_run(config, plan, data, drawn, config.delta, *known)
+        except RunStopped as error:
+            return [], f"not finished: {error}"
+    return found, f"ran: {count} canaries, {num_rounds} rounds"
+
+
+def _membership(
+    folder: RunFolder, data: FederatedImages | None, progress: Progress
+) -> dict[str, Any] | str:
+    """Attack C; why not, if it cannot run."""
+    progress.doing("C: membership inference on samples")
+    config = folder.config
+    try:
+        generator = samples.load_generator(folder)
+        test = load_test_data(config)[0]
+        data = data or load_data(config)
+        rng = np.random.default_rng(0)
+        records = rng.permutation(np.concatenate(data.client_records))
+        test = test[rng.permutation(len(test))]
+        count = min(len(records), len(test), NUM_RECORDS)
+        labels = samples.uniform_labels(config, NUM_SYNTHETIC, seed=0)
+        drawn = samples.draw(config, generator, labels, seed=0)
+        members = to_float(data.images[records[:count]])
+        return audit_samples(drawn, members, test[:count])
+    except UserError as error:
+        return f"skipped: {error}"

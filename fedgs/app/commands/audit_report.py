@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgs.app.commands.progress import say
+from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.audit.finding import CONFIDENCE, REFUTED, Finding
 from fedgs.files import write_json

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgs.app.commands.progress import say
+from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources

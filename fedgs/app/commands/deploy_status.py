@@ -10,13 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedgs.app.tables import Table
+from fedgs.app.tables import Table, epsilon
 from fedgs.errors import UserError
 from fedgs.files import read_json
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 
 NODE_HEAD = ("node", "last answer", "resends", "failures", "why")
+EPSILON = ("adversary", "relation", "delta", "epsilon", "guarantee")
 Status = dict[str, Any]  # of one run; what `--json` prints
 
 
@@ -72,9 +73,8 @@ def status_of(path: Path) -> Status:
 
 def _epsilons(run: Path) -> list[dict[str, Any]]:
     """Returns what `fedgs privacy` says, by adversary and relation."""
-    names = ("adversary", "relation", "delta", "epsilon", "guarantee")
-    rows = epsilons.of_run(run)
-    return [{name: getattr(row, name) for name in names} for row in rows]
+    rows = [row.to_json() for row in epsilons.of_run(run)]
+    return [{name: row[name] for name in EPSILON} for row in rows]
 
 
 def show(status: Status) -> None:
@@ -96,7 +96,7 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
         yield "waiting for", ", ".join(status["waiting_for"])
     yield "releases", f"{status['released']} (repeated rounds count again)"
     for row in status["epsilons"]:
-        value = "unbounded" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
+        value = epsilon(row["epsilon"])
         note = "" if row["guarantee"] else " (NO guarantee)"
         title = f"epsilon, {row['adversary']}, {row['relation']}"
         yield title, f"{value} at delta {row['delta']:g}{note}"

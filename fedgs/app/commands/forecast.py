@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedgs.app.commands.progress import say
 from fedgs.app.commands.run_outcome import near
+from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.recipes import DEFAULT

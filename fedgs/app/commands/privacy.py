@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedgs.app.commands.progress import say
+from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.recipes import configure
@@ -20,6 +20,7 @@ from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.gaussian import LEAST_DELTA
 from fedgs.privacy.oracle import as_published
 from fedgs.privacy.plan import Plan
+from fedgs.privacy.selection_cost import Target
 from fedgs.privacy_label import privacy_label
 from fedgs.runs.data_card import LABEL
 from fedgs.runs.epsilons import with_cohort_condition
@@ -90,7 +91,8 @@ def of_settings(
 
 def _calibrated(config: RunConfig, plan: Plan, colluding: int) -> float:
     """Returns the noise for the target and says so."""
-    noise_multiplier = calibrate_noise(plan, *_target(config, colluding))
+    asked = Target.of(config, selection_costs([config]))
+    noise_multiplier = calibrate_noise(plan, *asked[:4], colluding, asked.selections)
     text = f"noise_multiplier {noise_multiplier:g} for {_target_text(config)}"
     say(text, is_error=True)
     return noise_multiplier
@@ -98,7 +100,8 @@ def _calibrated(config: RunConfig, plan: Plan, colluding: int) -> float:
 
 def _largest(config: RunConfig, plan: Plan, colluding: int) -> int:
     """Returns the largest number of rounds within the target and says so."""
-    most = largest_num_rounds(plan, *_target(config, colluding))
+    asked = Target.of(config, selection_costs([config]))
+    most = largest_num_rounds(plan, asked, colluding)
     noise, target = f"{config.noise_multiplier:g}", _target_text(config)
     if most == 0:
         raise UserError(
@@ -110,12 +113,6 @@ def _largest(config: RunConfig, plan: Plan, colluding: int) -> int:
         is_error=True,
     )
     return most
-
-
-def _target(config: RunConfig, colluding: int) -> Any:
-    assert config.target_epsilon is not None
-    asked = (config.target_epsilon, config.delta, config.adversary, config.relation)
-    return (*asked, colluding, selection_costs([config]))
 
 
 def _target_text(config: RunConfig) -> str:

@@ -3,18 +3,18 @@
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from typer import Exit as Exit  # experiments end with it, too
 
-from fedgs.app.commands.progress import say
+from fedgs.app.commands.terminal import say
 from fedgs.app.tables import folded
-from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.federation.training import RunStopped
-from fedgs.privacy.accounting import CAVEATS, SEEDED, Statement
+from fedgs.privacy_label import privacy_label
 from fedgs.runs.run_folder import check_free
 from server.launch.control import FlowerFailed
 
@@ -94,63 +94,40 @@ def near(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if is_below else path
 
 
-def show_end(path: Path, epsilon: str) -> None:
+def show_end(path: Path, typed: str = "") -> None:
     """Prints how a training ends: the picture, the one epsilon, where the rest is.
 
     Args:
         path: of the run folder.
-        epsilon: of `to_quote`, or why there is none.
+        typed: a method that the user named on the command line, and so trusts.
     """
     grids = sorted((path / "samples").glob("*.png"))
     for grid in grids[-1:]:  # none where the disk was full
         say(f"sample grid  {grid}")
-    say(f"epsilon      {epsilon}")
+    say(f"epsilon      {to_quote(privacy_label(path, typed))}")
     say(f"run folder   {path}")
     say(f"conditions   fedgs privacy {path}")
     say(f"all of it    fedgs report {path} -o report.html")
 
 
-def to_quote(config: ResolvedConfig, stated: Sequence[Statement]) -> str:
-    """Returns the one epsilon to quote of a run, and what it means in a sentence.
+def to_quote(label: Mapping[str, Any]) -> str:
+    """Returns the one epsilon of a run's label, and what it means in a sentence.
 
     It is that of the run's own adversary and relation.
-
-    Args:
-        config: of the run.
-        stated: every epsilon of it.
     """
-    if config.noise_seed is not None:
-        return f"none to quote: {SEEDED}"
-    wanted = config.adversary, config.relation
-    rows = [s for s in stated if s.guarantee and (s.adversary, s.relation) == wanted]
-    known = [(row.epsilon, row) for row in rows if row.epsilon is not None]
-    if not known:
-        return "none to quote: nothing is guaranteed"
-    epsilon, row = min(known, key=lambda pair: pair[0])
-    text = in_words(epsilon, *wanted, config.delta, f"one {config.privacy_unit}")
-    return "; ".join([text, *(c for c in row.conditions if c.startswith(CAVEATS))])
-
-
-def in_words(
-    epsilon: float, adversary: str, relation: str, delta: float, one: str
-) -> str:
-    """Returns an epsilon with all that it depends on, and what it means.
-
-    Args:
-        epsilon: at least 0.
-        adversary: a key of `SEEN_BY`.
-        relation: "zero-out", "replace-one" or "add-or-remove".
-        delta: from 0 to 1.
-        one: of the unit, in words.
-    """
+    if (epsilon := label["epsilon"]) is None:
+        return f"none to quote: {label['guarantee']}"
+    adversary, relation, delta = (label[n] for n in ("adversary", "relation", "delta"))
+    one = f"one {label['who_sees_what'][0]['unit']}"
     change = {
         "zero-out": f"{one} contributes or contributes nothing",
         "replace-one": f"{one} has these data or any other",
         "add-or-remove": f"{one} is there or not",
     }[relation]
     factor = f"{math.exp(epsilon):.3g}" if epsilon < MOST_EXPONENT else "e^epsilon"
-    return (
+    text = (
         f"{epsilon:.4g} (adversary {adversary}, {relation}, delta {delta:g}, unit: "
         f"{one}): whether {change} changes the probability of anything that "
         f"{SEEN_BY[adversary]} at most by a factor of {factor}, plus {delta:g}"
     )
+    return "; ".join([text, *label["guarantee"].split("; ")[1:]])

@@ -16,10 +16,10 @@ from typing import Any
 
 from rich.console import Console
 
-from clients import selection_app as classifier_app
+from clients import classifier_app
 from fedgs.app.commands import privacy as privacy_report
-from fedgs.app.commands.progress import Progress, say
 from fedgs.app.commands.run_outcome import exit_if_stopped, make_output, new_output
+from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.tables import Table
 from fedgs.cohorts.files import (
     EXCLUDED,
@@ -45,7 +45,7 @@ from server.launch import flower_engine
 from server.launch.local_grid import LocalGrid
 from server.selection_app import Selecting
 
-COMPONENTS = ("server.selection_app:app", "clients.selection_app:app")
+COMPONENTS = ("server.selection_app:app", "clients.classifier_app:app")
 console = Console()
 
 
@@ -181,7 +181,7 @@ def _write(
         "selection": kind,
         "condition_of_runs": EXCLUDED if cost is None else INCLUDED,
         "statements": [s.to_json() for s in statements(selection, data.num_clients)],
-        "cost": None if cost is None else cost.to_json(),
+        "cost": None if cost is None else dataclasses.asdict(cost),
         "id": selection_id,
         "thresholds": {"below": outcome["low"], "above": outcome["high"]},
         "cohorts": {cohort: len(names) for cohort, names in members.items()},

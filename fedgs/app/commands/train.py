@@ -8,15 +8,14 @@ from typing import Any
 from rich.console import Console
 
 from fedgs.app.commands import forecast
-from fedgs.app.commands.progress import Progress, say
 from fedgs.app.commands.run_outcome import (
     end_when_hurried,
     exit_if_stopped,
     near,
     show_end,
-    to_quote,
 )
 from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
+from fedgs.app.commands.terminal import Progress, say
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
@@ -30,7 +29,6 @@ from fedgs.federation.preparation import (
 from fedgs.federation.training import RunStopped, stop_on_signal
 from fedgs.privacy.accounting import SEEDED
 from fedgs.privacy_label import privacy_label
-from fedgs.runs import epsilons
 from fedgs.runs.run_folder import GENERATOR, RunFolder
 from fedgs.runs.sample import Output, check_output, draw_samples
 from server.launch import flower_engine
@@ -156,7 +154,7 @@ def _run(folder: RunFolder, data: FederatedImages | None) -> None:
             if not (folder.path / GENERATOR).exists():
                 raise
             say(f"the budget is spent, so the run is complete: {end}")
-    show_end(path, to_quote(folder.config, epsilons.of_run(folder.path)))
+    show_end(path)
 
 
 def _description(config: RunConfig) -> str:

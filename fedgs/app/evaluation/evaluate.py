@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import typer
 
-from fedgs.app.commands.progress import Progress
+from fedgs.app.commands.terminal import Progress
 from fedgs.app.evaluation import report as evaluation_report
 from fedgs.app.evaluation.request import METRICS, READING, SHAPE, EvaluationRequest
 from fedgs.app.evaluation.scoring import Scoring
@@ -20,7 +20,7 @@ from fedgs.config.checks import check_data
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import settings_with
 from fedgs.data import sources
-from fedgs.errors import UserError, reject
+from fedgs.errors import UserError, check_names, reject
 from fedgs.evaluation import images, inception, quality
 from fedgs.evaluation.images import LabelledImages, RealImages
 from fedgs.files import without_nan
@@ -75,10 +75,7 @@ def check(request: EvaluationRequest) -> None:
     Raises:
         UserError: an unknown name, a count below the splits, a missing package.
     """
-    if wrong := [name for name in request.metrics if name not in METRICS]:
-        raise UserError(
-            f"metrics = {','.join(wrong)!r}: give --metrics of {', '.join(METRICS)}"
-        )
+    check_names("metrics", request.metrics, METRICS)
     if request.count is not None:
         _check_count("count", request.count)
     if request.device == "cuda" and not torch.cuda.is_available():

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.app.commands.progress import Progress
+from fedgs.app.commands.terminal import Progress
 from fedgs.app.evaluation.report import classifier_stage
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.evaluation import classifiers, downstream, inception, quality

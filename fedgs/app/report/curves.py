@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedgs.app.report.drawing import Curve, Line, Points
 from fedgs.app.report.run import Grid, RunFacts, epsilon_by_round
+from fedgs.app.report.svg import Curve, Line, Points
 from fedgs.errors import UserError
 
 GRID_PADDING = 2  # pixels, of fedgs.runs.sample.save_images

@@ -7,14 +7,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from experiments.debug.diagnosis_tables import diagnosis_tables
-from experiments.debug.plan import read_debug
+from experiments.debug.debug_folder import read_debug
+from experiments.debug.verdict import diagnosis_tables
 from fedgs.app.report import words
-from fedgs.app.report.cards import Card
-from fedgs.app.report.embedded import Picture, picture_of
+from fedgs.app.report.cards import Card, Picture, picture_of
 from fedgs.app.report.run import RunFacts, read_run
 from fedgs.diagnosis.diagnosis import ONE_OF
-from fedgs.errors import UserError
+from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.accounting import Statement
 
 VERDICTS = {
@@ -23,6 +22,10 @@ VERDICTS = {
     "undecided": ("Undecided", "unsure"),
     "more than one": ("More than one bug", "bad"),
 }
+
+
+# What files of another content raise where the page is made of them.
+BROKEN = (LookupError, TypeError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -167,43 +170,25 @@ def read_debug_folder(path: Path) -> DebugFacts:
         UserError: a broken folder, or no group has samples yet.
     """
     debug, diagnosis = read_debug(path)
-    if not isinstance(debug.get("runs"), dict):
-        raise UserError(
-            f"{path}: a broken debug.json (no runs); restore it from a backup"
-        )
     cohorts: dict[str, list[RunFacts]] = {}
     missing: list[str] = []
-    for cohort, groups in debug["runs"].items():
-        for group in groups:
-            if any((path / group / "samples").glob("round-*.png")):
-                cohorts.setdefault(cohort, []).append(read_run(path / group))
-            else:
-                missing.append(Path(group).name)
-    if not cohorts:
-        raise UserError(
-            f"{path}: no samples yet; continue it with the same `fedgs debug`, then "
-            "ask for the report again"
-        )
-    facts = DebugFacts(
-        name=path.absolute().name,
-        cohorts=cohorts,
-        missing=missing,
-        debug=debug,
-        diagnosis=diagnosis,
-    )
-    _check(path, facts)
-    return facts
-
-
-def _check(path: Path, facts: DebugFacts) -> None:
-    """Refuses files of which the page cannot be made."""
-    try:
+    broken = f"{path}: a broken debug.json or diagnosis.json"
+    with wrap_error(BROKEN, broken, "restore it from a backup"):
+        for cohort, groups in debug["runs"].items():
+            for group in groups:
+                if any((path / group / "samples").glob("round-*.png")):
+                    cohorts.setdefault(cohort, []).append(read_run(path / group))
+                else:
+                    missing.append(Path(group).name)
+        if not cohorts:
+            raise UserError(
+                f"{path}: no samples yet; continue it with the same `fedgs debug`, "
+                "then ask for the report again"
+            )
+        facts = DebugFacts(path.absolute().name, cohorts, missing, debug, diagnosis)
+        # Whatever the page cannot be made of is refused before it is made.
         _ = (glance_cards(facts), diagnosis_cards(facts), facts.command)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{path}: a broken debug.json or diagnosis.json ({error!r}); restore it "
-            "from a backup"
-        ) from error
+    return facts
 
 
 def without_folders(command: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedgs.app.evaluation.tables import LABELS, classifier_table, label_table
+from fedgs.app.evaluation.score_tables import LABELS, classifier_table, label_table
 from fedgs.app.report.run import RunFacts
 from fedgs.app.report.settings_tables import shown_data
 from fedgs.app.tables import Table, cell, is_number

@@ -6,6 +6,7 @@ same folders give the same bytes.
 """
 
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -94,15 +95,12 @@ def _with_unique_names(
     debugs: Sequence[DebugFacts], singles: Sequence[RunFacts]
 ) -> tuple[list[DebugFacts], list[RunFacts]]:
     """Returns the folders with names that tell them apart."""
-    names: set[str] = set()
+    counts = Counter[str]()
 
     def named(facts: Facts, prefix: str = "") -> Facts:
-        name, number = prefix + facts.name, 1
-        while name in names:
-            number += 1
-            name = f"{prefix}{facts.name} ({number})"
-        names.add(name)
-        return replace(facts, name=name)
+        counts[name := prefix + facts.name] += 1
+        number = counts[name]
+        return replace(facts, name=f"{name} ({number})" if number > 1 else name)
 
     found = []
     for debug in map(named, debugs):

@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedgs.app.report import words
-from fedgs.app.report.cards import Card, Section
+from fedgs.app.report.cards import Card, Picture, Section, picture_of
 from fedgs.app.report.communication import communication_table
 from fedgs.app.report.curves import curves
 from fedgs.app.report.debug import DebugFacts, diagnosis_cards, glance_cards
-from fedgs.app.report.drawing import draw
-from fedgs.app.report.embedded import Picture, picture_of
 from fedgs.app.report.evaluation import evaluation_tables
-from fedgs.app.report.privacy import cards_of_run, cards_of_statements, label_card
+from fedgs.app.report.privacy_cards import cards_of_run, cards_of_statements, label_card
 from fedgs.app.report.run import RunFacts
 from fedgs.app.report.settings_tables import (
     settings_tables,
@@ -21,7 +19,9 @@ from fedgs.app.report.settings_tables import (
     versions_table,
 )
 from fedgs.app.report.stage_tables import stages_tables
+from fedgs.app.report.svg import draw
 from fedgs.privacy.accounting import Statement
+from fedgs.privacy_label import said
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,13 @@ def _guaranteed(facts: RunFacts) -> dict[str, str]:
     """Returns against whom the epsilon holds, and the others that the run states."""
     label = facts.label
     adversary, relation = label["adversary"], label["relation"]
-    about = {
-        "against": f"{words.ADVERSARIES[adversary]} ({adversary})",
-        "neighbours": relation,
-        "unit": label["unit_of_privacy"],
-    }
+    about = {"neighbours": relation, "unit": label["unit_of_privacy"]}
     if facts.baseline is None:
-        about["neighbours"] = f"{words.RELATIONS[relation]} ({relation})"
+        meaning = said(facts.headline.conditions, "relation", "")
+        about["neighbours"] = f"{meaning} ({relation})"
     for entry in label["who_sees_what"]:
+        if entry["adversary"] == adversary:
+            about["against"] = f"{entry['capability']} ({adversary})"
         for name, number in entry["epsilon"].items():
             if (entry["adversary"], name) != (adversary, relation):
                 about[f"{entry['adversary']}, {name}"] = words.stated(number)

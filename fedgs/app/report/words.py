@@ -1,4 +1,4 @@
-"""What the report calls things: adversaries and relations in words."""
+"""What the report calls things: numbers, and what an epsilon is worth."""
 
 from collections.abc import Iterable
 
@@ -7,19 +7,6 @@ from markupsafe import Markup
 from fedgs.app.tables import epsilon as epsilon
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.privacy.accounting import CAVEATS
-
-ADVERSARIES = {
-    "release": "Anybody who sees the published generators, at worst after every round",
-    "server": "The server: sees who took part and what each node sends",
-    "secagg": "A server behind secure aggregation: sees who took part and only the sum "
-    "over nodes",
-    "unmasked": "The server, if the masks of secure aggregation fail: sees what each "
-    "node sends",
-}
-RELATIONS = {
-    "replace-one": "a client's whole data set is replaced by any other",
-    "zero-out": "a client contributes nothing, its place stays",
-}
 
 
 def stated(value: float | None) -> str:

@@ -4,13 +4,13 @@ import io
 
 from rich.console import Console
 
-from fedgs.app.commands import progress as module
-from fedgs.app.commands.progress import Progress
+from fedgs.app.commands import terminal as module
+from fedgs.app.commands.terminal import Progress
 
 
 def lines_of(monkeypatch, seconds: float) -> list[str]:
     """What four rounds show, the first of which follows a warm start of 100 s."""
-    times = iter([0.0, 0.0, *(100 + seconds * i for i in range(4))])
+    times = iter([0.0, *(100 + seconds * i for i in range(4))])
     monkeypatch.setattr(module.time, "monotonic", lambda: next(times, 200.0))
     out = io.StringIO()
     with Progress(Console(file=out)) as progress:

@@ -1,6 +1,6 @@
 """Trains the networks that come with the package, on digits drawn from fonts.
 
-    python -m experiments.public_networks
+    python -m experiments.pretraining
 
 It writes `fedgs/gan/fonts.json` and prints the hash that
 `fedgs.gan.public_networks` expects: another one on other processors, and where an

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.debug.request import COHORTS, DebugRequest
+from experiments.debug.debug_request import COHORTS, DebugRequest
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.rule import Rule

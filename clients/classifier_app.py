@@ -43,7 +43,7 @@ from fedgs.cohorts.selection import (
     randomise,
     read_plan,
 )
-from fedgs.cohorts.settings import CLIP_BOUND, MEMBERSHIP_EPSILON
+from fedgs.cohorts.selection_settings import CLIP_BOUND, MEMBERSHIP_EPSILON
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.federation.messages import RECORD

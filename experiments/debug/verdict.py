@@ -1,16 +1,16 @@
 """What `fedgs debug` shows: the verdict in words, tables and a picture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.debug.diagnosis_tables import diagnosis_tables
-from experiments.debug.plan import BY_ACCURACY
-from fedgs.app.commands.progress import say
+from experiments.debug.debug_folder import BY_ACCURACY
+from fedgs.app.commands.terminal import say
 from fedgs.app.evaluation.report import rows_by_class
+from fedgs.app.tables import Table, cell
 from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis.diagnosis import (
     DIFFERS,
@@ -28,6 +28,7 @@ from fedgs.diagnosis.rule import CONFIDENCE
 from fedgs.evaluation.images import LabelledImages
 from fedgs.runs import sample
 
+MOST_SHOWN = 6  # of some twenty suspects
 ROWS_PER_GROUP = 2
 TITLES = {OTHER: "any difference", **{t.name: t.words for t in TRANSFORMATIONS}}
 FOUND = (NAMED, POSSIBLE, PART)
@@ -172,6 +173,61 @@ def conditions(plan: Mapping[str, Any]) -> list[str]:
 
 
 # ------------------------------------------------------------------ tables
+
+
+def diagnosis_tables(diagnosis: Mapping[str, Any]) -> list[Table]:
+    """Returns the suspected bugs, and where the cohorts differ, as tables.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        diagnosis: content of diagnosis.json.
+    """
+    return [_suspects(diagnosis), _differences(diagnosis["differences"])]
+
+
+def _suspects(diagnosis: Mapping[str, Any]) -> Table:
+    ranking = diagnosis["ranking"]
+    shown = [*ranking[:MOST_SHOWN], *ranking[MOST_SHOWN:][-1:]]  # any difference
+    rows = [
+        [
+            row["title"],
+            row["decision"],
+            cell(row["fit"]),
+            _with_interval(row["effect"], row["interval"]),
+            cell(row["adjusted_p"]),
+        ]
+        for row in shown
+    ]
+    hidden = ranking[len(shown) - 1 : -1] if len(ranking) > len(shown) else []
+    excluded = sum(row["decision"] == "excluded" for row in hidden)
+    note = f"{len(hidden)} more explain less, {excluded} of them are excluded."
+    share = f"share [{CONFIDENCE:.0%}]"
+    if diagnosis["draws_averages"]:
+        share = "strength as drawn"
+    head = ["suspected", "decision", "explains", share, "adjusted p"]
+    return Table("Suspected bugs, strongest first", head, rows, note if hidden else "")
+
+
+def _differences(found: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns the classes and features in which the cohorts differ most."""
+    rows = [
+        [of, row["name"], cell(row["distance"])]
+        for of, most in (("feature", 3), ("class", 5))
+        for row in [row for row in found if row["of"] == of][:most]
+    ]
+    note = (
+        "Distance of the cohorts' means; 1 is that of an image from its group's mean."
+    )
+    head = ["of", "which", "distance"]
+    return Table("Where do they differ most?", head, rows, note)
+
+
+def _with_interval(value: float | None, interval: Sequence[float] | None) -> str:
+    if interval is None:
+        return cell(value)
+    low, high = map(cell, interval)
+    return f"{cell(value)} [{low}, {high}]"
 
 
 def show(path: Path, content: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from fedgs.app.report.run import RunFacts
 from fedgs.app.tables import Table
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accounting import Statement
-from fedgs.privacy_label import unit_in_words
+from fedgs.privacy_label import said, unit_in_words
 from fedgs.runs.data_card import NO_GUARANTEE, in_words
 
 LABEL_NOTE = (
@@ -69,19 +69,21 @@ def _place(row: Statement) -> str:
 def _table(rows: Sequence[Statement]) -> Table:
     """Returns the statements of one theorem, by adversary and relation."""
     first, cells = rows[0], {_place(row): _cell(row) for row in rows}
-    relations = dict.fromkeys(row.relation for row in rows)
-    adversaries = dict.fromkeys(row.adversary for row in rows)
-    named = [f"{name}: {words.RELATIONS[name]}" for name in relations]
+    relations = {row.relation: _named(row, "relation") for row in rows}
+    adversaries = {row.adversary: _named(row, "adversary") for row in rows}
     lines = [
-        [
-            f"{name}: {words.ADVERSARIES[name]}",
-            *(cells.get(f"{name}, {relation}", "–") for relation in relations),
-        ]
-        for name in adversaries
+        [named, *(cells.get(f"{name}, {relation}", "–") for relation in relations)]
+        for name, named in adversaries.items()
     ]
     note = f"Theorem: {first.theorem}. Clients: {first.client_selection}."
     caption = f"ε at δ = {first.delta:g}"
-    return Table(caption, ["against whom", *named], lines, note, numeric=False)
+    return Table(
+        caption, ["against whom", *relations.values()], lines, note, numeric=False
+    )
+
+
+def _named(row: Statement, what: str) -> str:
+    return f"{getattr(row, what)}: {said(row.conditions, what, '')}"
 
 
 def _cell(row: Statement) -> str:

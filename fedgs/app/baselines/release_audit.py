@@ -8,7 +8,7 @@ import numpy as np
 
 from fedgs.app.commands.audit_report import conclude
 from fedgs.app.commands.audit_request import AuditRequest
-from fedgs.app.commands.progress import Progress
+from fedgs.app.commands.terminal import Progress
 from fedgs.app.tables import epsilon
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.audit.mechanism import CHOICE_SHARE, bound_epsilon
@@ -29,27 +29,35 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
         UserError: the method has no such attack, or released nothing.
     """
     run = open_run(request.run)
-    scores = getattr(run.method, "audit_scores", None)
     if request.full:
         raise UserError("full: is for runs of `fedgs train`; leave out --full")
-    if scores is None or not run.releases:
+    if not (run.releases and hasattr(run.method, "audit_scores")):
         what = "has no audit yet" if run.unit != "none" else "claims no epsilon"
         raise UserError(
             f"RUN = {request.run}: {run.method.name} {what}; "
             "`fedgs privacy RUN` states its epsilons"
         )
     started = time.monotonic()
-    findings: list[Finding] = []
     with Progress() as progress:
-        events = distinct_events(run)
-        for event in events:
-            progress.doing(f"A: {request.trials} releases: {_what(event)}")
-            findings.append(attack(run, event, scores, request.trials, len(events)))
+        progress.doing(f"A: {request.trials} releases of each kind")
+        findings = attack_releases(run, request.trials)
     seconds = round(time.monotonic() - started, 1)
     report = {"method": run.method.name, "seconds": seconds}
     whole = [epsilon(row.epsilon) for row in run.guarantees()[:1]]
     notes = [f"one release each; the whole run claims {', '.join(whole)}"]
     return conclude(run.folder.path, report, findings, notes, as_json)
+
+
+def attack_releases(run: BaselineRun, trials: int) -> list[Finding]:
+    """Attacks the first release of each kind; nothing of a method without an attack.
+
+    Args:
+        run: of a baseline.
+        trials: for each of the two neighbours.
+    """
+    scores = getattr(run.method, "audit_scores", None)
+    events = distinct_events(run) if scores else []
+    return [attack(run, event, scores, trials, len(events)) for event in events]
 
 
 def distinct_events(run: BaselineRun) -> list[Mapping[str, Any]]:

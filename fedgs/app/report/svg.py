@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgs.app.report.words import number
-from fedgs.errors import UserError
+from fedgs.errors import imported
 
 WIDTH, HEIGHT, LEGEND = 3.5, 2.2, 0.17  # inches; the last for a line of the legend
 WIDEST_NAME = 55  # letters, of a line of the legend
@@ -72,13 +72,9 @@ def draw(curve: Curve) -> bytes:
     Raises:
         UserError: matplotlib is missing.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError(
-            "report: draws with matplotlib; run `pip install 'fedgs[report]'`"
-        ) from error
+    matplotlib = imported("matplotlib", "report", "'fedgs[report]'")
+    from matplotlib.figure import Figure
+
     style: dict[Any, Any] = {  # keys are matplotlib's
         "svg.fonttype": "none",
         "svg.hashsalt": curve.title,

@@ -68,16 +68,14 @@ class Progress:
 
     def rounds(self, total: int, title: str = "round") -> Callable[[Any], None]:
         """Returns what a run of so many rounds calls with each round's metrics."""
-        stage, fits = self.stage(title, title.split()[-1]), list[Stage]()
+        stage, fit = self.stage(title, title.split()[-1]), self.stage("refiner: step")
 
         def show(metrics: dict[str, Any]) -> None:
-            if "refiner_step" not in metrics:
+            if "refiner_step" in metrics:
+                stage.first = None  # its time is no round's
+                fit(metrics["refiner_step"], metrics["refiner_steps"])
+            else:
                 stage(metrics["round"], total)
-                return
-            if not fits:  # a bar that appears when there is a fit
-                fits.append(self.stage("refiner: step"))
-            stage.first = None  # its time is no round's
-            fits[0](metrics["refiner_step"], metrics["refiner_steps"])
 
         return show
 
@@ -90,7 +88,7 @@ class Stage:
         self.progress, self.title, self.unit = progress, title, unit
         self.task = progress.bars.add_task(title, total=None, visible=False, pace="")
         self.first: int | None = None
-        self.started = time.monotonic()
+        self.started = 0.0
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
         """Shows how many steps are done; a note is a result, and its line stays."""
