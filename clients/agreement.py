@@ -3,8 +3,8 @@
 import dataclasses
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.federation.node import Node
 from fedgs.privacy.client_limits import Limits
+from fedgs.round.node import Node
 
 _COUNTED = ("client_epsilon", "delta", "relation")
 

@@ -46,8 +46,8 @@ from fedgs.cohorts.selection import (
 from fedgs.cohorts.selection_settings import CLIP_BOUND, MEMBERSHIP_EPSILON
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
-from fedgs.federation.messages import RECORD
 from fedgs.randomness import stream
+from fedgs.round.messages import RECORD
 
 OWN = "own"  # what a client keeps
 Labelled = tuple[NDArray[np.float32], NDArray[np.int64]]

@@ -29,14 +29,14 @@ from clients.flower_speed import hasten_simulation
 from clients.node_cache import SimulatedClient
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
-from fedgs.federation.messages import (
+from fedgs.process import PROTOCOL
+from fedgs.round.messages import (
     NEXT_KEY,
     RECORD,
     TOLD,
     decode_key_request,
     encode_answer,
 )
-from fedgs.process import PROTOCOL
 
 PARTITION = "partition-id"  # only simulated nodes have one
 ENDING = b"""
@@ -110,7 +110,7 @@ def answer(message: Message, context: Context) -> Message:
     """Trains the node's discriminators and returns its sanitized release.
 
     Privacy: releases (epsilon, delta)-DP output; event: as
-    `fedgs.federation.answer.answer_of`.
+    `fedgs.round.answer.answer_of`.
     """
     place = None
     started = time.monotonic()

@@ -42,7 +42,6 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import split_records
 from fedgs.data.records import DataWarning
 from fedgs.errors import UserError, wrap_error
-from fedgs.federation.preparation import check_capacity
 from fedgs.files import make_folder, read_json, remove_temporaries, write_json
 from fedgs.mechanism.peers import Peers
 from fedgs.privacy.client_ledger import (
@@ -54,6 +53,7 @@ from fedgs.privacy.client_ledger import (
 )
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.process import check_protocol, hold_lock, make_private
+from fedgs.round.preparation import check_capacity
 from fedgs.runs.run_folder import node_folder, remove_states_after, state_rounds
 
 OWN_SETTINGS = frozenset(settings_with("of_client"))

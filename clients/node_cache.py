@@ -18,11 +18,11 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.data.records import DataWarning
-from fedgs.federation.node import Node
-from fedgs.federation.preparation import nodes_in_memory
 from fedgs.mechanism.peers import Peers
 from fedgs.privacy.client_limits import Limits
 from fedgs.process import keep_freed_memory
+from fedgs.round.node import Node
+from fedgs.round.preparation import nodes_in_memory
 from fedgs.runs.run_folder import RunFolder, node_folder
 
 _workers: dict[str, "NodeCache"] = {}
@@ -36,7 +36,7 @@ class NodeCache:
         data: all data that the nodes of this process can see.
         private: the folder of the nodes' states.
         limits: of the hosted clients; those of the run's settings when None.
-        source: of the releases; see `fedgs.federation.node.Node`.
+        source: of the releases; see `fedgs.round.node.Node`.
         peers: whose masking keys are taken; see there.
     """
 

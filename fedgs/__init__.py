@@ -15,9 +15,9 @@ if TYPE_CHECKING:  # what type checkers and editors see of `_NAMES`
     from fedgs.library import TrainingRun as TrainingRun
     from fedgs.library import load as load
     from fedgs.library import train as train
-    from fedgs.privacy.accounting import Plan as Plan
-    from fedgs.privacy.accounting import Statement as Statement
-    from fedgs.privacy.accounting import statements as statements
+    from fedgs.privacy.accountant import Plan as Plan
+    from fedgs.privacy.accountant import Statement as Statement
+    from fedgs.privacy.accountant import statements as statements
     from fedgs.privacy.budget import calibrate_noise as calibrate_noise
     from fedgs.privacy.gaussian import epsilon_from_mu as epsilon_from_mu
     from fedgs.runs.sample import Samples as Samples

@@ -27,7 +27,7 @@ from fedgs.data.federated import FederatedImages
 from fedgs.gan import client_training, losses, models
 from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
-from fedgs.privacy.accounting import Statement, statements
+from fedgs.privacy.accountant import Statement, statements
 from fedgs.privacy.plan import Plan
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Latents

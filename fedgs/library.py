@@ -22,16 +22,16 @@ from fedgs.data.given import Column, read_given
 from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
 from fedgs.errors import UserError
-from fedgs.federation import local
-from fedgs.federation.preparation import (
+from fedgs.privacy.accountant import Statement
+from fedgs.round import local
+from fedgs.round.preparation import (
     Source,
     fitted_to_data,
     new_run,
     with_counted,
     with_held_out,
 )
-from fedgs.federation.training import Report, RunStopped, Stop
-from fedgs.privacy.accounting import Statement
+from fedgs.round.run import Report, RunStopped, Stop
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import GENERATOR, RunFolder
 from fedgs.runs.sample import Samples, draw_samples, load_generator

@@ -19,8 +19,7 @@ from typing import Any
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.run_config import RunConfig
 from fedgs.files import read_json
-from fedgs.privacy import accounting
-from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.accountant import SEEDED
 from fedgs.runs import epsilons
 from fedgs.runs.data_card import NO_GUARANTEE
 from fedgs.runs.run_folder import GENERATOR, RunFolder
@@ -34,7 +33,7 @@ NOT_COVERED = [
 CENTRAL = "who runs it sees all images and is trusted"  # a simulation is one place, too
 FEDERATED = "a node sees the images of its clients and is trusted with them"
 # Begin conditions that stand beside an epsilon.
-CAVEATS = (EXCLUDED, *accounting.CAVEATS)
+CAVEATS = (EXCLUDED, *accountant.CAVEATS)
 # What describes a release: an event of a baseline may hold more than is public.
 _TERMS = ("kind", "what", "release", "noise_std", "noise_multiplier", "clip_bound")
 _TERMS += ("batch_size", "sampling_rate")
@@ -117,7 +116,7 @@ def _of_run(folder: RunFolder) -> Claims:
 
 def _of_baseline(folder: RunFolder, typed: str) -> Claims:
     """Returns the same of a run of `fedgs.baselines`."""
-    from fedgs.baselines.run import open_run  # loads torch
+    from fedgs.baselines.frame import open_run  # loads torch
 
     run = open_run(folder.path, typed)
     valid = [row for row in run.guarantees() if row.label not in FIGURES]

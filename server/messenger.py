@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedgs.event_log import log_event
-from fedgs.federation.training import Stop
+from fedgs.round.run import Stop
 from server.progress import Progress
 from server.roll_call import RollCall
 

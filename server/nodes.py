@@ -11,8 +11,9 @@ from flwr.serverapp import Grid
 
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
-from fedgs.federation.codec import pack_request
-from fedgs.federation.messages import (
+from fedgs.methods.base import Request
+from fedgs.round.codec import pack_request
+from fedgs.round.messages import (
     RECORD,
     TOLD,
     Answer,
@@ -20,8 +21,7 @@ from fedgs.federation.messages import (
     encode_request,
     one_line,
 )
-from fedgs.federation.training import Stop
-from fedgs.methods.base import Request
+from fedgs.round.run import Stop
 from fedgs.runs.run_folder import RunFolder
 from server.deployment_record import kept_of
 from server.messenger import IN_MEMORY, OVER_HTTP, Messenger

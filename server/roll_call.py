@@ -24,15 +24,15 @@ from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import settings_with
 from fedgs.errors import UserError, first_n
 from fedgs.event_log import log_event
-from fedgs.federation.checkpoint import indispensable
-from fedgs.federation.messages import RECORD, one_line
-from fedgs.federation.training import RunStopped, Stop, last_rounds
 from fedgs.mechanism.masks import Announced
 from fedgs.mechanism.peers import is_signed
 from fedgs.methods.base import Request
 from fedgs.methods.schedule import nodes_of
 from fedgs.privacy.ledger import Event
 from fedgs.process import PROTOCOL, check_protocol
+from fedgs.round.checkpoint import indispensable
+from fedgs.round.messages import RECORD, one_line
+from fedgs.round.run import RunStopped, Stop, last_rounds
 from fedgs.runs.run_folder import RunFolder
 from server.deployment_record import keep, kept_of
 from server.progress import Progress

@@ -42,10 +42,10 @@ from fedgs.cohorts.selection import (
 )
 from fedgs.cohorts.selection_settings import CLIP_BOUND
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.federation.messages import RECORD
-from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import write_json
 from fedgs.methods.schedule import select
+from fedgs.round.messages import RECORD
+from fedgs.round.run import Report, RunStopped, Stop
 from fedgs.runs.run_folder import RunFolder
 from server.roll_call import roll_call
 from server.server_app import StopFile, locked, recorded_outcome

@@ -28,8 +28,6 @@ from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
-from fedgs.federation.preparation import check_capacity, resolve, resolve_deployed
-from fedgs.federation.training import RunStopped
 from fedgs.files import make_folder, write_json
 from fedgs.process import (
     FIT,
@@ -39,6 +37,8 @@ from fedgs.process import (
     WATCH_SECONDS,
     keep_freed_memory,
 )
+from fedgs.round.preparation import check_capacity, resolve, resolve_deployed
+from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder
 from server.strategy import FederatedGan
 

@@ -1,6 +1,6 @@
 """The Flower strategy: the server of Algorithm 2, and of every other method.
 
-It owns the run (`fedgs.federation.training.RunSession`), whose generator stays here: it
+It owns the run (`fedgs.round.run.RunSession`), whose generator stays here: it
 sends a round's request to the nodes that are needed (`configure_train`) and steps on
 their answers (`aggregate_train`). `start` is Flower's loop with checkpoints, retries
 and a stop. Who is there, and messages, are in `server.nodes`.
@@ -18,10 +18,10 @@ from flwr.serverapp.strategy import Result
 
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
-from fedgs.federation.messages import Answer, decode_key
-from fedgs.federation.training import Report, RunSession, RunStopped, Stop
 from fedgs.mechanism.masks import Announced, MaskedSum
 from fedgs.methods.schedule import nodes_of, select
+from fedgs.round.messages import Answer, decode_key
+from fedgs.round.run import Report, RunSession, RunStopped, Stop
 from fedgs.runs.run_folder import RunFolder
 from server.messenger import SilentStrategy
 from server.nodes import Nodes

@@ -17,8 +17,8 @@ from jaxtyping import install_import_hook
 
 # Every call in these modules is checked against the shapes of its annotations. Messages
 # and codec are not among them: they check by themselves what a hostile side sends.
-CHECKED = ["fedgs.mechanism", "fedgs.gan", "fedgs.gs_wgan", "fedgs.federation.local"]
-CHECKED += [f"fedgs.federation.{name}" for name in ("node", "round", "training")]
+CHECKED = ["fedgs.mechanism", "fedgs.gan", "fedgs.gs_wgan", "fedgs.round.local"]
+CHECKED += [f"fedgs.round.{name}" for name in ("node", "round", "training")]
 install_import_hook(CHECKED, "shape_checks.check_shapes")
 # The same examples in every run: what breaks a property fails where it was changed.
 hypothesis.settings.register_profile("same", derandomize=True, database=None)

@@ -3,7 +3,7 @@
 In a loop over clients the engine's arithmetic is the page's, but for the order in which
 its own Adam multiplies and divides. With that order in the page's Adam, the bits agree.
 Stacked calls round otherwise: tests/gan/test_discriminators.py. That all engines give
-the same bytes is in tests/federation/test_same_bytes.py.
+the same bytes is in tests/round/test_same_bytes.py.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ import pytest
 from fedgs.audit.finding import Finding
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.files import write_json
-from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy_label import HOLDS, UNFINISHED, privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.data_card import NO_GUARANTEE

@@ -14,7 +14,7 @@ from experiments.comparison.options import CompareRequest
 from experiments.grid.cells import NO_NOISE, Cells, Method, Settings, Source
 from fedgs.baselines import METHODS as REGISTERED
 from fedgs.baselines import find, g_pate, pate_gan
-from fedgs.baselines.run import made_settings, unit_of
+from fedgs.baselines.frame import made_settings, unit_of
 from fedgs.config.run_config import RunConfig
 
 EPSILONS = (10.0, 3.0, 1.0)

@@ -53,10 +53,10 @@ from fedgs.diagnosis.permutation import attainable_p
 from fedgs.diagnosis.rule import Rule
 from fedgs.errors import UserError, reject
 from fedgs.evaluation.images import LabelledImages
-from fedgs.federation.preparation import check_capacity, resolve, with_absolute_paths
-from fedgs.federation.training import RunStopped
 from fedgs.files import read_json, replacing, write_json
-from fedgs.privacy.accounting import Statement
+from fedgs.privacy.accountant import Statement
+from fedgs.round.preparation import check_capacity, resolve, with_absolute_paths
+from fedgs.round.run import RunStopped
 from fedgs.runs import epsilons, sample
 from fedgs.runs.run_folder import RunFolder, versions
 

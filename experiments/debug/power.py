@@ -20,7 +20,7 @@ from fedgs.config.recipes import CLASS_MEANS, signal_of
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import read_json
-from fedgs.privacy.accounting import statements
+from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
 
 STORED = Path(__file__).with_name("power.json")

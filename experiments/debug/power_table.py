@@ -33,14 +33,14 @@ from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
 from fedgs.diagnosis.diagnosis import diagnose
 from fedgs.evaluation.images import LabelledImages
-from fedgs.federation.answer import answer_of, summed
-from fedgs.federation.preparation import resolve
 from fedgs.files import write_json
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import new_state
 from fedgs.methods.base import Hosted
 from fedgs.methods.moments import MOMENTS
 from fedgs.randomness import derived_seed, stream
+from fedgs.round.answer import answer_of, summed
+from fedgs.round.preparation import resolve
 from fedgs.runs import sample
 
 SIGNALS = (10, 20, 40, 80, 160, 320, 640)  # of `recipes.signal_of`, of one group

@@ -12,7 +12,7 @@ from fedgs.app.report.communication import communication
 from fedgs.app.report.run import read_run
 from fedgs.audit.finding import REFUTED, Finding
 from fedgs.audit.mechanism import Claim, audit_rounds
-from fedgs.baselines.run import CURATOR, BaselineRun, open_run
+from fedgs.baselines.frame import CURATOR, BaselineRun, open_run
 from fedgs.files import read_json
 from fedgs.runs.run_folder import RunFolder, is_baseline, versions
 

@@ -27,9 +27,9 @@ from fedgs.config.recipes import DEFAULT, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.sources import load_records
 from fedgs.errors import UserError
-from fedgs.federation.preparation import check_device, fitted_to_data, new_run
 from fedgs.files import read_json_lines, write_atomically, write_json
 from fedgs.process import forget_peak_memory, peak_memory
+from fedgs.round.preparation import check_device, fitted_to_data, new_run
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder, is_baseline
 

@@ -32,16 +32,16 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
-from fedgs.federation.local import LocalNodes, train_nodes
-from fedgs.federation.messages import Release
-from fedgs.federation.node import Node
-from fedgs.federation.preparation import new_run
-from fedgs.federation.training import Stop, stop_on_signal
 from fedgs.files import read_json_lines, write_atomically
 from fedgs.mechanism.sanitizer import clip
 from fedgs.methods.base import Request
 from fedgs.methods.gs_wgan import query
 from fedgs.methods.schedule import clients_of
+from fedgs.round.local import LocalNodes, train_nodes
+from fedgs.round.messages import Release
+from fedgs.round.node import Node
+from fedgs.round.preparation import new_run
+from fedgs.round.run import Stop, stop_on_signal
 from fedgs.runs.run_folder import RunFolder
 
 FILE = "gradient_norms.jsonl"

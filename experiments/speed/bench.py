@@ -16,9 +16,9 @@ from experiments.speed.deployed_rounds import deployed_seconds
 from fedgs.app.tables import Table
 from fedgs.config.recipes import full_participation
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.federation.preparation import check_device
 from fedgs.gan.discriminators import Discriminators
 from fedgs.process import forget_peak_memory, keep_freed_memory, peak_memory
+from fedgs.round.preparation import check_device
 
 WIDTHS = (8, 16, 32, 64)
 NUM_CLIENTS = 539  # of the memory row: MNIST's writers

@@ -20,9 +20,6 @@ from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.answer import answer_of
-from fedgs.federation.local import LocalNodes
-from fedgs.federation.messages import Release
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
 from fedgs.mechanism.integers import real_values
@@ -31,6 +28,9 @@ from fedgs.mechanism.sanitizer import clip, from_dct
 from fedgs.methods.base import Hosted, Request
 from fedgs.methods.gs_wgan import query
 from fedgs.methods.schedule import clients_of, select
+from fedgs.round.answer import answer_of
+from fedgs.round.local import LocalNodes
+from fedgs.round.messages import Release
 from fedgs.shapes import PerSampleGrads
 
 LENGTH = 10.0  # of a canary's gradient, in units of C

@@ -6,7 +6,7 @@ epsilons that hold with a confidence.
 
 The client answers every fake with the same gradient, ten times longer than C, so that
 clipping matters: +10 C e ("inside") against -10 C e (replace-one) or 0 (zero-out). The
-release is that of `fedgs.federation.answer` with the run's clip bound, B and noise:
+release is that of `fedgs.round.answer` with the run's clip bound, B and noise:
 it clips, sums over the node's clients and adds noise, and a bug in any of that shows
 here. The test looks at <release, e>, summed over the B samples; for Gaussian noise no
 other does better.
@@ -37,16 +37,16 @@ from fedgs.audit.canaries import INSIDE, LENGTH, OUTSIDE
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
-from fedgs.federation.answer import release
-from fedgs.federation.training import new_event
 from fedgs.mechanism.integers import real_values
 from fedgs.mechanism.sanitizer import PerSampleGradients
 from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
-from fedgs.privacy.accounting import statements
+from fedgs.privacy.accountant import statements
 from fedgs.privacy.gaussian import epsilon_from_mu, fixed_law
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import RELATIONS, Plan, costs_of
+from fedgs.round.answer import release
+from fedgs.round.run import new_event
 
 CHOICE_SHARE = 0.2  # trials on which the threshold is chosen, on top of the others
 MAX_DRAWS = 2e9  # of noise; with a large B or many nodes there are fewer trials
@@ -57,8 +57,8 @@ class Claim(NamedTuple):
     """One epsilon for one round, and who would have to refute it.
 
     Attributes:
-        adversary: a key of `fedgs.privacy.accounting.ADVERSARIES`.
-        relation: a key of `fedgs.privacy.accounting.RELATIONS`.
+        adversary: a key of `fedgs.privacy.accountant.ADVERSARIES`.
+        relation: a key of `fedgs.privacy.accountant.RELATIONS`.
         shares: nodes whose noise the adversary cannot take away.
         epsilon: of one round; None means unbounded.
         theorem: what it rests on.

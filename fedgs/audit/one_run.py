@@ -35,12 +35,12 @@ from fedgs.audit.canaries import INSIDE, OUTSIDE, Canaries, CanaryNodes
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.local import train_nodes
-from fedgs.federation.training import Report, Stop
 from fedgs.methods import new_state
 from fedgs.privacy.gaussian import fixed_law
 from fedgs.privacy.participation import COUNT_THEOREM
 from fedgs.privacy.plan import Plan
+from fedgs.round.local import train_nodes
+from fedgs.round.run import Report, Stop
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import draw, load_generator, uniform_labels
 

@@ -1,8 +1,8 @@
 """What a method of the baselines has to have; the frame does everything else.
 
 A method is one file with one object that satisfies `Baseline`, and one line in
-`fedgs.baselines.METHODS`. The frame (`fedgs.baselines.run`) makes the run folder, keeps
-ledger and checkpoints, resumes, and prints what `guarantees` says.
+`fedgs.baselines.METHODS`. The frame (`fedgs.baselines.frame`) makes the run folder,
+keeps ledger and checkpoints, resumes, and prints what `guarantees` says.
 
 Rules that the contract test checks, or that reviewers do:
 
@@ -61,7 +61,7 @@ class Guarantee:
     Attributes:
         label: "valid", "as published" (by the published code's call, kept to compare)
             "distributional" (over random data: no differential privacy), or, by the
-            frame, `fedgs.privacy.accounting.SEEDED` in the place of both.
+            frame, `fedgs.privacy.accountant.SEEDED` in the place of both.
         unit: "record" or "user".
         relation: "add-or-remove", "zero-out" or "replace-one".
         epsilon: at least 0; None means unbounded, and is what infinity becomes.

@@ -9,9 +9,9 @@ from torch.optim import Optimizer
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.checkpoint import load_tensors, tensors_of
 from fedgs.gan.models import Generator, build_generator, sample_labels, sample_latents
 from fedgs.randomness import derived_seed
+from fedgs.round.checkpoint import load_tensors, tensors_of
 from fedgs.shapes import Images, Labels, Latents, TensorDict
 
 AnySettings = TypeVar("AnySettings")

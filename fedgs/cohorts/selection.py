@@ -26,7 +26,7 @@ from fedgs.cohorts.selection_settings import (
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import wrap_error
 from fedgs.files import read_json, write_json
-from fedgs.privacy.accounting import Statement
+from fedgs.privacy.accountant import Statement
 from fedgs.privacy.selection_cost import SelectionCost
 
 PLAN, OUTCOME = "plan.json", "outcome.json"

@@ -96,7 +96,7 @@ def check_names(names: Iterable[str], known: Collection[str] = ()) -> None:
 class ResolvedConfig(RunConfig):
     """What a run uses: the settings that `RunConfig` may leave open are set.
 
-    `fedgs.federation.preparation.resolve` fixes them; a run folder holds no other. What
+    `fedgs.round.preparation.resolve` fixes them; a run folder holds no other. What
     stays optional here is switched off while it is unset, such as `target_epsilon`.
 
     Raises:

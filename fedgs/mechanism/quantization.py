@@ -7,7 +7,7 @@ The step is computed from the run's settings alone:
 with d the values of one sample (a fake's gradient, or an embedding) and n the clients
 of the largest node: an eighth of a coordinate's size, and never so small that an
 integer could exceed 16 bits.
-`fedgs.federation.codec` sends the integers.
+`fedgs.round.codec` sends the integers.
 
 Privacy: rounding is a function of what is already sanitized, so it changes no
 guarantee. It adds at most step^2 / 12 per coordinate, 0.13 % of the noise's variance.

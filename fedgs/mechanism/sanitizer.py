@@ -7,7 +7,7 @@ For every fake image j and client u, with g = d L_G / d x_j in the gradient basi
 
 The three types stand in this order and each is made only from the one before, so that
 nothing unsanitized can be encoded as a message
-(`fedgs.federation.messages.encode_answer` takes the last one only). One release is the
+(`fedgs.round.messages.encode_answer` takes the last one only). One release is the
 concatenation of B such sums; its sensitivity is sqrt(B) times that of one fake.
 
 The embedding of a stage is one sample as well: B = 1, and in the place of a gradient
@@ -199,7 +199,7 @@ def received(
     """Wraps a release that arrived in a message, or that was stored.
 
     Privacy: post-processing of DP output. Raw gradients must never be passed here;
-    `fedgs.federation.messages` and `fedgs.federation.node` are the only callers (a
+    `fedgs.round.messages` and `fedgs.round.node` are the only callers (a
     test).
     """
     return SanitizedGradients(

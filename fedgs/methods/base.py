@@ -8,10 +8,10 @@
     finish <-------- their sanitized sum -------
     settle           (repeatable work on it)
 
-The frame (`fedgs.federation`) does all the rest, once for every method: the ledger has
+The frame (`fedgs.round`) does all the rest, once for every method: the ledger has
 a round's event before its request is sent; limits, counts, budget, masks, checkpoints,
 resume, samples. *Whatever `answer` yields, the frame clips, sums and noises*
-(`fedgs.federation.answer`), so the guarantee of a method is that of its `terms`.
+(`fedgs.round.answer`), so the guarantee of a method is that of its `terms`.
 
 Whatever a method draws at random comes from `fedgs.randomness.stream`, so that a
 resumed run has the same bits.

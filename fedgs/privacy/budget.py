@@ -1,6 +1,6 @@
 """From a target epsilon to the noise, the number of rounds, and the moment to stop.
 
-The inverse of `fedgs.privacy.accounting`: `calibrate_noise` and `largest_num_rounds`
+The inverse of `fedgs.privacy.accountant`: `calibrate_noise` and `largest_num_rounds`
 answer for a plan, and `Budget` stops a run before the release that would exceed the
 target. Where the run asks for amplification by sampling, the better one of both
 statements decides.
@@ -83,7 +83,7 @@ def calibrate_noise(
     Raises:
         UserError: an argument is out of range, or no noise can reach the target.
 
-    Source: inverse of `fedgs.privacy.accounting.statements`.
+    Source: inverse of `fedgs.privacy.accountant.statements`.
     """
     target = Target(target_epsilon, delta, adversary, relation, tuple(selections))
     selection = _checked(plan, target, colluding)
@@ -139,7 +139,7 @@ def largest_num_rounds(plan: Plan, target: Target, colluding: int = 0) -> int:
     Raises:
         UserError: an argument is out of range, or there is no noise multiplier.
 
-    Source: inverse of `fedgs.privacy.accounting.statements`.
+    Source: inverse of `fedgs.privacy.accountant.statements`.
     """
     selection = _checked(plan, target, colluding)
     target.check()
@@ -170,7 +170,7 @@ def _largest(holds: Callable[[int], bool], start: int = 1) -> int:
 class Budget:
     """Stops a run before the release that would exceed a target epsilon.
 
-    Agrees with `fedgs.privacy.accounting.statements_of_runs` on the same events.
+    Agrees with `fedgs.privacy.accountant.statements_of_runs` on the same events.
     Uniform selection stops after a number of rounds fixed in advance, so that the
     Binomial mixture stays valid.
 

@@ -13,7 +13,7 @@ import io
 import warnings
 from typing import Any
 
-from fedgs.privacy.accounting import Statement
+from fedgs.privacy.accountant import Statement
 from fedgs.privacy.amplification import Sampled, grid_step
 from fedgs.privacy.gaussian import check_numbers
 from fedgs.privacy.plan import Plan

@@ -1,7 +1,7 @@
 """What is known of a run before it starts, and the noise that each adversary faces.
 
 One node's release has the noise ratio z = noise / sensitivity. A `Plan` is the part of
-a configuration that decides its epsilons; `fedgs.privacy.accounting` states them.
+a configuration that decides its epsilons; `fedgs.privacy.accountant` states them.
 
 >>> plan = Plan(num_clients=539, clients_per_round=539, num_rounds=150, batch_size=32,
 ...             noise_multiplier=1.2, client_selection="all", engine="local")

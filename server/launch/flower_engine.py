@@ -18,8 +18,8 @@ from typing import Any
 from fedgs import process
 from fedgs.deployment import QUIET, full_environment
 from fedgs.errors import UserError
-from fedgs.federation.training import Report, RunStopped, Stop
 from fedgs.files import read_json, write_atomically
+from fedgs.round.run import Report, RunStopped, Stop
 from fedgs.runs.run_folder import RunFolder
 from server.launch.control import Control, FlowerFailed, control_of
 from server.launch.flower_app import TRAINING, app_project, free_port, wait_for_port

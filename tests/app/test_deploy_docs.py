@@ -44,7 +44,7 @@ def test_documented_command_is_understood(line):
 
 def test_page_shows_every_command():
     names = {line.split()[2] for line in documented()}
-    assert names == {"certs", "server", "client", "submit", "baseline", "status"}
+    assert names == {"certs", "server", "client", "submit", "status"}
 
 
 def settings_of(unit: Path) -> dict[str, list[str]]:

@@ -26,10 +26,10 @@ from fedgs.config.recipes import (
     recipe,
 )
 from fedgs.config.run_config import RunConfig
-from fedgs.federation import local
-from fedgs.federation.preparation import with_noise
-from fedgs.privacy.accounting import statements
+from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
+from fedgs.round import local
+from fedgs.round.preparation import with_noise
 from fedgs.runs.run_folder import RunFolder
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-hour.md"

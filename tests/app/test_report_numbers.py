@@ -17,12 +17,12 @@ from fedgs.app.report.settings_tables import shown_data, train_command
 from fedgs.app.report.stage_tables import stages_tables
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.recipes import configure
-from fedgs.federation.messages import encode_answer, encode_request
-from fedgs.federation.training import new_event
 from fedgs.methods import new_state
-from fedgs.privacy.accounting import statements
+from fedgs.privacy.accountant import statements
 from fedgs.privacy.gaussian import fixed_law
 from fedgs.privacy.plan import Plan
+from fedgs.round.messages import encode_answer, encode_request
+from fedgs.round.run import new_event
 from report_folders import make_run
 from tiny import (
     MOMENTS,

@@ -14,8 +14,8 @@ from fedgs.app.commands import audit
 from fedgs.audit import mechanism, one_run
 from fedgs.audit.finding import CONFIDENCE
 from fedgs.config.run_config import RunConfig
-from fedgs.federation.preparation import resolve
 from fedgs.mechanism.noise import NoiseStream
+from fedgs.round.preparation import resolve
 from fedgs.runs.run_folder import RunFolder
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 

@@ -21,16 +21,16 @@ from fedgs.audit.mechanism import (
     weakest_rounds,
 )
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.federation import answer as rounds
-from fedgs.federation.training import new_event
 from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.methods.schedule import select
-from fedgs.privacy.accounting import statements
+from fedgs.privacy.accountant import statements
 from fedgs.privacy.amplification import PLD_THEOREM
 from fedgs.privacy.gaussian import binomial_law
 from fedgs.privacy.oracle import autodp_epsilon
 from fedgs.privacy.plan import COLUMNS, Plan, noise_ratio
+from fedgs.round import answer as rounds
+from fedgs.round.run import new_event
 from tiny import FULL_PARTICIPATION, STAGED, record_calls, tiny_config
 
 DELTA = 1e-5

@@ -13,12 +13,12 @@ from fedgs.audit.finding import HOLDS, REFUTED, Finding
 from fedgs.audit.one_run import audit_run, best_guesses
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.local import train_nodes
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.privacy.plan import Plan
+from fedgs.round.local import train_nodes
 from fedgs.runs.run_folder import RunFolder
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 

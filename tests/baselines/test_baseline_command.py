@@ -11,7 +11,7 @@ from baselines import DIGITS
 from command_line import flags, printed, refused
 from fedgs.app.commands.run_outcome import to_quote
 from fedgs.baselines import METHODS
-from fedgs.baselines.run import open_run
+from fedgs.baselines.frame import open_run
 from fedgs.config.settings import settings_with
 from fedgs.privacy_label import HOLDS, privacy_label
 from fedgs.runs.data_card import NO_GUARANTEE

@@ -12,7 +12,7 @@ from fedgs.baselines import bayesian_accounting as bayesian
 from fedgs.baselines.bdp_gan import COSTS, METHOD
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_sgd_gan import DPSGDGanTrainer, LayeredDiscriminator
-from fedgs.baselines.run import Asked, Session, open_run
+from fedgs.baselines.frame import Asked, Session, open_run
 from fedgs.files import read_json_lines
 from fedgs.gan.models import build
 from fedgs.randomness import stream

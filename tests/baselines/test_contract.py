@@ -12,13 +12,12 @@ import torch
 
 from baselines import SMALL, small_run, train
 from fedgs.app.commands.run_outcome import to_quote
-from fedgs.baselines import METHODS, dp_sgd
-from fedgs.baselines import run as frame
+from fedgs.baselines import METHODS, dp_sgd, frame
 from fedgs.baselines.contract import RELATIONS, SECRET
+from fedgs.baselines.frame import Asked, load_run_data, open_run
 from fedgs.baselines.releases import Release, ReleaseLedger
-from fedgs.baselines.run import Asked, load_run_data, open_run
 from fedgs.files import read_tensors
-from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy.gaussian import mu_from_epsilon
 from fedgs.privacy_label import privacy_label
 from fedgs.runs.data_card import NO_GUARANTEE

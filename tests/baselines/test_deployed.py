@@ -17,16 +17,15 @@ from clients.deployed_client import DeployedClient
 from command_line import refused
 from deployed_grid import LIMITS, NAMES, Deployment, kill_after_count, place_of
 from fedgs.app.commands import deploy_status
-from fedgs.baselines import deployed
-from fedgs.baselines import run as frame
-from fedgs.baselines.run import Asked, open_run
+from fedgs.baselines import deployed, frame
+from fedgs.baselines.frame import Asked, open_run
 from fedgs.config.run_config import RunConfig
-from fedgs.federation import preparation
-from fedgs.federation.training import RunStopped
-from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import RUNS_VARIABLE
+from fedgs.round import preparation
+from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import interrupt_at

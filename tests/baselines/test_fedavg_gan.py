@@ -15,12 +15,12 @@ from server.fedavg_gan import FedAvgGanStrategy
 from baselines import small_run, train
 from fedgs.baselines import deployed, fedavg_gan
 from fedgs.baselines.contract import Facts
+from fedgs.baselines.frame import Asked, open_run
 from fedgs.baselines.releases import ReleaseLedger
-from fedgs.baselines.run import Asked, open_run
-from fedgs.federation.messages import encode_request
-from fedgs.federation.training import RunStopped
 from fedgs.gan.losses import discriminator_loss
 from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.round.messages import encode_request
+from fedgs.round.run import RunStopped
 from refusals import assert_refused
 from simulated_grid import FakeGrid, product, round_of
 

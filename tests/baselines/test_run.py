@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from baselines import small_run, train
+from fedgs.baselines.frame import Asked, RunStopped, is_finished, open_run
 from fedgs.baselines.releases import Release
-from fedgs.baselines.run import Asked, RunStopped, is_finished, open_run
 from fedgs.errors import UserError
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.runs.run_folder import RunFolder

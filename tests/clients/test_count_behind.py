@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Message
 
 from clients.deployed_client import UNTOLD, told_of
 from deployed_grid import NAMES, Backup
-from fedgs.federation.training import RunStopped
+from fedgs.round.run import RunStopped
 from refusals import assert_refused
 from runs import interrupt_at, num_answers
 from server import roll_call

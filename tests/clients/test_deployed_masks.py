@@ -10,10 +10,10 @@ from flwr.app import Message
 
 from clients.failures import reason_of
 from deployed_grid import NAMES, Backup, Deployment, place_of
-from fedgs.federation.training import RunStopped
 from fedgs.mechanism.masks import Announced, Attempt, MaskingKey
 from fedgs.methods import gs_wgan as round
 from fedgs.privacy.client_limits import ClientRefused
+from fedgs.round.run import RunStopped
 from runs import at_round, events, ignore, num_answers
 from server.launch.certs import make_certificates
 from server.launch.submit import _public_key

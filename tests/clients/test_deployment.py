@@ -12,8 +12,8 @@ from flwr.app import Message
 
 from clients.deployed_client import DeploymentConfig
 from deployed_grid import LIMITS, NAMES, place_of
-from fedgs.federation.codec import stated_release_bytes
-from fedgs.federation.training import RunStopped
+from fedgs.round.codec import stated_release_bytes
+from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import state_rounds
 from refusals import assert_refused
 from server import roll_call

@@ -18,7 +18,7 @@ from clients.failures import log_privately
 from deployed_grid import EPOCH, NAMES, Backup, kill_after_count
 from fedgs import event_log
 from fedgs.errors import UserError
-from fedgs.federation.training import RunStopped
+from fedgs.round.run import RunStopped
 from runs import at_round, interrupt_at, json_lines, num_answers
 from server import progress
 from simulated_grid import round_of, spoil_at

@@ -11,8 +11,8 @@ from flwr.app import Message
 
 from clients.deployed_client import DeployedClient, DeploymentConfig, settings_of
 from deployed_grid import LIMITS, Deployment, kill_after_count, place_of
-from fedgs.federation.training import RunStopped, new_event
 from fedgs.process import PROTOCOL
+from fedgs.round.run import RunStopped, new_event
 from fedgs.runs.epsilons import of_run
 from fedgs.runs.run_folder import state_path, state_rounds
 from refusals import assert_refused

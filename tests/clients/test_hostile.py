@@ -20,10 +20,10 @@ from safetensors.torch import load, save
 
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.federation.messages import one_line
 from fedgs.mechanism.answer_bounds import largest_norm
 from fedgs.mechanism.quantization import release_step
 from fedgs.methods.schedule import EVERYONE
+from fedgs.round.messages import one_line
 from hostile import (
     COMPACT,
     EXACT,

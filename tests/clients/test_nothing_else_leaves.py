@@ -22,13 +22,13 @@ from flwr.proto.message_pb2 import Context as ContextProto
 from flwr.proto.message_pb2 import Message as MessageProto
 from safetensors.torch import save
 
-import fedgs.federation.answer
-import fedgs.federation.node
+import fedgs.round.answer
+import fedgs.round.node
 import recording
 from fedgs.config.run_config import RunConfig
-from fedgs.federation.codec import pack_release
-from fedgs.federation.messages import decode_request
 from fedgs.privacy.ledger import Ledger
+from fedgs.round.codec import pack_release
+from fedgs.round.messages import decode_request
 from fedgs.runs.run_folder import RunFolder
 from recording import canaries_in, leaves
 from runs import at_round
@@ -184,16 +184,16 @@ def test_every_message_of_a_run_holds_public_values_only(
         return reply
 
     folder, grid, made = RunFolder.create(config), FakeGrid(3, arrives), {}
-    sanitize = fedgs.federation.answer.sanitize
+    sanitize = fedgs.round.answer.sanitize
 
     def kept(*args: object):
         release = sanitize(*args)
         made[release.node_id, release.round] = release.values.clone()
         return release
 
-    monkeypatch.setattr(fedgs.federation.answer, "sanitize", kept)
-    failing = recording.failing(fedgs.federation.node.answer_of, tmp_path)
-    monkeypatch.setattr(fedgs.federation.node, "answer_of", failing)
+    monkeypatch.setattr(fedgs.round.answer, "sanitize", kept)
+    failing = recording.failing(fedgs.round.node.answer_of, tmp_path)
+    monkeypatch.setattr(fedgs.round.node, "answer_of", failing)
     logs: list[bytes] = []
 
     def read_logs() -> None:  # until round 5, in which no error can be logged

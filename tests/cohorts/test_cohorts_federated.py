@@ -18,8 +18,8 @@ from flwr.app import Error as FlowerError
 from clients import classifier_app
 from fedgs.cohorts import classifier
 from fedgs.cohorts.selection import ARRAYS, CONFIG, Selection, membership, write_plan
-from fedgs.federation.training import RunStopped
 from fedgs.randomness import stream
+from fedgs.round.run import RunStopped
 from server import roll_call
 from server import selection_app as classifier_server
 from server.launch.local_grid import LocalGrid

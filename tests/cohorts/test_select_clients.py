@@ -12,7 +12,7 @@ from fedgs.app.commands import select_clients
 from fedgs.cohorts.files import read_cohort
 from fedgs.cohorts.selection import Selection, read_plan, statements
 from fedgs.data.corruption import corrupted_clients
-from fedgs.federation.training import RunStopped
+from fedgs.round.run import RunStopped
 from server import roll_call
 from tiny import SIZES, write_tiny_npz
 

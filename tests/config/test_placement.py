@@ -11,14 +11,14 @@ import runs
 from fedgs.config.placement import Placement, hosting, read_sizes
 from fedgs.config.recipes import overridden
 from fedgs.config.run_config import RunConfig
-from fedgs.federation.preparation import (
+from fedgs.methods.schedule import nodes_of
+from fedgs.privacy.accountant import statements
+from fedgs.round.preparation import (
     clients_needed,
     copies_in_memory,
     nodes_in_memory,
     resolve_deployed,
 )
-from fedgs.methods.schedule import nodes_of
-from fedgs.privacy.accounting import statements
 from fedgs.runs.run_folder import RunFolder
 from plans import FULL
 from refusals import assert_refused

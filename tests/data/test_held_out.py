@@ -12,7 +12,7 @@ from fedgs.data.corruption import corrupt, corrupted, corrupted_clients
 from fedgs.data.load import load_data, load_test_data
 from fedgs.data.records import Records
 from fedgs.errors import UserError
-from fedgs.federation.preparation import with_held_out
+from fedgs.round.preparation import with_held_out
 from loading import configured, load, refused
 from refusals import assert_refused
 

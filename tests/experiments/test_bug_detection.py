@@ -30,12 +30,12 @@ from fedgs.config.recipes import class_means
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.corruption import corrupted_clients
 from fedgs.data.transformations import TRANSFORMATIONS
-from fedgs.federation import local
-from fedgs.federation.training import RunStopped
-from fedgs.privacy.accounting import statements
+from fedgs.privacy.accountant import statements
 from fedgs.privacy.budget import calibrate_noise
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import SelectionCost
+from fedgs.round import local
+from fedgs.round.run import RunStopped
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from plans import epsilon

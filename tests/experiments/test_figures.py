@@ -14,8 +14,8 @@ from experiments.paper import figures, gradient_norms
 from experiments.paper.figure_drawing import Point, privacy_utility
 from experiments.paper.gradient_norms import probe, read_norms, unprotected
 from fedgs.app.evaluation.request import EvaluationRequest
-from fedgs.federation import local
 from fedgs.privacy_label import privacy_label
+from fedgs.round import local
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from tiny import tiny_config, write_tiny_npz

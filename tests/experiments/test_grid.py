@@ -21,7 +21,7 @@ from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.files import read_json_lines
-from fedgs.privacy.accounting import Plan, statements
+from fedgs.privacy.accountant import Plan, statements
 from fedgs.runs.run_folder import RunFolder
 from plans import epsilon
 from refusals import assert_refused

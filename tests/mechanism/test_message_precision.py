@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedgs.config.run_config import RunConfig
-from fedgs.federation import codec
-from fedgs.federation.messages import (
-    decode_answer,
-    decode_request,
-    encode_answer,
-    encode_request,
-)
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import LARGEST, release_step, to_grid
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, received, sanitize
 from fedgs.methods import new_state
 from fedgs.methods.base import Request
 from fedgs.methods.gs_wgan import METHOD
+from fedgs.round import codec
+from fedgs.round.messages import (
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_request,
+)
 from runs import events, train
 from simulated_grid import FakeGrid, product, start
 from tiny import draw_fakes, public_fakes, tiny_config

@@ -208,7 +208,7 @@ def test_releases_are_made_in_three_places_only():
     }
     sanitizer = "mechanism/sanitizer"
     for name, places in (
-        (r"\breceived\(", {sanitizer, "federation/messages", "federation/node"}),
+        (r"\breceived\(", {sanitizer, "round/messages", "round/node"}),
         (r"\b_MADE_BY_SANITIZER\b", {sanitizer}),
         (r"\b(Clipped|Sanitized)Gradients\(", {sanitizer}),
         (r"\b__new__\(", set()),  # would skip the check of the maker

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedgs.federation.training import RunStopped
 from fedgs.methods import dp_merf, new_state
 from fedgs.methods.dp_merf import METHOD, Embedding
-from fedgs.privacy.accounting import statements
+from fedgs.privacy.accountant import statements
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.plan import Plan
+from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder
 from runs import attempts
 from simulated_grid import FakeGrid, product, start

@@ -13,15 +13,15 @@ from command_line import flags, printed
 from deployed_grid import LIMITS, kill_after_count, place_of
 from fedgs.audit.finding import HOLDS, REFUTED
 from fedgs.audit.mechanism import audit_round, claims_of_one_round, weakest_rounds
-from fedgs.federation.messages import decode_request, encode_request
-from fedgs.federation.training import RunStopped
 from fedgs.gan.losses import discriminator_loss
 from fedgs.mechanism.sanitizer import PerSampleGradients
 from fedgs.methods import dp_merf, fedavg_gan, method_of, new_state
 from fedgs.methods.fedavg_gan import METHOD, client_updates
-from fedgs.privacy.accounting import Run, statements, statements_of_runs
+from fedgs.privacy.accountant import Run, statements, statements_of_runs
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.plan import Plan
+from fedgs.round.messages import decode_request, encode_request
+from fedgs.round.run import RunStopped
 from refusals import assert_refused
 from runs import at_round, events, interrupt_at, train
 from server.roll_call import public_settings

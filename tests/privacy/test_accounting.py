@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.accounting import SEEDED, statements
+from fedgs.privacy.accountant import SEEDED, statements
 from fedgs.privacy.amplification import PLD_THEOREM
 from fedgs.privacy.gaussian import LEAST_DELTA, epsilon_from_mu
 from fedgs.privacy.oracle import as_published

@@ -14,7 +14,7 @@ import pytest
 
 from fedgs.config.integers import LEAST_NOISE, PROVEN, clip_units, noise_units
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.accounting import statements
+from fedgs.privacy.accountant import statements
 from fedgs.privacy.client_ledger import ClientLedger, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.privacy.gaussian import delta_from_mu, epsilon_from_mu

@@ -12,12 +12,12 @@ import runs
 from fedgs.app.commands import privacy as privacy_report
 from fedgs.cohorts.files import EXCLUDED, GIVEN, Cohort, selection_costs, write_cohort
 from fedgs.config.run_config import RunConfig
-from fedgs.federation.preparation import resolve, with_noise
-from fedgs.federation.training import BudgetSpent
-from fedgs.privacy.accounting import WITH_SELECTION, statements
+from fedgs.privacy.accountant import WITH_SELECTION, statements
 from fedgs.privacy.gaussian import binomial_law
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import SelectionCost
+from fedgs.round.preparation import resolve, with_noise
+from fedgs.round.run import BudgetSpent
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from plans import COST, everybody

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.federation.training import new_event
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
 from fedgs.methods.schedule import clients_of, select
-from fedgs.privacy.accounting import statements
+from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
+from fedgs.round.run import new_event
 from tests.support.ledgers import statements_from_ledger
 from tiny import STAGED, tiny_config
 

@@ -26,7 +26,6 @@ from fedgs import process
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
-from fedgs.federation.preparation import resolve
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import (
     TOKEN_VARIABLE,
@@ -34,6 +33,7 @@ from fedgs.process import (
     home_of,
     processes_of,
 )
+from fedgs.round.preparation import resolve
 from fedgs.runs.run_folder import RunFolder
 from hosts import PATIENCE, ROOT, Machines
 from runs import generator, rounds_done, train

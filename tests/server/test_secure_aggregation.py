@@ -10,14 +10,6 @@ import torch
 from flwr.app import Message
 
 from fedgs.data.load import load_data
-from fedgs.federation.messages import (
-    decode_answer,
-    decode_request,
-    encode_answer,
-    encode_request,
-)
-from fedgs.federation.node import Node
-from fedgs.federation.training import BudgetSpent, RunStopped
 from fedgs.mechanism.masks import (
     KEY_BYTES,
     Announced,
@@ -28,6 +20,14 @@ from fedgs.mechanism.masks import (
 from fedgs.mechanism.sanitizer import received
 from fedgs.methods import new_state
 from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.round.messages import (
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_request,
+)
+from fedgs.round.node import Node
+from fedgs.round.run import BudgetSpent, RunStopped
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import attempts, events, limit_clients, train

@@ -16,12 +16,12 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedgs.errors import UserError
-from fedgs.federation import node
-from fedgs.federation.training import RunStopped
 from fedgs.files import read_json, read_tensors
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import FIT
+from fedgs.round import node
+from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder, state_rounds
 from refusals import assert_refused
 from runs import attempts, limit_clients, train

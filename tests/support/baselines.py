@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from fedgs.baselines import find
-from fedgs.baselines import run as frame
+from fedgs.baselines import find, frame
 from fedgs.baselines.contract import Guarantee
-from fedgs.baselines.run import Asked, BaselineRun
+from fedgs.baselines.frame import Asked, BaselineRun
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import build_generator
 from fedgs.privacy.gaussian import epsilon_from_mu

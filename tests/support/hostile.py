@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from fedgs.config.run_config import RunConfig
-from fedgs.federation.messages import (
+from fedgs.mechanism.quantization import release_step, to_grid
+from fedgs.mechanism.sanitizer import SanitizedGradients, received
+from fedgs.methods import new_state
+from fedgs.methods.base import Request
+from fedgs.round.messages import (
     decode_answer,
     decode_request,
     encode_answer,
     encode_request,
 )
-from fedgs.mechanism.quantization import release_step, to_grid
-from fedgs.mechanism.sanitizer import SanitizedGradients, received
-from fedgs.methods import new_state
-from fedgs.methods.base import Request
 from tiny import MOMENTS, request_of, server_round, stage_request, tiny_config
 
 ROUND, NODE = 3, 2

@@ -10,12 +10,12 @@ from PIL import Image
 from experiments.debug.debug_folder import FORMAT
 from experiments.debug.verdict import with_titles
 from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
-from fedgs.federation.training import new_event
 from fedgs.files import write_json
 from fedgs.gan.models import build_generator
 from fedgs.methods.schedule import select
-from fedgs.privacy.accounting import statements
+from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
+from fedgs.round.run import new_event
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import write_grid
 from tiny import tiny_config

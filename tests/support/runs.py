@@ -12,11 +12,11 @@ import torch
 
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.load import load_data
-from fedgs.federation import local
-from fedgs.federation.training import new_event
 from fedgs.files import read_tensors
 from fedgs.privacy.client_limits import ALLOW_ALL
 from fedgs.privacy.ledger import Event, Ledger
+from fedgs.round import local
+from fedgs.round.run import new_event
 from fedgs.runs.run_folder import RunFolder
 from tiny import digest, tiny_config
 
@@ -117,4 +117,4 @@ def limit_clients(monkeypatch, epsilon: float, relation: str = "replace-one") ->
     """Has simulated clients refuse releases beyond an epsilon, by their own count."""
     own = {"client_epsilon": epsilon, "relation": relation}
     limits = dataclasses.replace(ALLOW_ALL, **own)
-    monkeypatch.setattr("fedgs.federation.node.ALLOW_ALL", limits)
+    monkeypatch.setattr("fedgs.round.node.ALLOW_ALL", limits)

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.answer import answer_of, summed
-from fedgs.federation.codec import rounded
 from fedgs.gan.discriminators import Discriminators
 from fedgs.methods import method_of, new_state
 from fedgs.methods.base import Hosted, Request, State
 from fedgs.methods.gs_wgan import METHOD as GS_WGAN
 from fedgs.methods.moments import MOMENTS as STAGES
+from fedgs.round.answer import answer_of, summed
+from fedgs.round.codec import rounded
 
 SIZES = (6, 4, 9, 1, 12, 8)  # unequal; client 3 owns a single image
 SINGLE_IMAGE_CLIENT = 3

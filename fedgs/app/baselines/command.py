@@ -20,7 +20,7 @@ from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.tables import Table, epsilon
 from fedgs.baselines import METHODS, find
 from fedgs.baselines.contract import Guarantee
-from fedgs.baselines.run import (
+from fedgs.baselines.frame import (
     CURATOR,
     Asked,
     BaselineRun,
@@ -29,11 +29,11 @@ from fedgs.baselines.run import (
     new_run,
     open_run,
 )
-from fedgs.baselines.run import train as train_in
+from fedgs.baselines.frame import train as train_in
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.training import stop_on_signal
-from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.accountant import SEEDED
+from fedgs.round.run import stop_on_signal
 
 
 def list_methods() -> None:

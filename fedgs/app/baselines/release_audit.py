@@ -13,7 +13,7 @@ from fedgs.app.tables import epsilon
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.audit.mechanism import CHOICE_SHARE, bound_epsilon
 from fedgs.baselines.contract import Guarantee
-from fedgs.baselines.run import BaselineRun, open_run
+from fedgs.baselines.frame import BaselineRun, open_run
 from fedgs.errors import UserError
 
 ALIKE = ("kind", "what", "sampling_rate", "noise_per_clip")

@@ -122,7 +122,7 @@ def train(
     # Fails before torch is imported.
     configured = configure(DEFAULT if is_open else recipe, config, settings)
     from fedgs.app.commands import train as running
-    from fedgs.federation.preparation import with_held_out
+    from fedgs.round.preparation import with_held_out
 
     configured = with_held_out(configured, settings_in(config) | settings)
     name = recipe or (DEFAULT if is_open else "run")

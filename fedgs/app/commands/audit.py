@@ -24,9 +24,9 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
-from fedgs.federation.training import RunStopped, stop_on_signal
-from fedgs.privacy.accounting import SEEDED
+from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy.plan import Plan
+from fedgs.round.run import RunStopped, stop_on_signal
 from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder
 

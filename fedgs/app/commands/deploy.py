@@ -79,7 +79,7 @@ def submit(
     else:
         given = {"engine": "flower", "nodes": ",".join(names), **settings}
         if recipe is None and config is None and is_left_open(settings):
-            from fedgs.federation.preparation import resolve_deployed
+            from fedgs.round.preparation import resolve_deployed
 
             recipe = DEFAULT
             resolved = resolve_deployed(configure(recipe, None, given))

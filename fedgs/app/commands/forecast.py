@@ -19,16 +19,16 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.sources import has_test_split
 from fedgs.errors import first_n
-from fedgs.federation.answer import answer_of, summed
-from fedgs.federation.preparation import clients_needed, copies_in_memory, state_bytes
 from fedgs.gan.discriminators import CHUNK_SIZE, Discriminators
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import method_of, new_state
 from fedgs.methods.base import Hosted
 from fedgs.methods.schedule import EVERYONE
-from fedgs.privacy.accounting import large_delta, statements
+from fedgs.privacy.accountant import large_delta, statements
 from fedgs.privacy.plan import Plan
 from fedgs.process import keep_freed_memory
+from fedgs.round.answer import answer_of, summed
+from fedgs.round.preparation import clients_needed, copies_in_memory, state_bytes
 
 PROCESS_BYTES = 5e8  # a process with torch
 FEW_SECONDS, FLOWER_SECONDS = 5.0, 20.0  # start and end of a run, by engine

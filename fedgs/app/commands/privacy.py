@@ -15,7 +15,7 @@ from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import write_json
-from fedgs.privacy.accounting import Statement, statements
+from fedgs.privacy.accountant import Statement, statements
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.gaussian import LEAST_DELTA
 from fedgs.privacy.oracle import as_published

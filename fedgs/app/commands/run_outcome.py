@@ -13,8 +13,8 @@ from typer import Exit as Exit  # experiments end with it, too
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import folded
 from fedgs.errors import UserError, wrap_error
-from fedgs.federation.training import RunStopped
 from fedgs.privacy_label import privacy_label
+from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import check_free
 from server.launch.control import FlowerFailed
 

@@ -37,9 +37,9 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import split_records
 from fedgs.data.records import Records
 from fedgs.errors import UserError, reject
-from fedgs.federation.preparation import with_absolute_paths
-from fedgs.federation.training import Report, Stop, stop_on_signal
 from fedgs.files import read_json, write_json
+from fedgs.round.preparation import with_absolute_paths
+from fedgs.round.run import Report, Stop, stop_on_signal
 from fedgs.runs.run_folder import RunFolder, versions
 from server.launch import flower_engine
 from server.launch.local_grid import LocalGrid

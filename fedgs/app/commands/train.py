@@ -20,15 +20,15 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import wrap_error
-from fedgs.federation import local
-from fedgs.federation.preparation import (
+from fedgs.privacy.accountant import SEEDED
+from fedgs.privacy_label import privacy_label
+from fedgs.round import local
+from fedgs.round.preparation import (
     fitted_to_data,
     free_output,
     planned_run,
 )
-from fedgs.federation.training import RunStopped, stop_on_signal
-from fedgs.privacy.accounting import SEEDED
-from fedgs.privacy_label import privacy_label
+from fedgs.round.run import RunStopped, stop_on_signal
 from fedgs.runs.run_folder import GENERATOR, RunFolder
 from fedgs.runs.sample import Output, check_output, draw_samples
 from server.launch import flower_engine

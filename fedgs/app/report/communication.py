@@ -12,9 +12,9 @@ from fedgs.app.report.run import RunFacts
 from fedgs.app.tables import Table
 from fedgs.config.plugins import GS_WGAN
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.federation.codec import pack_request, rounded, stated_release_bytes
 from fedgs.methods import method_of
 from fedgs.methods.base import Request
+from fedgs.round.codec import pack_request, rounded, stated_release_bytes
 from fedgs.shapes import TensorDict
 
 

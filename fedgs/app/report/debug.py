@@ -14,7 +14,7 @@ from fedgs.app.report.cards import Card, Picture, picture_of
 from fedgs.app.report.run import RunFacts, read_run
 from fedgs.diagnosis.diagnosis import ONE_OF
 from fedgs.errors import UserError, wrap_error
-from fedgs.privacy.accounting import Statement
+from fedgs.privacy.accountant import Statement
 
 VERDICTS = {
     "none": ("No bug of the kinds tested", "good"),

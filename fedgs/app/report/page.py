@@ -23,7 +23,7 @@ from fedgs.app.report.sections import Page
 from fedgs.config.settings import settings_with
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import write_atomically
-from fedgs.privacy.accounting import Statement
+from fedgs.privacy.accountant import Statement
 from fedgs.runs import epsilons
 
 FAILED = "cannot be written"

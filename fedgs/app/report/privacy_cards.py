@@ -10,7 +10,7 @@ from fedgs.app.report.cards import Card
 from fedgs.app.report.run import RunFacts
 from fedgs.app.tables import Table
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.accounting import Statement
+from fedgs.privacy.accountant import Statement
 from fedgs.privacy_label import said, unit_in_words
 from fedgs.runs.data_card import NO_GUARANTEE, in_words
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedgs.baselines.run import BaselineRun, open_run
+from fedgs.baselines.frame import BaselineRun, open_run
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_json, read_json_lines
-from fedgs.privacy.accounting import Run, Statement, statements_of_runs
+from fedgs.privacy.accountant import Run, Statement, statements_of_runs
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM
 from fedgs.privacy_label import privacy_label

@@ -20,7 +20,7 @@ from fedgs.app.report.settings_tables import (
 )
 from fedgs.app.report.stage_tables import stages_tables
 from fedgs.app.report.svg import draw
-from fedgs.privacy.accounting import Statement
+from fedgs.privacy.accountant import Statement
 from fedgs.privacy_label import said
 
 

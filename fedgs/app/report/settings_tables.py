@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgs.app.report.run import RunFacts
 from fedgs.app.tables import Table
-from fedgs.baselines.run import more_settings
+from fedgs.baselines.frame import more_settings
 from fedgs.baselines.target import SHARED_SETTINGS
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.settings import settings_of, settings_with

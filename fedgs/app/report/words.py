@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from fedgs.app.tables import epsilon as epsilon
 from fedgs.cohorts.files import EXCLUDED
-from fedgs.privacy.accounting import CAVEATS
+from fedgs.privacy.accountant import CAVEATS
 
 
 def stated(value: float | None) -> str:

@@ -6,10 +6,10 @@ import pytest
 from fedgs.config.checks import same_source_problems
 from fedgs.config.recipes import overridden, recipe
 from fedgs.config.run_config import RunConfig
-from fedgs.federation.preparation import fitted_to_data, resolve
 from fedgs.methods import new_state
-from fedgs.privacy.accounting import statements
+from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
+from fedgs.round.preparation import fitted_to_data, resolve
 from fedgs.runs.epsilons import of_run
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fedgs.federation import local
 from fedgs.files import read_json, read_tensors, write_json
 from fedgs.gan import refinement
-from fedgs.privacy.accounting import Plan, statements
+from fedgs.privacy.accountant import Plan, statements
+from fedgs.round import local
 from fedgs.runs.run_folder import RunFolder, versions
 from tiny import FULL_PARTICIPATION, REFINED, tiny_config, tiny_data
 

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedgs.federation.answer
 import fedgs.methods.gs_wgan
 import fedgs.methods.schedule
+import fedgs.round.answer
 from fedgs.config.run_config import RunConfig
 from fedgs.gan import discriminators
 from fedgs.gan.discriminators import Discriminators
@@ -124,7 +124,7 @@ def test_a_round_is_one_release_however_many_steps_and_chunks_it_takes(
     request = request_of(config)
     whole, _ = _answer(config, request)
     monkeypatch.setattr(discriminators, "CHUNK_SIZE", size)
-    released = record_calls(monkeypatch, fedgs.federation.answer, "sanitize")
+    released = record_calls(monkeypatch, fedgs.round.answer, "sanitize")
     drawn = record_calls(monkeypatch, NoiseStream, "normal")
     answer, made = _answer(config, request)
     assert type(answer) is sanitizer.SanitizedGradients

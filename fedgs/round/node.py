@@ -22,8 +22,6 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.settings import settings_with
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.federation.answer import answer_of
-from fedgs.federation.messages import NEXT_KEY, Release, decode_request
 from fedgs.files import make_folder, write_tensors
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
@@ -45,6 +43,8 @@ from fedgs.methods.schedule import clients_of
 from fedgs.privacy.client_ledger import ClientLedger, release_event
 from fedgs.privacy.client_limits import ALLOW_ALL, ClientRefused, Limits
 from fedgs.privacy.ledger import Event
+from fedgs.round.answer import answer_of
+from fedgs.round.messages import NEXT_KEY, Release, decode_request
 from fedgs.runs.run_folder import (
     node_folder,
     old_states,
@@ -110,7 +110,7 @@ class Node:
         """Decodes a request and checks it against the run's settings.
 
         Raises:
-            UserError: as `fedgs.federation.messages.decode_request`.
+            UserError: as `fedgs.round.messages.decode_request`.
         """
         return decode_request(payload, self.config)
 

@@ -4,7 +4,7 @@ Purity: an answer leaves every bit of a client's state, its data and all random 
 as they were. Independence: nothing of one client, however broken, reaches another
 one's state or gradients; between two releases, its own clipped share is all that moves.
 
-In tests/federation/test_round.py: who trains; the global random state over a round.
+In tests/round/test_round.py: who trains; the global random state over a round.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from torch import Tensor
 import tiny
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.node import Node
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import clip
 from fedgs.methods.base import Request
 from fedgs.methods.gs_wgan import query
 from fedgs.methods.schedule import EVERYONE, Clients
+from fedgs.round.node import Node
 from tiny import client_round, public_fakes
 
 ALL = range(len(tiny.SIZES))

@@ -30,18 +30,18 @@ from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
-from fedgs.federation.checkpoint import indispensable, is_due, under
-from fedgs.federation.preparation import (
+from fedgs.files import read_json, read_json_lines, write_tensors
+from fedgs.privacy.accountant import SEEDED, large_delta
+from fedgs.privacy.gaussian import check_numbers
+from fedgs.round.checkpoint import indispensable, is_due, under
+from fedgs.round.preparation import (
     check_device,
     free_output,
     resolve,
     with_absolute_paths,
     with_held_out,
 )
-from fedgs.federation.training import Report, RunStopped, Stop
-from fedgs.files import read_json, read_json_lines, write_tensors
-from fedgs.privacy.accounting import SEEDED, large_delta
-from fedgs.privacy.gaussian import check_numbers
+from fedgs.round.run import Report, RunStopped, Stop
 from fedgs.runs.run_folder import (
     BASELINE,
     GENERATOR,

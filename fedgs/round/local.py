@@ -17,13 +17,13 @@ import torch
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.federation.messages import Release
-from fedgs.federation.node import Node
-from fedgs.federation.training import Report, RunSession, Stop
 from fedgs.methods.base import Request
 from fedgs.methods.schedule import nodes_of
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.process import keep_freed_memory
+from fedgs.round.messages import Release
+from fedgs.round.node import Node
+from fedgs.round.run import Report, RunSession, Stop
 from fedgs.runs.run_folder import RunFolder
 
 

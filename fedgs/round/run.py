@@ -4,7 +4,7 @@ What a round asks and learns is its method's (`fedgs.methods`); here is the rest
 for all of them: the ledger before the request, budget, samples, checkpoints, resume.
 
 Engines own the loop. They bring a request to the nodes and their answers back:
-`fedgs.federation.local` within this process, `server.strategy` as Flower's messages.
+`fedgs.round.local` within this process, `server.strategy` as Flower's messages.
 """
 
 import os
@@ -23,10 +23,6 @@ from typing import Any, Protocol
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
-from fedgs.federation.answer import summed
-from fedgs.federation.checkpoint import Checkpoints, indispensable, restore
-from fedgs.federation.codec import rounded
-from fedgs.federation.messages import Release, sum_of
 from fedgs.mechanism.masks import LEAST_NODES, Announced, Attempt
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import method_of, new_state
@@ -39,9 +35,13 @@ from fedgs.methods.schedule import (
     select,
     trainees,
 )
-from fedgs.privacy.accounting import Plan
+from fedgs.privacy.accountant import Plan
 from fedgs.privacy.budget import budget_of
 from fedgs.privacy.ledger import Event, Ledger, agreed_values
+from fedgs.round.answer import summed
+from fedgs.round.checkpoint import Checkpoints, indispensable, restore
+from fedgs.round.codec import rounded
+from fedgs.round.messages import Release, sum_of
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import write_grid
 from fedgs.shapes import TensorDict

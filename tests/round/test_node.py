@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-import fedgs.federation.node
+import fedgs.round.node
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.federation.node import Node
 from fedgs.files import read_tensors
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
+from fedgs.round.node import Node
 from fedgs.runs.run_folder import node_folder, state_path
 from refusals import assert_refused
 from runs import limit_clients
@@ -181,7 +181,7 @@ def test_a_release_is_counted_before_it_is_computed_and_stays_so_if_it_fails(
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(fedgs.federation.node, "answer_of", fail)
+        patched.setattr(fedgs.round.node, "answer_of", fail)
         with pytest.raises(RuntimeError, match="no memory"):
             node.answer(request)
     assert node.round == 0  # no answer is left behind
@@ -269,6 +269,6 @@ def test_only_a_sanitized_answer_is_kept(tmp_path, monkeypatch):
     """What a node keeps is sent again on request without another look at it."""
     config = _config(noise_seed=7)
     node, request = _node(config, tmp_path), request_of(config)
-    monkeypatch.setattr("fedgs.federation.node.answer_of", lambda *_: torch.zeros(1))
+    monkeypatch.setattr("fedgs.round.node.answer_of", lambda *_: torch.zeros(1))
     with pytest.raises(TypeError, match="SanitizedGradients"):
         node.answer(request)

@@ -29,7 +29,7 @@ from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
 from fedgs.gan.models import build_discriminator
 from fedgs.methods.public_data import digests, public_start
-from fedgs.privacy.accounting import Plan
+from fedgs.privacy.accountant import Plan
 from fedgs.privacy.budget import calibrate_noise
 from fedgs.privacy.selection_cost import Target
 from fedgs.runs.run_folder import RunFolder, check_free

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from fedgs.config.run_config import RunConfig
-from fedgs.federation import checkpoint, preparation, training
-from fedgs.federation.local import train_nodes
-from fedgs.federation.training import BudgetSpent, RunStopped
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
 from fedgs.methods.base import Request
 from fedgs.methods.schedule import nodes_of
+from fedgs.round import checkpoint, preparation, training
+from fedgs.round.local import train_nodes
+from fedgs.round.run import BudgetSpent, RunStopped
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from fedgs.federation import local
-from fedgs.federation.training import RunStopped
 from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.round import local
+from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import events, generator, ignore, limit_clients

@@ -13,10 +13,10 @@ from typing import ClassVar
 import pytest
 
 from deployed_grid import Deployment
-from fedgs.federation import local
 from fedgs.files import read_tensors
 from fedgs.gan import refinement
 from fedgs.privacy.ledger import Ledger
+from fedgs.round import local
 from fedgs.runs import run_folder
 from fedgs.runs.run_folder import RunFolder, state_rounds
 from runs import Report, attempts, events, generator, ignore, train

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgs.federation import messages
 from fedgs.mechanism.sanitizer import PerSampleGradients, SanitizedGradients, clip
 from fedgs.methods.base import Request
 from fedgs.methods.schedule import EVERYONE
+from fedgs.round import messages
 from hostile import NODE, a_release, a_request
 from refusals import assert_refused
 from tiny import tiny_config

@@ -1,7 +1,7 @@
 """What crosses the network: Request down, SanitizedGradients up, nothing else.
 
 A message is encoded as a flat dictionary of scalars and bytes (tensors as
-`fedgs.federation.codec` packs them, never pickle), so that any transport can
+`fedgs.round.codec` packs them, never pickle), so that any transport can
 carry it. `encode_answer` is the one place that encodes a reply, and it accepts
 sanitized gradients only.
 
@@ -21,14 +21,6 @@ import torch
 from fedgs.config.integers import noise_units
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
-from fedgs.federation.codec import (
-    pack_masked,
-    pack_release,
-    pack_request,
-    unpack_masked,
-    unpack_release,
-    unpack_request,
-)
 from fedgs.mechanism.answer_bounds import check_norms
 from fedgs.mechanism.integers import IntegerSum, from_integers
 from fedgs.mechanism.masks import Announced, Attempt, MaskedSum, received_masked, unmask
@@ -36,6 +28,14 @@ from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.methods import method_of
 from fedgs.methods.base import Request, joined
 from fedgs.methods.schedule import EVERYONE, Clients, clients_of
+from fedgs.round.codec import (
+    pack_masked,
+    pack_release,
+    pack_request,
+    unpack_masked,
+    unpack_release,
+    unpack_request,
+)
 
 Payload = dict[str, str | int | float | bytes]
 RECORD = "fedgs"  # the name under which client and server carry a payload

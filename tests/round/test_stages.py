@@ -8,14 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedgs.federation import local
-from fedgs.federation.messages import (
-    decode_answer,
-    decode_request,
-    encode_answer,
-    encode_request,
-)
-from fedgs.federation.node import Node
 from fedgs.gan.features import KINDS, embedding
 from fedgs.gan.stages import released
 from fedgs.mechanism.quantization import release_step
@@ -24,6 +16,14 @@ from fedgs.methods.base import Request, State
 from fedgs.methods.moments import MOMENTS as STAGES
 from fedgs.methods.moments import networks_of
 from fedgs.privacy.client_limits import ClientRefused, Limits
+from fedgs.round import local
+from fedgs.round.messages import (
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_request,
+)
+from fedgs.round.node import Node
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import events, train
