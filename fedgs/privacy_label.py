@@ -19,6 +19,7 @@ from typing import Any
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.run_config import RunConfig
 from fedgs.files import read_json
+from fedgs.privacy import accountant
 from fedgs.privacy.accountant import SEEDED
 from fedgs.runs import epsilons
 from fedgs.runs.data_card import NO_GUARANTEE

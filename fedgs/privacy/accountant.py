@@ -17,20 +17,18 @@ Source: docs/privacy.md; its section names are those that docstrings cite.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from fedgs.config.amplification_rules import DEPLOYED
-from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import PLD_THEOREM, Sampled, SampledBound
 from fedgs.privacy.budget import is_spent
 from fedgs.privacy.gaussian import LEAST_DELTA, Law, check_numbers
-from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import RunsOnSameClients
 from fedgs.privacy.plan import ADVERSARIES, COLUMNS, RELATIONS, Plan, costs_of
+from fedgs.privacy.same_clients import Run, numbered_alike
 from fedgs.privacy.selection_cost import SelectionCost, with_selections
 from fedgs.privacy.spending import Spending
 
@@ -307,20 +305,6 @@ def _planned(plan: Plan, selection: str, colluding: int) -> _Rounds:
     )
 
 
-class Run(NamedTuple):
-    """One run as its folder records it.
-
-    Attributes:
-        config: the run's resolved configuration.
-        events: its ledger's, in order.
-        selections: private ones of its cohort, which its target includes.
-    """
-
-    config: RunConfig
-    events: Sequence[Event]
-    selections: Sequence[SelectionCost] = ()
-
-
 def statements_of_runs(
     runs: Sequence[Run],
     delta: float,
@@ -360,7 +344,7 @@ def statements_of_runs(
 def _released(
     runs: Sequence[Run], unit: str, colluding: int, is_reshuffled: bool
 ) -> _Rounds:
-    exposures = [_exposure(run, colluding) for run in _numbered_alike(runs)]
+    exposures = [_exposure(run, colluding) for run in numbered_alike(runs)]
     together = RunsOnSameClients(exposures, is_reshuffled)
     is_deployed = any(run.config.node_names for run in runs)
     no_amplification = DEPLOYED if is_deployed else together.why_not_amplified()
@@ -415,55 +399,6 @@ def _why_ended_early(run: Run, exposure: Spending) -> str:
     if exposure.first is None or done >= planned or is_spent(*run):
         return ""
     return f"the events end after {done} of {planned} planned rounds"
-
-
-def _numbered_alike(runs: Sequence[Run]) -> list[Run]:
-    """Returns the runs with a deployment's clients numbered as in the first one.
-
-    A run numbers the clients of its nodes in the order in which the nodes were named.
-
-    Raises:
-        UserError: other nodes, or nodes of other sizes.
-    """
-    first, *others = runs
-    place = {client: number for number, client in enumerate(_deployed(first.config))}
-    result = [first]
-    for run in others:
-        clients = _deployed(run.config)
-        if set(clients) != place.keys():
-            found = " and ".join(_nodes(own.config) for own in (first, run))
-            raise UserError(
-                f"nodes = {found}: clients of a deployment are matched by the name of "
-                "their node and its number of clients; account the runs apart"
-            )
-        numbers = [place[client] for client in clients]
-        events = run.events
-        if numbers != sorted(numbers):
-            events = [_renumbered(event, numbers) for event in events]
-        result.append(run._replace(events=events))
-    return result
-
-
-def _deployed(config: RunConfig) -> list[tuple[str, int]]:
-    """Returns node and place of every client of a deployment, in the run's order."""
-    return [
-        (name, place)
-        for node, name in enumerate(config.node_names)
-        for place in range(len(config.hosting.hosted(node)))
-    ]
-
-
-def _nodes(config: RunConfig) -> str:
-    """Returns the nodes of a deployment with their numbers of clients, in words."""
-    sizes = Counter(name for name, _ in _deployed(config))
-    return ", ".join(f"{name} ({size})" for name, size in sizes.items()) or "unset"
-
-
-def _renumbered(event: Event, numbers: Sequence[int]) -> Event:
-    if event.participants == "all":
-        return event
-    clients = sorted(numbers[client] for client in event.participants)
-    return replace(event, participants=tuple(clients))
 
 
 def _embeddings(runs: Sequence[Run]) -> list[str]:

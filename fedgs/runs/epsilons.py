@@ -14,7 +14,8 @@ from fedgs.cohorts.files import (
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN, settings_with
 from fedgs.errors import UserError
-from fedgs.privacy.accountant import Run, Statement, statements_of_runs
+from fedgs.privacy.accountant import Statement, statements_of_runs
+from fedgs.privacy.same_clients import Run
 from fedgs.runs.run_folder import RunFolder
 
 

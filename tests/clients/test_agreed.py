@@ -16,10 +16,11 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.methods.schedule import clients_of, select
-from fedgs.privacy.accountant import Run, statements_of_runs
+from fedgs.privacy.accountant import statements_of_runs
 from fedgs.privacy.client_ledger import SHARDED_DATASET, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.privacy.same_clients import Run
 from fedgs.round.node import Node
 from fedgs.round.preparation import resolve_deployed
 from fedgs.round.run import new_event

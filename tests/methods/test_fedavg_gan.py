@@ -17,9 +17,10 @@ from fedgs.gan.losses import discriminator_loss
 from fedgs.mechanism.sanitizer import PerSampleGradients
 from fedgs.methods import dp_merf, fedavg_gan, method_of, new_state
 from fedgs.methods.fedavg_gan import METHOD, client_updates
-from fedgs.privacy.accountant import Run, statements, statements_of_runs
+from fedgs.privacy.accountant import statements, statements_of_runs
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.plan import Plan
+from fedgs.privacy.same_clients import Run
 from fedgs.round.messages import decode_request, encode_request
 from fedgs.round.run import RunStopped
 from refusals import assert_refused

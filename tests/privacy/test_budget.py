@@ -8,9 +8,10 @@ from itertools import count
 import pytest
 
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.accountant import Run, statements, statements_of_runs
+from fedgs.privacy.accountant import statements, statements_of_runs
 from fedgs.privacy.budget import Budget, calibrate_noise, is_spent, largest_num_rounds
 from fedgs.privacy.plan import Plan
+from fedgs.privacy.same_clients import Run
 from fedgs.privacy.selection_cost import Target
 from fedgs.round.run import new_event
 from plans import (

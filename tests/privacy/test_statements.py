@@ -9,12 +9,13 @@ import pytest
 from scipy.stats import binom
 
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.accountant import Run, statements, statements_of_runs
+from fedgs.privacy.accountant import statements, statements_of_runs
 from fedgs.privacy.amplification import PLD_THEOREM, Sampled, SampledBound
 from fedgs.privacy.budget import Budget
 from fedgs.privacy.gaussian import LEAST_DELTA, delta_from_mu, epsilon_from_mu
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import Plan
+from fedgs.privacy.same_clients import Run
 from fedgs.privacy.selection_cost import Target
 from fedgs.round.run import new_event
 from plans import STAGED, epsilon, epsilons, event, everybody, frozen, theorems

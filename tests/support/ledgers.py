@@ -1,7 +1,8 @@
 """States the guarantee of events as a run of these settings would."""
 
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.accountant import Run, statements_of_runs
+from fedgs.privacy.accountant import statements_of_runs
+from fedgs.privacy.same_clients import Run
 
 
 def statements_from_ledger(

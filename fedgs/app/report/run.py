@@ -19,9 +19,10 @@ from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_json, read_json_lines
-from fedgs.privacy.accountant import Run, Statement, statements_of_runs
+from fedgs.privacy.accountant import Statement, statements_of_runs
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM
+from fedgs.privacy.same_clients import Run
 from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
