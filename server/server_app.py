@@ -140,12 +140,12 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def log_progress(folder: RunFolder, metrics: dict[str, Any]) -> None:
-    """Logs public metrics of a round, or how far the refiner's fit is."""
+    """Logs public metrics of a round, or how far the fit is."""
     num_rounds = folder.config.num_rounds
     every = max(1, num_rounds // 20)
-    if "refiner_step" in metrics:
-        steps = metrics["refiner_step"], metrics["refiner_steps"]
-        log(INFO, "refiner: step %d of %d", *steps)
+    if "fit_step" in metrics:
+        steps = metrics["fit_step"], metrics["fit_steps"]
+        log(INFO, "fit: step %d of %d", *steps)
         with contextlib.suppress(OSError):  # a full disk loses it, not the run
             write_json(folder.path / ".flower" / FIT, metrics)
     elif metrics["round"] % every == 0:

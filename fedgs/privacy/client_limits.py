@@ -194,8 +194,10 @@ class Limits:
             holds = config.batch_size <= most
             yield "max_batch_size", "batch_size", holds, f"at most {most}"
         if not self.allow_embeddings:
+            setting = "method" if config.stages is None else "stages"
+            holds = all(terms.release != "embedding" for terms in _all_terms(config))
             remedy = f"no --stages, or {_ALLOW_EMBEDDINGS}"
-            yield "allow_embeddings", "stages", config.stages is None, remedy
+            yield "allow_embeddings", setting, holds, remedy
         if not self.allow_updates:
             holds = all(terms.release != "update" for terms in _all_terms(config))
             yield "allow_updates", "method", holds, f"gs-wgan, or {_ALLOW_UPDATES}"

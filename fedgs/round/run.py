@@ -170,9 +170,9 @@ class RunSession:
 
         def check(step: int, steps: int) -> None:
             if stop.is_set():
-                raise RunStopped(f"stopped in step {step} of the refiner's fit")
+                raise RunStopped(f"stopped in step {step} of the generator's fit")
             if step % max(1, steps // 20) == 0:
-                told = {"refiner_step": step, "refiner_steps": steps}
+                told = {"fit_step": step, "fit_steps": steps}
                 self.report({"round": round, **told})
 
         if method.settle(self.config, self.server, check):

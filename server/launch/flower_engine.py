@@ -170,7 +170,7 @@ def _submit(control: Control, folder: RunFolder, components: tuple[str, str]) ->
 def _follow(
     folder: RunFolder, report: Report, stop: Stop, status: Callable[[], str]
 ) -> None:
-    """Reports rounds and the refiner's fit, until the run has an outcome."""
+    """Reports rounds and the fit, until the run has an outcome."""
     path, flower = folder.path / "metrics.jsonl", folder.path / ".flower"
     result, fit, steps = flower / "result.json", flower / process.FIT, dict[str, Any]()
     # Rounds of earlier starts were reported by them.

@@ -11,7 +11,7 @@ from baselines import DIGITS
 from command_line import flags, printed, refused
 from fedgs.app.commands.run_outcome import to_quote
 from fedgs.baselines import METHODS
-from fedgs.baselines.frame import open_run
+from fedgs.baselines.frame import CURATOR, open_run
 from fedgs.config.settings import settings_with
 from fedgs.privacy_label import HOLDS, privacy_label
 from fedgs.runs.data_card import NO_GUARANTEE
@@ -52,7 +52,7 @@ def test_privacy_is_of_the_method_and_a_delta_large_by_the_unit_of_a_line(
     said = found["num_releases"], row["unit"], row["relation"]
     assert said == (1, "user", "zero-out")
     assert 7.99 < row["epsilon"] <= 8
-    assert "who adds up the clients' answers" in printed(fedgs("privacy", class_means))
+    assert CURATOR in printed(fedgs("privacy", class_means))
     (row,) = privacy_of(fedgs, class_means, "--delta", 0.1)["guarantees"]
     assert row["guarantee"]
     assert row["conditions"][0].startswith("delta is too large to read: 0.1")
@@ -69,7 +69,7 @@ A_RUN = "a run"
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("baseline", "wgan"), "NAME = 'wgan': give one of"),
+        (("baseline", "wgan"), "baseline = 'wgan': give one of"),
         (
             ("baseline", "dp-merf", "--target-epsilon", 3, "--noise-multiplier", 1),
             r"noise_multiplier = 1\.0: --target-epsilon finds the noise; leave out",
@@ -110,7 +110,7 @@ def test_the_label_and_the_epsilon_to_quote_are_of_the_valid_line(run, class_mea
     assert label["guarantee"] == HOLDS
     assert (label["epsilon"], label["relation"]) == (row.epsilon, "zero-out")
     assert label["unit_of_privacy"].startswith("one client with all its images; where")
-    assert label["trust_model"] == open_run(class_means).trust
+    assert label["trust_model"] == f"{CURATOR} and is trusted"
     assert "1 x kind " in label["mechanism"][1]
     none = privacy_label(run)
     assert none["guarantee"] == f"{NO_GUARANTEE}; the method claims none"

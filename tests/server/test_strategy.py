@@ -168,7 +168,7 @@ def test_the_log_has_rounds_and_the_steps_of_the_refiners_fit(tmp_path, monkeypa
     data = tiny_data(folder.config)
     (folder.path / ".flower").mkdir()
     train(folder, functools.partial(server_app.log_progress, folder), data)
-    assert said[3:5] == ["round 4 of 4", "refiner: step 1 of 10"]
-    assert said[-1] == "refiner: step 10 of 10"
+    assert said[3:5] == ["round 4 of 4", "fit: step 1 of 10"]
+    assert said[-1] == "fit: step 10 of 10"
     fit = read_json(folder.path / ".flower" / FIT)
-    assert fit == {"round": 4, "refiner_step": 10, "refiner_steps": 10}
+    assert fit == {"round": 4, "fit_step": 10, "fit_steps": 10}

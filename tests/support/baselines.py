@@ -20,19 +20,15 @@ MORE_STEPS = {"generator_steps": 25}
 FEW_STEPS = {"steps": 3, "batch_size": 4, "discriminator_steps": 2}
 FEW_BATCHES = {"noise_per_clip": 1.0, "expected_batch": 12, "steps": 4}
 FEW_VOTES = {"steps": 3, "batch_size": 4, "teacher_batch_size": 4}
-SAMPLED = {"clients_per_round": 5, "relation": "zero-out"}
 # One line for each method and each kind of training of it that differs: seconds each.
 # The first word is the method.
 SMALL: dict[str, dict[str, Any]] = {
     "bdp-gan": FEW_BATCHES,
     "dp-merf": FEW_FEATURES | MORE_STEPS,
     "dp-merf by batches": FEW_FEATURES | {"release": "batches"},
-    "dp-merf federated": FEW_FEATURES | MORE_STEPS | {"federated": True},
     "dp-merf-ae": FEW_FEATURES | {"autoencoder_steps": 4},
     "dp-sgd-gan": FEW_BATCHES,
     "dp-sgd-gan-strong": FEW_BATCHES | {"steps_per_generator_step": 2},
-    "fedavg-gan": FEW_STEPS | {"generator_steps": 2},
-    "fedavg-gan sampled": FEW_STEPS | {"generator_steps": 2} | SAMPLED,
     "g-pate": FEW_VOTES,
     "pate-gan": FEW_VOTES,
     "wgan-gp": FEW_STEPS | {"discriminator_steps": 1},
@@ -75,7 +71,7 @@ def train(run: BaselineRun, data, report: Report = ignore, stop=None) -> None:
 class Steps:
     """A method for tests of the frame: four Gaussian releases, mu = 2."""
 
-    name, title, unit, central = "steps", "Four releases", "record", True
+    name, title, unit = "steps", "Four releases", "record"
     Settings = dataclasses.make_dataclass("NoSettings", [])
     recipe, num_steps = {"generator": "upsample"}, 4
 

@@ -68,12 +68,12 @@ class Progress:
 
     def rounds(self, total: int, title: str = "round") -> Callable[[Any], None]:
         """Returns what a run of so many rounds calls with each round's metrics."""
-        stage, fit = self.stage(title, title.split()[-1]), self.stage("refiner: step")
+        stage, fit = self.stage(title, title.split()[-1]), self.stage("fit: step")
 
         def show(metrics: dict[str, Any]) -> None:
-            if "refiner_step" in metrics:
+            if "fit_step" in metrics:
                 stage.first = None  # its time is no round's
-                fit(metrics["refiner_step"], metrics["refiner_steps"])
+                fit(metrics["fit_step"], metrics["fit_steps"])
             else:
                 stage(metrics["round"], total)
 

@@ -1,4 +1,4 @@
-"""DP-MERF: norms of embeddings, accounting central and federated, the fit."""
+"""DP-MERF: what a record moves, what that costs, the fit."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -13,7 +13,6 @@ from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_merf import (
     AutoencoderSettings,
-    Embedding,
     Settings,
     dp_merf,
     dp_merf_ae,
@@ -22,23 +21,6 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 
 FACTS = Facts(540, 60_000, 111, 10, (1, 28, 28))
 DELTA = 1e-5
-
-
-def embedding(features=64):
-    return Embedding(Settings(num_features=features), 9, 4, 0)
-
-
-def vectors(count):
-    return torch.rand((count, 9), generator=torch.Generator().manual_seed(0)) * 5
-
-
-def by_hand(vectors, labels, frequencies, classes):
-    total = np.zeros((classes, 2 * len(frequencies)))
-    for x, y in zip(vectors.double().numpy(), labels, strict=True):
-        phase = frequencies.double().numpy() @ x
-        features = np.concatenate([np.cos(phase), np.sin(phase)])
-        total[y] += features / np.sqrt(len(frequencies))
-    return total
 
 
 def test_an_audit_attacks_autoencoder_and_embeddings(monkeypatch):
@@ -50,72 +32,47 @@ def test_an_audit_attacks_autoencoder_and_embeddings(monkeypatch):
     assert distinct_events(run) == events[:2]
 
 
-def test_the_embedding_is_the_class_sum_of_random_fourier_features():
-    net, labels = embedding(), torch.tensor([0, 3, 3, 1])
-    found = net.sum(vectors(4), labels)
-    expected = by_hand(vectors(4), labels, net.frequencies, 4)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-def test_every_record_has_a_norm_of_at_most_one_and_nearly_one():
-    net, label = embedding(), torch.tensor([2])
-    norms = [net.sum(v[None], label).double().norm() for v in vectors(50) * 100]
-    assert 0.9999 < min(norms) <= max(norms) <= 1
-
-
 @pytest.mark.parametrize(
-    ("federated", "records", "least", "most"),
+    ("records", "least", "most"),
     [
-        (False, 1, 0.5, 2),
-        (True, None, 0.2, 2),
-        (False, None, 10, 1e9),  # a user of a record-level method moves far more
+        (1, 0.5, 2),
+        (None, 10, 1e9),  # a user of a record-level method moves far more
     ],
 )
-def test_a_replaced_unit_moves_the_released_sum_by_two_at_most(
-    tmp_path, federated, records, least, most
+def test_a_replaced_record_moves_the_released_sum_by_two_at_most(
+    tmp_path, records, least, most
 ):
     run, data = small_run("dp-merf", tmp_path / "run")
-    settings = dataclasses.replace(
-        run.settings, noise_multiplier=0.0, federated=federated
-    )
+    settings = dataclasses.replace(run.settings, noise_multiplier=0.0)
     images = data.images.copy()
     images[data.client_records[0][:records]] = 255
     sums = []
     for each in (data, dataclasses.replace(data, images=images)):
         trainer = dp_merf.trainer(settings, run.config, each, 3)
         trainer.step(0)
-        count = data.num_clients if federated else run.facts.num_records
-        sums.append(trainer.embedding.target.double() * count)
+        sums.append(trainer.embedding.target.double() * run.facts.num_records)
     assert least < float((sums[0] - sums[1]).norm()) <= most
 
 
 # ------------------------------------------------------------------ accounting
 
 
-@pytest.mark.parametrize(
-    ("federated", "moved"),
-    [
-        (False, {"record": 1, "user": 111}),
-        (True, {"user": 1}),  # needs no cap
-    ],
-)
-def test_an_unsampled_release_costs_by_what_a_unit_moves(federated, moved):
+def test_an_unsampled_release_costs_by_what_a_unit_moves():
     """The paper: sigma 5 is "epsilon < 1", 25 is "< 0.2"; exactly .726 and .125."""
+    moved = {"record": 1, "user": 111}  # by the cap
     for sigma, of_one in ((5.0, 0.726), (25.0, 0.125)):
-        settings = Settings(noise_multiplier=sigma, federated=federated)
-        facts = dataclasses.replace(FACTS, max_images_per_user=moved["user"])
+        settings = Settings(noise_multiplier=sigma)
         event = dp_sgd.event(1.0, settings.noise_std)
-        rows = dp_merf.guarantees(settings, facts, [event], DELTA)
+        rows = dp_merf.guarantees(settings, FACTS, [event], DELTA)
         valid = [row for row in rows if row.label == "valid"]
-        assert valid[0].relation == ("zero-out" if federated else "replace-one")
+        assert (valid[0].unit, valid[0].relation) == ("record", "replace-one")
         found = {(row.unit, row.relation): row.epsilon for row in valid}
         assert len(found) == 2 * len(moved)
         for unit, times in moved.items():
             for relation, size in (("zero-out", times), ("replace-one", 2 * times)):
                 expected = epsilon_from_mu(size / (2 * sigma), DELTA)
                 assert found[unit, relation] == pytest.approx(expected)
-        smallest = min(moved, key=lambda unit: moved[unit])
-        assert found[smallest, "replace-one"] == pytest.approx(of_one, abs=2e-3)
+        assert found["record", "replace-one"] == pytest.approx(of_one, abs=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -162,12 +119,6 @@ def test_the_autoencoder_gets_its_share_of_the_budget():
     for events, spent in (([first], 2.0), ([first, second], 4.0)):
         (row,) = dp_merf_ae.guarantees(found, facts, events, DELTA)
         assert row.epsilon == pytest.approx(spent, rel=0.02)
-
-
-def test_a_federated_client_sends_one_embedding():
-    for federated, sent in ((True, 4 * 50 * 10), (False, None)):
-        settings = Settings(federated=federated, num_features=50)
-        assert dp_merf.bytes_per_client(settings, None, FACTS) == sent
 
 
 # ------------------------------------------------------------------ training
