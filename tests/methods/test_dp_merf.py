@@ -95,7 +95,7 @@ def test_the_fit_brings_the_fakes_nearer_to_the_released_mean():
     config, data, server, request = quiet()
     answer = embedding_round(config, data, range(6), request, 0)
     server_round(config, server, None, [answer])
-    target = dp_merf._target(server)
+    target = server.parts["embedding"].target
     assert torch.allclose(target, answer.values[0, 0] / 6)
 
     def loss() -> float:
