@@ -1,18 +1,26 @@
 """`fedgs baseline`, and the other commands with a run of it."""
 
+import dataclasses
 import json
+import math
 import re
 import shutil
-from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+import torch
 
 from baselines import DIGITS
 from command_line import flags, printed, refused
 from fedgs.app.commands.run_outcome import to_quote
 from fedgs.baselines import METHODS
+from fedgs.baselines.contract import Guarantee
 from fedgs.baselines.frame import CURATOR, open_run
+from fedgs.config.fields import flag
 from fedgs.config.settings import settings_with
+from fedgs.gan.models import build_generator
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy_label import HOLDS, privacy_label
 from fedgs.runs.data_card import NO_GUARANTEE
 from report_folders import make_run
@@ -32,8 +40,8 @@ def test_the_list_names_every_method_and_the_help_its_settings(fedgs, monkeypatc
     out = printed(fedgs("baseline", "--list"))
     assert all(name in out for name in METHODS)
     out = printed(fedgs("baseline", "dp-merf", "--help"))
-    for flag in ("--target-epsilon", "--max-images-per-user", "--data", "--seed"):
-        assert flag in out
+    for name in ("--target-epsilon", "--max-images-per-user", "--data", "--seed"):
+        assert name in out
 
 
 def privacy_of(fedgs, run, *more):
@@ -89,16 +97,101 @@ def test_bad_input_is_one_line(fedgs, run, words, message):
     refused(fedgs(*(run if word is A_RUN else word for word in words)), message)
 
 
+# A method that is not of fedgs: a user's mean images by class, in one release.
+PLACE = "test_baseline_command:METHOD"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    clip_bound: float = flag(10.0, "Largest norm of a client's means.", above=0)
+    noise_per_clip: float = flag(1.0, "Noise over the clip bound.", at_least=0)
+
+
+def released(sums, settings, noise):
+    return sums + noise.normal(
+        sums.shape, settings.noise_per_clip * settings.clip_bound
+    )
+
+
+class Trainer:
+    num_steps = 1
+
+    def __init__(self, settings, config, data):
+        self.settings, self.config, self.data = settings, config, data
+        self.generator = build_generator(config, config.seed)
+
+    def step(self, index):
+        sums = 0.0
+        for client in range(self.data.num_clients):
+            means = self.means(*self.data.client(client))
+            sums = sums + means * min(1.0, self.settings.clip_bound / means.norm())
+        config = self.config
+        noise = NoiseStream(config.noise_seed, 0, index)
+        noisy = released(sums.numpy(), self.settings, noise) / self.data.num_clients
+        with torch.no_grad():
+            self.generator.mean.copy_(torch.from_numpy(noisy))
+        return {
+            "kind": "class-means",
+            "noise_per_clip": self.settings.noise_per_clip,
+        }
+
+    def means(self, images, labels):
+        shape = (self.data.num_classes, *images.shape[1:])
+        sums = torch.zeros(shape).index_add(
+            0, torch.tensor(labels), torch.tensor(images)
+        )
+        counts = torch.bincount(torch.tensor(labels), minlength=len(sums))
+        return sums / counts.clamp(min=1).view(-1, 1, 1, 1)
+
+    def state(self):
+        return {"mean": self.generator.mean, "factor": self.generator.factor}
+
+    def load(self, state):
+        self.generator.load_state_dict(state)
+
+
+class ClassMeans:
+    name, title, unit = "class-means", "Noisy class means", "user"
+    Settings = Settings
+    recipe = MappingProxyType(
+        {"generator": "gaussian", "latent": "normal", "latent_dim": 4}
+    )
+
+    def calibrated(self, settings, facts, target_epsilon, delta):
+        noise = 1 / mu_from_epsilon(target_epsilon, delta)
+        return dataclasses.replace(settings, noise_per_clip=noise)
+
+    def guarantees(self, settings, facts, events, delta):
+        ratios = [event["noise_per_clip"] for event in events]
+        costs = [1 / ratio**2 if ratio else math.inf for ratio in ratios]
+        epsilon = epsilon_from_mu(math.sqrt(sum(costs)), delta)
+        theorem = "exact curve of Gaussian noise"
+        return [Guarantee("valid", "user", "zero-out", epsilon, delta, theorem)]
+
+    def trainer(self, settings, config, data, seed):
+        return Trainer(settings, config, data)
+
+    def audit_scores(self, settings, facts, event, relation, trials):
+        size = torch.zeros(trials).numpy()  # a client of zeros, and one of norm C
+        there, gone = (
+            released(size + c, settings, NoiseStream(None, 0, 0))
+            for c in (settings.clip_bound, 0.0)
+        )
+        return gone, there
+
+
+METHOD = ClassMeans()
+
+
 @pytest.fixture(scope="module")
 def class_means(tmp_path_factory, exit_code):
     """A run of a method that is not of fedgs, at epsilon 8."""
     folder = tmp_path_factory.mktemp("own")
     given = flags(data="digits", image_size=16, num_clients=12, output=folder / "run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parent)
-        words = ("baseline", "class_means:METHOD", *given, "--target-epsilon", 8)
+        words = ("baseline", PLACE, *given, "--target-epsilon", 8)
         assert exit_code(*words) == 0
-        patch.setenv("FEDGS_METHODS", "class_means:METHOD")
+        patch.setenv("FEDGS_METHODS", PLACE)
         yield folder / "run"
 
 
@@ -126,13 +219,11 @@ def test_the_audit_of_the_methods_release_holds_and_comes_near(fedgs, class_mean
 
 
 def test_an_audit_finds_noise_that_is_not_there(fedgs, class_means, monkeypatch):
-    import class_means as method  # of the fixture's folder
-
     def half(sums, settings, noise):
         std = 0.3 * settings.noise_per_clip * settings.clip_bound
         return sums + noise.normal(sums.shape, std)
 
-    monkeypatch.setattr(method, "released", half)
+    monkeypatch.setitem(globals(), "released", half)
     code, out, _ = fedgs("audit", class_means, "--trials", 30_000)
     assert code == 1
     assert "REFUTED" in out
