@@ -27,7 +27,7 @@ _NAMES = {
     "runs.sample": ("Samples",),
     "config.run_config": ("RunConfig",),
     "errors": ("UserError",),
-    "privacy.accounting": ("Plan", "Statement", "statements"),
+    "privacy.accountant": ("Plan", "Statement", "statements"),
     "privacy.budget": ("calibrate_noise",),
     "privacy.gaussian": ("epsilon_from_mu",),
 }

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedgs import library
-from fedgs.baselines import run as baselines
+from fedgs.baselines import frame as baselines
 from fedgs.baselines.target import Asked
 from fedgs.config.recipes import HELD_OUT, overridden, recipe
 from fedgs.config.run_config import RunConfig

@@ -18,7 +18,8 @@ from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
 from fedgs.methods.base import Request
 from fedgs.methods.schedule import nodes_of
-from fedgs.round import checkpoint, preparation, training
+from fedgs.round import checkpoint, preparation
+from fedgs.round import run as training
 from fedgs.round.local import train_nodes
 from fedgs.round.run import BudgetSpent, RunStopped
 from fedgs.runs import sample
