@@ -24,11 +24,10 @@ WEIGHTED = "give --stages a positive number for each, as means:0.5,scatter:0.5"
 MOST_FEATURES = 1_000_000  # of one image
 MOST_CHARACTERS = 10_000  # of a text that may come from a hostile server
 # Of the network that makes features (`fedgs.gan.public_networks`): means over 7x7
-# fields of 32 channels, squares over 4x4, 64 channels over 4x4, a last layer. Released
-# are the coordinates along the longest axes of each, beside which there is more noise
-# than signal, and products of the first ones of the last layer.
+# fields of 32 channels, squares over 4x4, 64 channels over 4x4, a last layer; and
+# products of coordinates along the longest axes of the last one.
 LAYER_FEATURES = (32 * 7**2, 32 * 4**2, 64 * 4**2, 128)
-LAYER_AXES, PRODUCT_AXES = 128, 32
+TRUNK_AXES = 64
 FONT_FEATURES = "font-features"  # where that network has seen digits drawn from fonts
 SPLITS = 2  # a class is cut across its longest axes, so many of them
 PARTS = 2**SPLITS  # of a class then
@@ -43,7 +42,7 @@ def _moments(coordinates: int, axes: int) -> int:
 
 
 def _layers(coordinates: int, axes: int) -> int:
-    return len(LAYER_FEATURES) * LAYER_AXES + _pairs(PRODUCT_AXES)
+    return sum(LAYER_FEATURES) + _pairs(TRUNK_AXES)
 
 
 # Number of features of each kind by `moment_features` and `latent_dim`, in the order in

@@ -4,7 +4,7 @@
     scatter      products of two of them, after the image's class mean is taken off
     moments      the same image along given axes, and products of two coordinates
     parts        the same, by the part of its class that the image lies in
-    features     longest axes of layers of a random trunk, products of the last one's
+    features     layers of a random trunk, and products of coordinates of the last one
     font-features  the same of a trunk that knows fonts
 
 `fedgs.gan.moments` makes the first four, `fedgs.gan.refinement` the others. A network
@@ -28,12 +28,11 @@ from torch import Tensor
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import (
     FONT_FEATURES,
-    LAYER_AXES,
     LAYER_FEATURES,
     MASS,
     PARTS,
-    PRODUCT_AXES,
     SPLITS,
+    TRUNK_AXES,
 )
 from fedgs.gan.public_networks import fonts_trunk, random_trunk, trunk_features
 from fedgs.mechanism.sanitizer import to_dct
@@ -94,7 +93,8 @@ def _part_shapes(config: ResolvedConfig) -> Shapes:
 
 def _trunk_shapes(config: ResolvedConfig) -> Shapes:
     size = sum(LAYER_FEATURES)
-    return {"mean": (size,), "axes": (size, LAYER_AXES), "scale": (PRODUCT_AXES,)}
+    axes = (LAYER_FEATURES[-1], TRUNK_AXES)
+    return {"mean": (size,), "scale": (size,), "axes": axes}
 
 
 def low_frequencies(images: Images, count: int) -> Tensor:
@@ -126,19 +126,14 @@ def _moment_features(net: TensorDict, images: Images, groups: Labels) -> Tensor:
 
 
 def _layers(trunk: TensorDict, net: TensorDict, images: Images) -> Tensor:
-    """Returns coordinates along axes of the trunk's layers, and products of the last's.
-
-    No image's products are longer than those of a usual one: where the generator's
-    samples, which scale them, are all alike, they would be most of every embedding.
+    """Returns the trunk's layers, each of one length, and products of the last one's.
 
     Privacy: no server chooses the trunk, which comes with the package.
     """
-    layers = (trunk_features(trunk, images) - net["mean"]).split(LAYER_FEATURES, dim=1)
-    axes = net["axes"].split(LAYER_FEATURES)
-    along = [layer @ own for layer, own in zip(layers, axes, strict=True)]
-    deep = along[-1][:, :PRODUCT_AXES] * net["scale"]
-    length = deep.square().sum(1, keepdim=True).clamp_min(PRODUCT_AXES)
-    return FEATURE_SCALE * torch.cat([*along, products(deep) / length], dim=1)
+    centred = trunk_features(trunk, images) - net["mean"]
+    deep = centred[:, -LAYER_FEATURES[-1] :] @ net["axes"]
+    parts = [centred * net["scale"], products(deep) / TRUNK_AXES]
+    return FEATURE_SCALE * torch.cat(parts, dim=1)
 
 
 def products(vectors: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ discriminators, and the generator may take as many steps against it as it likes:
 
     loss = sum over classes of |E f(G(z, y)) - target_y|^2
 
-Features are made by the trunk of `fedgs.gan.public_networks`, along the longest axes of
-what the generator itself draws before the release.
+Features are made by the trunk of `fedgs.gan.public_networks`, and scaled by what the
+generator itself draws before the release.
 
 Privacy: post-processing of DP output.
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import LAYER_AXES, LAYER_FEATURES, PRODUCT_AXES
+from fedgs.config.stages import LAYER_FEATURES, TRUNK_AXES
 from fedgs.gan.features import KINDS, StageRelease
 from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update_ema
 from fedgs.gan.public_networks import fonts_trunk, random_trunk, trunk_features
@@ -45,33 +45,36 @@ AVERAGED = 0.98  # decay of the averaged refiner
 def reference(
     config: ResolvedConfig, generator: Generator
 ) -> tuple[TensorDict, Tensor]:
-    """Returns along which axes features are, and their means by the generator.
+    """Returns how features are scaled, and their means, by the generator's own samples.
 
-    The axes are the longest of each layer, in which it has mean length 1 around its
-    mean. The scale gives the first ones of the last layer variance 1.
+    Each layer has mean length 1 around its mean. The axes are the longest of the last
+    layer, along which it has variance 1.
 
     Privacy: post-processing of DP output.
 
     Returns:
         What a stage sends: the network, and the centre, shape (1, classes, features).
     """
-    trunk = fonts_trunk() if config.knows_fonts else random_trunk(config.image_channels)
+    channels = config.image_channels
+    trunk = fonts_trunk() if config.knows_fonts else random_trunk(channels)
     with torch.no_grad():
         samples = [
             _drawn(config, generator, step) for step in range(-REFERENCE_STEPS, 0)
         ]
         found = torch.cat([trunk_features(trunk, images) for images, _ in samples])
-        found = found.double()
-        mean, parts, scale = found.mean(0), [], found
-        for layer in (found - mean).split(LAYER_FEATURES, dim=1):
-            variances, axes = torch.linalg.eigh(layer.T @ layer / len(layer))  # upwards
-            length = layer.norm(dim=1).mean().clamp_min(1e-9)
-            parts.append(axes.flip(1)[:, :LAYER_AXES] / length)
-            # An axis that samples hardly vary along would have the largest products.
-            least = max(float(LEAST_VARIANCE * variances.mean()), 1e-9)
-            longest = variances.flip(0)[:PRODUCT_AXES].clamp_min(least)
-            scale = length / longest.sqrt()  # the last layer's stays
-        network = {"mean": mean, "axes": torch.cat(parts), "scale": scale}
+        mean = found.double().mean(0)
+        centred = found.double() - mean
+        lengths = [part.norm(dim=1).mean() for part in centred.split(LAYER_FEATURES, 1)]
+        scale = 1 / torch.stack(lengths).clamp_min(1e-9)
+        scale = scale.repeat_interleave(
+            torch.tensor(LAYER_FEATURES, device=mean.device)
+        )
+        deep = centred[:, -LAYER_FEATURES[-1] :]
+        variances, axes = torch.linalg.eigh(deep.T @ deep / len(deep))  # upwards
+        # An axis that the samples hardly vary along would have the largest products.
+        least = max(float(LEAST_VARIANCE * variances.mean()), 1e-9)
+        axes = axes[:, -TRUNK_AXES:] / variances[-TRUNK_AXES:].clamp_min(least).sqrt()
+        network = {"mean": mean, "scale": scale, "axes": axes}
         network = {name: value.float().contiguous() for name, value in network.items()}
         sums = [class_means(config, network, *drawn) for drawn in samples]
     centre = torch.stack(sums).mean(0)
