@@ -132,7 +132,10 @@ def _layers(trunk: TensorDict, net: TensorDict, images: Images) -> Tensor:
     """
     centred = trunk_features(trunk, images) - net["mean"]
     deep = centred[:, -LAYER_FEATURES[-1] :] @ net["axes"]
-    parts = [centred * net["scale"], products(deep) / TRUNK_AXES]
+    # No longer than a usual image's: where the generator's samples, which scale them,
+    # are all alike, products would be most of every embedding's length.
+    length = deep.square().sum(1, keepdim=True).clamp_min(TRUNK_AXES)
+    parts = [centred * net["scale"], products(deep) / length]
     return FEATURE_SCALE * torch.cat(parts, dim=1)
 
 
