@@ -299,15 +299,11 @@ def compare(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
 @app.command()
 def bench(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    nodes: Annotated[
-        int, typer.Option(help="Clients of the deployment; 0: none.", min=0)
-    ] = 2,
-    rounds: Annotated[int, typer.Option(help="Rounds of it.", min=1)] = 20,
 ) -> None:
     """Measure speed and memory of this machine; nothing is kept."""
     from experiments.speed.bench import bench as measure
 
-    measure(device, nodes, rounds)
+    measure(device)
 
 
 @data_app.command("inspect")
