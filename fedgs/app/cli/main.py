@@ -47,7 +47,6 @@ from fedgs.config.recipes import (
     settings_in,
 )
 from fedgs.config.run_config import RunConfig
-from fedgs.diagnosis.rule import Rule
 from fedgs.errors import reject
 from fedgs.runs.run_folder import is_baseline
 
@@ -331,7 +330,7 @@ def inspect_data(
     shown=MOST_USED_TO_DEBUG,
     defaults={"engine": "flower"},
 )
-@request_flags(PlantedBug, OwnSuspects, DebugRequest, Rule, has_defaults=False)
+@request_flags(PlantedBug, OwnSuspects, DebugRequest, has_defaults=False)
 def debug(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
