@@ -210,11 +210,6 @@ def norm_histograms(norms: Sequence[Norms], clip_bound: float) -> Figure:
     return figure
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Takes and draws norms; returns the exit code."""
-    return run_command(gradient_norms, words)
-
-
 @settings_flags(shown=("data", "data_dir", "num_rounds", "output"))
 def gradient_norms(
     recipe: RecipeOption = "algorithm-1", *, settings: dict[str, Any]
@@ -240,4 +235,4 @@ def gradient_norms(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(gradient_norms))
