@@ -50,7 +50,6 @@ from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
 from fedgs.diagnosis.diagnosis import ONE_OF, OTHER, diagnose
 from fedgs.diagnosis.permutation import attainable_p
-from fedgs.diagnosis.rule import Rule
 from fedgs.errors import UserError, reject
 from fedgs.evaluation.images import LabelledImages
 from fedgs.files import read_json, replacing, write_json
@@ -115,13 +114,9 @@ def request_given(given: Mapping[str, Any]) -> DebugRequest:
     Raises:
         UserError: one cohort without the other, or values out of range.
     """
-
-    def of(kind: type) -> dict[str, Any]:
-        names = {spec.name for spec in dataclasses.fields(kind)}
-        return {name: value for name, value in given.items() if name in names}
-
-    rule = Rule(**of(Rule))
-    return DebugRequest(**of(DebugRequest), rule=rule, is_experiment="bug" in given)
+    names = {spec.name for spec in dataclasses.fields(DebugRequest)}
+    own = {name: value for name, value in given.items() if name in names}
+    return DebugRequest(**own, is_experiment="bug" in given)
 
 
 def debug(
@@ -197,9 +192,9 @@ def _checked_group(
             with this alpha nothing could be named.
     """
     least = attainable_p(request.groups)
-    if request.rule.alpha < least:
+    if request.alpha < least:
         raise UserError(
-            f"alpha = {request.rule.alpha:g}: below {least:.4g}, the least p of "
+            f"alpha = {request.alpha:g}: below {least:.4g}, the least p of "
             f"{request.groups} groups, so no bug could be named; give --groups more or "
             "a larger --alpha"
         )

@@ -15,7 +15,6 @@ import dataclasses
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import MISSING
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,13 +24,13 @@ from experiments.debug import cohorts as debug_cohorts
 from experiments.debug.debug_request import BUGS, DebugRequest
 from experiments.store import Line, Store, each, end
 from fedgs.app.commands.terminal import say
-from fedgs.app.flags import request_flags, run_command
+from fedgs.app.flags import OutputOption, run_command, settings_flags
 from fedgs.app.tables import Table
-from fedgs.config.fields import flag
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.files import write_atomically
 
+DATA = {"data": "mnist-by-writer"}
 SETTINGS = Path(__file__).with_suffix(".toml")  # over full-participation
 DEBUG = DebugRequest(groups=4, clients_per_group=64, is_experiment=True)
 SELECTION = dataclasses.replace(debug_cohorts.SELECTION, num_rounds=12)
@@ -72,25 +71,14 @@ def cells() -> list[Cell]:
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class TableRequest:
-    """What the command is asked for; each flag's help says what it is."""
-
-    output: Path = flag(MISSING, "Folder; continued if it exists.")
-    data: str = flag("mnist-by-writer", "As of fedgs train.")
-    data_dir: str = flag("", "As of fedgs train.")
-
-
-@request_flags(TableRequest)
-def main(*, given: dict[str, Any]) -> None:
-    """Fill the table."""
-    request = TableRequest(**given)
-    known = {"data": request.data, "data_dir": request.data_dir, "engine": "local"}
-    settings = configure("full-participation", SETTINGS, known)
-    output = request.output.absolute()
+@settings_flags("data", "data_dir", defaults=DATA)
+def main(output: OutputOption, *, settings: dict[str, Any]) -> None:
+    """Fill the table, in the folder OUTPUT."""
+    given = {"engine": "local"} | DATA | settings
+    config, output = configure("full-participation", SETTINGS, given), output.absolute()
     store = Store(output / "table.jsonl")
     work = {
-        cell.name: partial(_fill, cell, _config(output, cell, settings), store)
+        cell.name: partial(_fill, cell, _config(output, cell, config), store)
         for cell in cells()
         if cell.name not in store.lines
     }

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from experiments.debug.debug_request import DebugRequest
 from fedgs.app.commands.select_clients import select_clients
-from fedgs.cohorts.files import Cohort, read_cohort, write_cohort
+from fedgs.cohorts.files import Cohort, write_cohort
 from fedgs.cohorts.selection import ABOVE, SELECTED, Selection
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import settings_of
+from fedgs.data.cohort import cohort_of_data
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError, first_n
 from fedgs.randomness import derived_seed, stream
@@ -123,16 +124,7 @@ def make_groups(
     Raises:
         UserError: unknown clients, clients in both cohorts, or too few of them.
     """
-    cohorts = {name: read_cohort(file, name) for name, file in files.items()}
-    known = set(everyone.client_names)
-    for cohort, members in cohorts.items():
-        if unknown := sorted(set(members.names) - known):
-            raise UserError(
-                f"{cohort} = {files[cohort]}: data = {config.data} has no client "
-                f"{first_n(map(repr, unknown))} ({len(unknown)} of "
-                f"{len(members.names)} names); give --{cohort} a file of this data's "
-                "clients"
-            )
+    cohorts = {n: cohort_of_data(file, everyone, n) for n, file in files.items()}
     healthy, suspicious = cohorts["healthy"], cohorts["suspicious"]
     if dataclasses.replace(healthy, names=()) != dataclasses.replace(
         suspicious, names=()

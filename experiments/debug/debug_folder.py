@@ -9,12 +9,11 @@ from typing import Any
 from experiments.debug.debug_request import COHORTS, DebugRequest
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import RunConfig
-from fedgs.diagnosis.rule import Rule
 from fedgs.errors import UserError
 from fedgs.files import read_json, write_json
 from fedgs.runs.run_folder import versions
 
-FORMAT = 2
+FORMAT = 3
 BY_ACCURACY = "selected by accuracy"  # the source of cohorts
 
 
@@ -65,7 +64,6 @@ def request_of(plan: dict[str, Any]) -> DebugRequest:
     """Returns the request as it was given."""
     fields = dict(plan["request"])
     fields |= {c: Path(fields[c]) if fields[c] else None for c in COHORTS}
-    fields["rule"] = Rule(**fields["rule"])
     return DebugRequest(**fields)
 
 

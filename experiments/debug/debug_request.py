@@ -4,7 +4,7 @@ Imports no tensor library: the command line reads the flags from here at every s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,11 @@ class OwnSuspects:
 
 
 @dataclass(frozen=True)
-class DebugRequest:
+class DebugRequest(Rule):
     """What is compared and how; each flag's help says what it is.
 
     Attributes:
         groups: G of each cohort.
-        rule: of the verdict.
         is_experiment: whether the planted bug, or none, is known to be the truth.
 
     Raises:
@@ -85,7 +84,6 @@ class DebugRequest:
     samples_per_group: int = flag(
         500, "Images drawn from each generator.", at_least=50, at_most=MOST_SAMPLES
     )
-    rule: Rule = field(default_factory=Rule)
     is_experiment: bool = False
 
     def __post_init__(self) -> None:
@@ -97,3 +95,8 @@ class DebugRequest:
                 f"{name} = {getattr(self, name)}: compares two cohorts; give "
                 f"--{other} too"
             )
+
+    @property
+    def rule(self) -> Rule:
+        """Of the verdict."""
+        return Rule(self.alpha, self.min_effect)

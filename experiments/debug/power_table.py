@@ -13,8 +13,6 @@ experiments/debug/power.json.
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,7 @@ from numpy.typing import NDArray
 from experiments.debug.bug_detection import outcome
 from experiments.debug.power import STORED
 from experiments.store import Store
-from fedgs.app.flags import request_flags, run_command
-from fedgs.config.fields import flag
+from fedgs.app.flags import OutputOption, run_command
 from fedgs.config.recipes import CLASS_MEANS, configure
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages, to_float
@@ -50,20 +47,12 @@ ALL, HALF = 1.0, 0.5  # of the suspicious clients have the bug
 SAMPLES = 10  # one of each class, for all of a class are alike
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the command is asked for; each flag's help says what it is."""
-
-    output: Path = flag(MISSING, "JSON lines; continued if it exists.")
-
-
 BUGS = {"none": None, **{entry.name: entry for entry in TRANSFORMATIONS}}
 
 
-@request_flags(Request)
-def main(*, given: dict[str, Any]) -> None:
-    """Fill the table."""
-    store = Store(Request(**given).output)
+def main(output: OutputOption) -> None:
+    """Fill the table; its lines are kept in OUTPUT."""
+    store = Store(output)
     config, data = _setting()
     for trial in range(TRIALS):
         cells = {

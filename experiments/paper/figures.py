@@ -116,11 +116,6 @@ def points(rows: dict[str, list[Line]]) -> list[figure_drawing.Point]:
     ]
 
 
-def main(typed: Sequence[str] | None = None) -> int:
-    """Makes one figure; returns the exit code."""
-    return run_command(figures, typed)
-
-
 @settings_flags("data_dir", "device")
 @request_flags(FigureRequest)
 def figures(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -148,4 +143,4 @@ def figures(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(figures))

@@ -34,9 +34,8 @@ from fedgs.data.load import load_data
 from fedgs.errors import UserError
 from fedgs.files import read_json_lines, write_atomically
 from fedgs.mechanism.sanitizer import clip
-from fedgs.methods.base import Request
-from fedgs.methods.gs_wgan import query
-from fedgs.methods.schedule import clients_of
+from fedgs.methods.base import Hosted, Request
+from fedgs.methods.gs_wgan import METHOD
 from fedgs.round.local import LocalNodes, train_nodes
 from fedgs.round.messages import Release
 from fedgs.round.node import Node
@@ -66,7 +65,8 @@ class Norms(NamedTuple):
 class ProbedNode(Node):
     """A node that remembers the norms of what it clipped for its last answer.
 
-    A query changes no bit of a discriminator, so it is repeated after the answer.
+    A query changes no bit of a discriminator, so it is repeated after the answer,
+    without training.
 
     Privacy: reads private data; output private.
 
@@ -83,15 +83,10 @@ class ProbedNode(Node):
         return answer
 
     def _measure(self, request: Request) -> Tensor:
-        assert self._discriminators is not None
-        config, tensors = self.config, request.tensors
-        images = tensors["images"][-config.batch_size :].to(config.device)
-        labels = tensors["labels"][-config.batch_size :].to(config.device)
-        first = self.hosted.start
-        answering = [c - first for c in clients_of(request.participants, self.hosted)]
+        config, request = self.config, dataclasses.replace(request, trainees=())
+        hosted = Hosted(self.data, self.hosted, self.node_id, self._discriminators)
         parts: list[Tensor] = []
-        for chunk in self._discriminators.chunks(answering):
-            grads = query(config, self._discriminators, chunk, images, labels)
+        for grads in METHOD.answer(config, hosted, request):
             clipped = clip(grads, config.clip_bound).values
             both = torch.stack([grads.values.double(), clipped])  # (2, n, B, C, k, k)
             parts.append(both.flatten(3).norm(dim=3).flatten(1).cpu())
@@ -215,11 +210,6 @@ def norm_histograms(norms: Sequence[Norms], clip_bound: float) -> Figure:
     return figure
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Takes and draws norms; returns the exit code."""
-    return run_command(gradient_norms, words)
-
-
 @settings_flags(shown=("data", "data_dir", "num_rounds", "output"))
 def gradient_norms(
     recipe: RecipeOption = "algorithm-1", *, settings: dict[str, Any]
@@ -245,4 +235,4 @@ def gradient_norms(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(gradient_norms))

@@ -1,4 +1,4 @@
-"""What `fedgs bench` prints: steps a second, memory, and a round of a deployment.
+"""What `fedgs bench` prints: steps a second, and memory.
 
 Nothing is asserted. On a CPU one thread works and its CPU seconds count, so that other
 work on the machine disturbs little; times are medians of five after a first one.
@@ -8,11 +8,9 @@ import statistics
 import time
 from collections.abc import Callable
 
-import numpy as np
 import psutil
 import torch
 
-from experiments.speed.deployed_rounds import deployed_seconds
 from fedgs.app.tables import Table
 from fedgs.config.recipes import full_participation
 from fedgs.config.run_config import ResolvedConfig
@@ -26,13 +24,11 @@ REPEATS = 6  # the first does not count
 MIB = 2**20
 
 
-def bench(device: str, nodes: int, rounds: int) -> None:
-    """Prints the three tables.
+def bench(device: str) -> None:
+    """Prints the two tables.
 
     Args:
         device: "cpu" or "cuda", of the steps.
-        nodes: clients of the deployment; 0 leaves it out.
-        rounds: of the deployment, at least 1.
 
     Raises:
         UserError: there is no GPU.
@@ -42,8 +38,6 @@ def bench(device: str, nodes: int, rounds: int) -> None:
     keep_freed_memory()  # as a training process does
     memory_table()  # first: what the others leave behind would count
     steps_table(device)
-    if nodes:
-        deployment_table(nodes, rounds)
 
 
 def _config(**overrides: object) -> ResolvedConfig:
@@ -119,12 +113,3 @@ def memory_table() -> None:
     cells = [f"{number / MIB:.0f}" for number in (size, before, peak, peak - before)]
     head = ["state (3 x parameters)", "process before", "peak", "added"]
     Table(f"memory of {NUM_CLIENTS} width-16 discriminators, MiB", head, [cells]).show()
-
-
-def deployment_table(nodes: int, rounds: int) -> None:
-    """Prints the seconds of a round of a server and so many clients, with TLS."""
-    seconds = np.array(deployed_seconds(nodes, rounds))
-    measures = (np.median(seconds), seconds.mean(), seconds.max())
-    cells = [f"{nodes}", *(f"{number:.2f}" for number in measures)]
-    head = ["clients", "median", "mean", "slowest"]
-    Table("deployment on the loopback, seconds a round", head, [cells]).show()

@@ -27,6 +27,7 @@ RecipeOption = Annotated[
 ConfigOption = Annotated[
     Path | None, typer.Option(help="A TOML file of settings, over the recipe.")
 ]
+OutputOption = Annotated[Path, typer.Option(help="Continued if it exists.")]
 RunArgument = Annotated[Path, typer.Argument(help="The run folder.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.")

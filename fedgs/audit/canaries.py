@@ -26,7 +26,7 @@ from fedgs.mechanism.integers import real_values
 from fedgs.mechanism.masks import MaskedSum
 from fedgs.mechanism.sanitizer import clip, from_dct
 from fedgs.methods.base import Hosted, Request
-from fedgs.methods.gs_wgan import query
+from fedgs.methods.gs_wgan import METHOD
 from fedgs.methods.schedule import clients_of, select
 from fedgs.round.answer import answer_of
 from fedgs.round.local import LocalNodes
@@ -170,21 +170,15 @@ class CanaryNodes(LocalNodes):
 
     def _known(self, node: int, request: Request) -> Tensor:
         """Returns what the node's other clients contributed, summed over the fakes."""
-        config, own = self.config, self.stacks[node]
-        hosted = config.hosting.hosted(node)
-        tensors = request.tensors
-        images = tensors["images"][-config.batch_size :].to(config.device)
-        labels = tensors["labels"][-config.batch_size :].to(config.device)
+        config, clients = self.config, self.config.hosting.hosted(node)
+        hosted = Hosted(self.data, clients, node, self.stacks[node])
+        asked = clients_of(request.participants, clients)
+        others = [client for client in asked if client not in self.fixed]
+        # Again, without training: a query changes no bit of a discriminator.
+        request = dataclasses.replace(request, participants=others, trainees=())
         total = torch.zeros(config.release_shape[1:], dtype=torch.float64)
-        others = [
-            client - hosted.start
-            for client in clients_of(request.participants, hosted)
-            if client not in self.fixed
-        ]
-        for chunk in own.chunks(others):
-            grads = query(config, own, chunk, images, labels)
-            clipped = clip(grads, config.clip_bound)
-            total += clipped.values.sum((0, 1)).cpu()
+        for grads in METHOD.answer(config, hosted, request):
+            total += clip(grads, config.clip_bound).values.sum((0, 1)).cpu()
         return total
 
     def _watch(

@@ -14,8 +14,7 @@ that some estimate fails.
 **No differential privacy.** delta averages over x: for a record unlike the others,
 d(x) may be as large as clipping allows, and nothing is promised. (2) supposes that the
 e^(T c) are normal, which they are not, and the distances are read from private data
-without noise. `python -m experiments.paper.bayesian_outlier` shows an outlier that an
-attack finds.
+without noise.
 
 Differs from the reference, whose figure is `published_epsilon` here:
     - f is the chance that one of all estimates fails, of all steps and all orders,

@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from fedgs.baselines import bayesian_accounting as bayesian
 from fedgs.baselines import dp_sgd, dp_sgd_gan
@@ -104,18 +103,11 @@ class BdpGanTrainer(dp_sgd_gan.DPSGDGanTrainer[Settings]):
         Returns:
             Shape (COST_RECORDS,), at most the clip bound, float64.
         """
-        network, device = self.discriminator, self.config.device
         rng = stream(self.seed, "bayesian-records", index)
         drawn = rng.choice(len(self.labels), COST_RECORDS, replace=False)
-        rows = torch.from_numpy(drawn)
-        network.zero_grad(set_to_none=True)
-        with dp_sgd.quiet():
-            scores = network(self.images[rows].to(device), self.labels[rows].to(device))
-            F.softplus(-scores).sum().backward()
-        grads = torch.cat([p.grad_sample.flatten(1) for p in network.parameters()], 1)
-        network.zero_grad(set_to_none=True)
-        norms = dp_sgd.clipped(grads, self.settings.clip).norm(dim=1)
-        return norms.double().cpu().numpy()
+        rows, clip = torch.from_numpy(drawn), self.settings.clip
+        grads = dp_sgd.clipped_rows(self.discriminator, self.real_losses, rows, clip)
+        return torch.cat([*grads]).norm(dim=1).double().cpu().numpy()
 
 
 class BdpGan:

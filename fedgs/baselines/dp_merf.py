@@ -57,7 +57,7 @@ AUDITED_FEATURES = 64  # noise and norms are the same for any number
 
 
 @dataclass(frozen=True)
-class MerfSettings:
+class Settings:
     """Settings of both methods; those without a flag are of the published code."""
 
     noise_multiplier: float | None = flag(
@@ -98,18 +98,13 @@ def _given(noise: float | None) -> float:
 
 
 @dataclass(frozen=True)
-class Settings(MerfSettings):
-    """What `dp-merf` is asked for."""
-
-
-@dataclass(frozen=True)
-class AutoencoderSettings(MerfSettings):
+class AutoencoderSettings(Settings):
     """What `dp-merf-ae` is asked for."""
 
-    kernel_variance: float = again(MerfSettings, "kernel_variance", 80.0)
+    kernel_variance: float = again(Settings, "kernel_variance", 80.0)
     release: str = entry("batches", choices=("batches",))
-    generator_steps: int = again(MerfSettings, "generator_steps", 840)
-    fakes_per_step: int = again(MerfSettings, "fakes_per_step", 500)
+    generator_steps: int = again(Settings, "generator_steps", 840)
+    fakes_per_step: int = again(Settings, "fakes_per_step", 500)
     autoencoder_steps: int = flag(1200, "Steps of the autoencoder.", at_least=1)
     # Its noise / its clip bound, set by a target; else noise_multiplier, as published.
     autoencoder_noise: float | None = entry(None, **NOISE)
@@ -126,7 +121,7 @@ class AutoencoderSettings(MerfSettings):
         return _given(self.noise_multiplier) if noise is None else noise
 
 
-AnySettings = TypeVar("AnySettings", bound=MerfSettings)
+AnySettings = TypeVar("AnySettings", bound=Settings)
 
 # ------------------------------------------------------------------ training
 
@@ -270,17 +265,15 @@ class _CodeTrainer(_Trainer[AutoencoderSettings]):
         clip, rate = AUTOENCODER_CLIP, settings.sampling_rate
         count = len(self.images)
         at = self.num_steps + index  # embeddings draw their noise from streams before
-        batch = self.images[
-            dp_sgd.poisson_batch(self.config.noise_seed, at, count, rate)
-        ]
+        drawn = dp_sgd.poisson_batch(self.config.noise_seed, at, count, rate)
 
         def losses(rows: Tensor) -> Tensor:
-            pixels = batch[rows].flatten(1).to(device)
+            pixels = self.images[rows].flatten(1).to(device)
             logits = self.private(pixels)
             lost = F.binary_cross_entropy_with_logits(logits, pixels, reduction="none")
             return lost.sum(1)
 
-        total = dp_sgd.clipped_sum(self.private, losses, len(batch), clip)
+        total = dp_sgd.clipped_sum(self.private, losses, drawn, clip)
         source = dp_sgd.noise_source(self.config, at)
         released = dp_sgd.noisy(total, settings.encoder_noise * clip, source)
         dp_sgd.set_grads(self.private, released / (rate * count))
@@ -343,11 +336,7 @@ class DPMerf:
         if settings.release == "batches":
             lines = dp_sgd.add_or_remove(facts, events, delta)
         else:
-            both = ("replace-one", "zero-out")
-            lines = _bounded(events, delta, "record", 1, both)
-            if facts.max_images_per_user is not None:
-                size = facts.max_images_per_user
-                lines += _bounded(events, delta, "user", size, both)
+            lines = _bounded(facts, events, delta)
         sigma = _given(settings.noise_multiplier)
         code = "DP-MERF, sigma" if settings.release == "once" else "DP-MERF by batches"
         return lines + dp_sgd.published(sigma, events, delta, code)
@@ -377,24 +366,18 @@ class DPMerf:
         return scores[0], scores[1]
 
 
-def _bounded(
-    events: Sequence[Event],
-    delta: float,
-    unit: str,
-    size: int,
-    relations: tuple[str, ...],
-) -> list[Guarantee]:
-    """Returns valid lines of unsampled sums, to which a unit adds norm `size`."""
+def _bounded(facts: Facts, events: Sequence[Event], delta: float) -> list[Guarantee]:
+    """Returns valid lines of unsampled sums, to which a record adds norm 1."""
     square = sum(
         each.times / each.noise_per_clip**2 if each.noise_per_clip else math.inf
         for each in dp_sgd.releases(events)
     )
     lines: list[Guarantee] = []
-    for relation in relations:
-        moved = 2 * size if relation == "replace-one" else size
-        found = epsilon_from_mu(moved * math.sqrt(square), delta)
-        theorem = f"{GAUSSIAN_THEOREM}, sensitivity {moved}"
-        lines.append(Guarantee("valid", unit, relation, found, delta, theorem))
+    for unit, size in dp_sgd.units(facts):
+        for relation, moved in (("replace-one", 2 * size), ("zero-out", size)):
+            found = epsilon_from_mu(moved * math.sqrt(square), delta)
+            theorem = f"{GAUSSIAN_THEOREM}, sensitivity {moved}"
+            lines.append(Guarantee("valid", unit, relation, found, delta, theorem))
     return lines
 
 

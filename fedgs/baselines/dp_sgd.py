@@ -69,34 +69,48 @@ def per_sample(network: nn.Module) -> Any:
     return opacus.GradSampleModule(network, loss_reduction="sum")
 
 
-def clipped_sum(network: Any, losses: Losses, count: int, clip_bound: float) -> Tensor:
-    """Returns the sum of records' gradients, each clipped over all weights together.
+def clipped_rows(
+    network: Any, losses: Losses, records: Tensor, clip_bound: float
+) -> Iterator[Tensor]:
+    """Yields records' gradients, each clipped over all weights together.
 
-    Privacy: reads private data; output private, sensitivity `clip_bound` if a record is
-    added or removed.
+    Privacy: reads private data; output private.
 
     Differs from the reference: one norm over all variables. DP-CGAN clips each of its
     four to C, so a record moves the sum by 2 C, and C was accounted.
 
     Args:
         network: of `per_sample`.
-        losses: of the rows that it gets, in [0, count).
-        count: records, at least 0.
+        losses: of the records that it gets.
+        records: numbers, shape (n,), int64; may be none.
         clip_bound: C, above 0.
 
-    Returns:
-        All weights in one vector, float32, on the network's device.
+    Yields:
+        Some of n rows of all weights, float32, on the network's device.
     """
-    params = list(network.parameters())
-    total = torch.zeros(sum(p.numel() for p in params), device=params[0].device)
-    # Nobody may have been drawn: the sum is 0, and is released with noise as any other.
-    for rows in torch.arange(count).split(SAMPLES_AT_ONCE) if count else ():
+    for rows in records.split(SAMPLES_AT_ONCE) if len(records) else ():
         network.zero_grad(set_to_none=True)
         with quiet():
             losses(rows).sum().backward()
-        grads = torch.cat([p.grad_sample.flatten(1) for p in params], dim=1)
-        total += clipped(grads, clip_bound).sum(0)
+        grads = [p.grad_sample.flatten(1) for p in network.parameters()]
+        yield clipped(torch.cat(grads, dim=1), clip_bound)
     network.zero_grad(set_to_none=True)
+
+
+def clipped_sum(
+    network: Any, losses: Losses, records: Tensor, clip_bound: float
+) -> Tensor:
+    """Returns the sum of `clipped_rows`: all weights in one vector.
+
+    Nobody may have been drawn: the sum is 0, and is released with noise as any other.
+
+    Privacy: reads private data; output private, sensitivity `clip_bound` if a record is
+    added or removed.
+    """
+    params = list(network.parameters())
+    total = torch.zeros(sum(p.numel() for p in params), device=params[0].device)
+    for grads in clipped_rows(network, losses, records, clip_bound):
+        total += grads.sum(0)
     return total
 
 
@@ -164,6 +178,12 @@ def releases(events: Sequence[Event]) -> tuple[Releases, ...]:
     return tuple(Releases(*key, count) for key, count in counts.items())
 
 
+def units(facts: Facts) -> list[tuple[str, int]]:
+    """Returns whom a guarantee is of, and of how many records: a user, if capped."""
+    size = facts.max_images_per_user
+    return [("record", 1)] + ([] if size is None else [("user", size)])
+
+
 def add_or_remove(
     facts: Facts, events: Sequence[Event], delta: float
 ) -> list[Guarantee]:
@@ -173,9 +193,6 @@ def add_or_remove(
     most, and is left out where there is no such cap.
     """
     made, conditions = releases(events), ("nobody learns who was in a batch",)
-    groups = [("record", 1)]
-    if facts.max_images_per_user is not None:
-        groups.append(("user", facts.max_images_per_user))
     return [
         Guarantee(
             "valid",
@@ -186,7 +203,7 @@ def add_or_remove(
             theorem(made, size),
             conditions,
         )
-        for unit, size in groups
+        for unit, size in units(facts)
     ]
 
 

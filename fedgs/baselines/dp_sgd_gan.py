@@ -145,17 +145,13 @@ class DPSGDGanTrainer(NetworkTrainer[AnySettings]):
         rows = dp_sgd.poisson_batch(
             config.noise_seed, index, len(self.labels), self.rate
         )
-        images = self.images[rows].to(config.device)
-        labels = self.labels[rows].to(config.device)
-
-        def real_losses(at: Tensor) -> Tensor:
-            return F.softplus(-self.discriminator(images[at], labels[at]))
 
         def fake_losses(at: Tensor) -> Tensor:
             return F.softplus(self.discriminator(fakes[at], fake_labels[at]))
 
-        real = dp_sgd.clipped_sum(self.discriminator, real_losses, len(rows), clip)
-        fake = dp_sgd.clipped_sum(self.discriminator, fake_losses, len(fakes), clip)
+        real = dp_sgd.clipped_sum(self.discriminator, self.real_losses, rows, clip)
+        every = torch.arange(len(fakes))
+        fake = dp_sgd.clipped_sum(self.discriminator, fake_losses, every, clip)
         source = dp_sgd.noise_source(config, index)
         gradient = dp_sgd.noisy(real, self.noise_per_clip * clip, source) + fake
         # By the expected number: how many were drawn is private.
@@ -166,6 +162,12 @@ class DPSGDGanTrainer(NetworkTrainer[AnySettings]):
                 group["lr"] = config.discriminator_learning_rate * decay
         self.private_optimizer.step()
         self.private_optimizer.zero_grad(set_to_none=True)
+
+    def real_losses(self, rows: Tensor) -> Tensor:
+        """Returns the discriminator's losses of records, shape (records,)."""
+        device = self.config.device
+        images, labels = self.images[rows].to(device), self.labels[rows].to(device)
+        return F.softplus(-self.discriminator(images, labels))
 
     def _train_generator(self, index: int) -> None:
         """Takes a step of the generator against the private discriminator."""

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from fedgs.cohorts.files import read_cohort
+from fedgs.cohorts.files import Cohort, read_cohort
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.partition import check_num_clients
@@ -19,6 +19,31 @@ def for_all_clients(config: RunConfig) -> RunConfig:
         return config
     unset = {"num_clients": "", "node_sizes": "", "partition": "by-client"}
     return RunConfig.from_flat(unset, config)
+
+
+def cohort_of_data(
+    path: Path, data: FederatedImages, setting: str = "cohort"
+) -> Cohort:
+    """Reads a cohort file, all of whose clients the data has.
+
+    Privacy: public; of the data only the clients' names are read.
+
+    Args:
+        path: the file.
+        data: of all clients.
+        setting: that names the file, in errors.
+
+    Raises:
+        UserError: an unreadable file, or names that the data does not have.
+    """
+    cohort = read_cohort(path, setting)
+    if unknown := sorted({*cohort.names} - {*data.client_names}):
+        raise UserError(
+            f"{setting} = {path}: data = {data.name} has no client "
+            f"{first_n(map(repr, unknown))} ({len(unknown)} of {len(cohort.names)} "
+            f"names); give --{setting} a file of this data's clients"
+        )
+    return cohort
 
 
 def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
@@ -37,13 +62,7 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
     """
     if config.cohort is None:
         return data
-    wanted = set(read_cohort(Path(config.cohort)).names)
-    if unknown := sorted(wanted - set(data.client_names)):
-        raise UserError(
-            f"cohort = {config.cohort}: data = {config.data} has no client "
-            f"{first_n(map(repr, unknown))} ({len(unknown)} of {len(wanted)} names); "
-            "give --cohort a file of this data's clients"
-        )
+    wanted = {*cohort_of_data(Path(config.cohort), data).names}
     check_num_clients(config, len(wanted), f"cohort = {config.cohort} has", "clients")
     kept = [i for i, name in enumerate(data.client_names) if name in wanted]
     kept = kept[: config.num_clients]

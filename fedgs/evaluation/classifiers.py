@@ -81,7 +81,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 Result = dict[str, Any]
-RESULT = {"accuracy", "per_class", "converged", "seconds", "cpu_seconds"}
+RESULT = {"accuracy", "per_class", "converged", "seconds"}
 # Name, result (None: it cannot be trained), and whether it was cached.
 Report = Callable[[str, Result | None, bool], None]
 
@@ -166,13 +166,12 @@ def train_and_test(task: Task, name: str) -> Result:
 
     Returns:
         `accuracy` and `per_class` (None for a class that is not tested), in [0, 1],
-        `converged` (None where it does not say), `seconds`, and `cpu_seconds` of
-        this thread, which does nearly all of the work.
+        `converged` (None where it does not say) and `seconds`.
 
     Raises:
         UserError: the classifier cannot be trained on these images.
     """
-    started, cpu_started = time.monotonic(), time.thread_time()
+    started = time.monotonic()
     shape = task.train.images.shape[1:]
     x, test_x = (
         part.images.reshape(len(part.labels), -1) for part in (task.train, task.test)
@@ -190,7 +189,6 @@ def train_and_test(task: Task, name: str) -> Result:
         "per_class": [float(part.mean()) if len(part) else None for part in by_class],
         "converged": _converged(classifier),
         "seconds": time.monotonic() - started,
-        "cpu_seconds": time.thread_time() - cpu_started,
     }
 
 

@@ -10,7 +10,6 @@ Source: Heusel et al., "GANs trained by a two time-scale update rule", NeurIPS 2
 """
 
 import hashlib
-import os
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +34,7 @@ def find_weights() -> Path | None:
     Raises:
         UserError: the file is another.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = Path(os.environ.get("TORCH_HOME") or f"{cache}/torch").expanduser()
-    weights = home / "hub" / "checkpoints" / WEIGHTS_NAME
+    weights = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS_NAME
     if not weights.is_file():
         return None
     content = hashlib.sha256(weights.read_bytes()).hexdigest()

@@ -74,15 +74,8 @@ class LocalGrid(Grid):
 
     # Parts of Flower's interface that no strategy of ours uses.
 
-    @property
-    def run(self) -> Any:
-        """Is not used."""
+    def _unused(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
-    def set_run(self, run: Any) -> None:
-        """Is not used."""
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Is not used."""
-        raise NotImplementedError
+    run = property(_unused)  # pyright: ignore[reportIncompatibleMethodOverride]
+    set_run = create_message = _unused

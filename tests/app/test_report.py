@@ -234,7 +234,7 @@ def refused(paths: list[Path], output: Path) -> str:
         ("run", "ledger.jsonl", b"{}\n", "altered, deleted or moved"),
         ("run", "config.json", None, "no run folder"),
         ("run", "samples/*.png", None, "no samples yet"),
-        ("debug", "debug.json", b'{"format": 2}', "broken debug.json"),
+        ("debug", "debug.json", b'{"format": 3}', "broken debug.json"),
         ("debug", "diagnosis.json", b'{"format": 1}', "broken debug.json"),
         ("debug", "diagnosis.json", b"[]", "is not a JSON object"),
         ("debug", "*/samples/*.png", None, "no samples yet"),

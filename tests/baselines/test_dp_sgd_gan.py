@@ -62,18 +62,18 @@ def test_a_clipped_sum_is_that_of_a_plain_loop(network, monkeypatch, at_once, cl
     monkeypatch.setattr(dp_sgd, "SAMPLES_AT_ONCE", at_once)
     images, labels = records(7)
     losses = losses_of(network, images, labels)
-    found = dp_sgd.clipped_sum(network, losses, 7, clip)
+    found = dp_sgd.clipped_sum(network, losses, torch.arange(7), clip)
     expected = by_loop(images, labels, clip)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
-    assert not dp_sgd.clipped_sum(network, losses, 0, clip).any()
+    assert not dp_sgd.clipped_sum(network, losses, torch.arange(0), clip).any()
 
 
 def test_one_record_more_moves_the_sum_by_the_clip_bound_at_most(network):
     images, labels = records(7)
     images[-1] *= 1e4  # an outlier, whose gradient is large
     losses = losses_of(network, images, labels)
-    more = dp_sgd.clipped_sum(network, losses, 7, 0.5).double()
-    less = dp_sgd.clipped_sum(network, losses, 6, 0.5).double()
+    more = dp_sgd.clipped_sum(network, losses, torch.arange(7), 0.5).double()
+    less = dp_sgd.clipped_sum(network, losses, torch.arange(6), 0.5).double()
     assert 0.49 < float((more - less).norm()) <= 0.5
 
 

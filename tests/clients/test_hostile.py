@@ -5,11 +5,13 @@ out, and what is accepted is within the run's limits and encodes to itself. Atta
 whole run: test_hostile_run.py.
 """
 
+import json
 import math
 import re
 import struct
 import tracemalloc
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,14 +34,11 @@ from hostile import (
     Payload,
     a_release,
     a_request,
-    bomb,
     content,
     decoded,
     encoded,
     fields,
-    header_of,
     honest,
-    inflated,
 )
 
 SECRET = 4711  # in what is sent wherever it can be; must not be in a log line
@@ -67,6 +66,24 @@ def spoilt(name: str, value: float) -> Change:
         return save(tensors)
 
     return content(change)
+
+
+def inflated(make: Callable[[bytes], bytes]) -> Change:
+    """Changes what is compressed."""
+    return content(lambda packed: zlib.compress(make(zlib.decompress(packed))))
+
+
+def header_of(**header: object) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def bomb(size: int) -> bytes:
+    """Zeros that inflate to `size` bytes; about a thousandth of it is sent."""
+    deflate = zlib.compressobj(9)
+    block = bytes(1 << 20)
+    parts = [deflate.compress(block) for _ in range(size >> 20)]
+    return b"".join(parts) + deflate.flush()
 
 
 OLD = bytes.fromhex(a_request(EXACT, images=torch.zeros(8, 1, 16, 16)).digest())

@@ -10,8 +10,10 @@ long a client took; steps and shapes are the same for every client, whatever its
 """
 
 import logging
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,20 +22,20 @@ from flwr.app import Message
 from flwr.common.serde import context_to_proto, message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Context as ContextProto
 from flwr.proto.message_pb2 import Message as MessageProto
+from google.protobuf.message import Message as Proto
 from safetensors.torch import save
 
 import fedgs.round.answer
 import fedgs.round.node
-import recording
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.ledger import Ledger
 from fedgs.round.codec import pack_release
 from fedgs.round.messages import decode_request
 from fedgs.runs.run_folder import RunFolder
-from recording import canaries_in, leaves
+from loading import write_npz
 from runs import at_round
 from simulated_grid import FakeGrid, start
-from tiny import tiny_config
+from tiny import NUM_CLASSES, SIDE, SIZES, tiny_config
 
 pytestmark = pytest.mark.usefixtures("server_process", "clock")
 ERROR = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
@@ -62,13 +64,116 @@ Asked = set[tuple[int, str]]  # by address: the hash of every request
 Made = dict[tuple[int, int], torch.Tensor]  # what was sanitized, by node and round
 
 
+# ------------------------------------------------------------------ private values
+# They must never be found again. One client has pixels, sizes and label counts that
+# occur nowhere else.
+
+VICTIM = 0
+NUM_IMAGES = 10_007  # of the victim
+NUM_RARE = 9_973  # of its images with the label 2; the others have label 0
+PIXELS = bytes(range(173, 173 + SIDE))  # a row of each of its images
+WORDS = "ward-4711-chemotherapy"  # in error texts, a type's name and the data's path
+
+
+class ward_4711_chemotherapy(Exception):
+    """An error whose very name tells."""
+
+
+def planted_data(folder: Path) -> str:
+    """Writes data with the private values and returns that value of `data`."""
+    folder = folder / WORDS
+    folder.mkdir()
+    sizes = [NUM_IMAGES if client == VICTIM else n for client, n in enumerate(SIZES)]
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    images = np.random.default_rng(0).integers(
+        256, size=(len(owners), 1, SIDE, SIDE), dtype=np.uint8
+    )
+    labels = np.arange(len(owners)) % NUM_CLASSES
+    images[owners == VICTIM] = np.frombuffer(PIXELS, np.uint8)
+    labels[:NUM_IMAGES] = np.where(np.arange(NUM_IMAGES) < NUM_RARE, 2, 0)
+    return write_npz(folder / "x.npz", images=images, labels=labels, clients=owners)
+
+
+def canaries() -> dict[str, bytes]:
+    """The private values in every form in which they might leave, as patterns."""
+    row = np.frombuffer(PIXELS, np.uint8)
+    found = {
+        "pixels": re.escape(PIXELS),
+        "pixels, float32": re.escape((row.astype(np.float32) / 255)[:4].tobytes()),
+        "pixels, printed": b",? ".join(b"%d" % value for value in row[:3]),
+        "words": WORDS.replace("-", ".").encode(),
+        "a word": WORDS.rpartition("-")[2].encode(),
+    }
+    for name, number in (("size", NUM_IMAGES), ("label count", NUM_RARE)):
+        # Not within a hash, a decimal fraction or a longer number.
+        found[f"{name}, printed"] = rb"(?<![\w.])%d(?!\w|\.\d)" % number
+        for kind in (np.int64, np.float32, np.float64):
+            found[f"{name}, {kind.__name__}"] = re.escape(kind(number).tobytes())
+    return found
+
+
+def canaries_in(content: bytes) -> set[str]:
+    """Returns the names of the private values in some bytes."""
+    return {n for n, each in canaries().items() if re.search(each, content, re.DOTALL)}
+
+
+def leaves(proto: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every value that is set in a protobuf message, however deep."""
+    for field, value in proto.ListFields():
+        below = f"{path}.{field.name}".lstrip(".")
+        is_single = isinstance(value, str | bytes | int | float | Proto)
+        for item in [value] if is_single else value:
+            if isinstance(item, Proto):
+                yield from leaves(item, below)
+            else:
+                yield below, item
+
+
+# ------------------------------------------------------------------ failing clients
+# They raise errors that quote the private values.
+
+
+QUOTED = f"{WORDS}: {NUM_IMAGES} images, {NUM_RARE} of label 2, {[*PIXELS]}"
+LOGS_NOTHING = 5  # the round in which the failure's text cannot be written either
+FAILURES: dict[int, Exception | None] = {
+    1: LookupError(QUOTED),
+    2: None,  # an error of torch's
+    3: ward_4711_chemotherapy(),
+    4: ValueError(f"{WORDS} \udcff"),  # as in the name of a file that is not UTF-8
+    LOGS_NOTHING: LookupError(QUOTED),
+}
+
+
+def failing(answer_of: Callable[..., Any], marks: Path) -> Callable[..., Any]:
+    """Returns `answer_of`, failing when a node is asked first in each round."""
+
+    def fail_first(config: Any, hosted: Any, request: Any) -> Any:
+        node_id = hosted.node_id
+        mark = marks / f"failed-{node_id}-{request.round}"
+        if mark.exists():
+            return answer_of(config, hosted, request)
+        mark.touch()
+        if request.round == LOGS_NOTHING:
+            log = Path(config.output) / "private" / f"node-{node_id:05d}" / "error.log"
+            log.unlink(missing_ok=True)
+            log.mkdir(parents=True)
+        if (error := FAILURES[request.round]) is not None:
+            raise error
+        return torch.zeros(NUM_IMAGES) + torch.zeros(NUM_RARE)
+
+    return fail_first
+
+
+# ------------------------------------------------------------------ runs
+
+
 def _config(tmp_path: Path, **settings: object) -> RunConfig:
     """Three nodes of two clients; at least one node answers nothing in each round."""
-    data, output = recording.planted_data(tmp_path), str(tmp_path / "run")
+    data, output = planted_data(tmp_path), str(tmp_path / "run")
     rule = {"discriminator_training": "every_round", "client_selection": "balanced"}
     sizes = {"clients_per_round": 2, "clients_per_node": 2}
     sizes |= {"warm_start_rounds": 1, "discriminator_steps": 1}
-    sizes |= {"num_rounds": len(recording.FAILURES), "engine": "flower"}
+    sizes |= {"num_rounds": len(FAILURES), "engine": "flower"}
     return tiny_config(data=data, output=output, **rule | sizes | settings)
 
 
@@ -155,8 +260,8 @@ def _check_run(folder: RunFolder, sent: list[bytes], asked: Asked, made: Made) -
     assert empty >= 3 + 5
     assert made
     events = Ledger.read(folder.path / "ledger.jsonl").events
-    assert {event.round for event in events} == set(recording.FAILURES)
-    assert any(recording.VICTIM in event.participants for event in events)
+    assert {event.round for event in events} == set(FAILURES)
+    assert any(VICTIM in event.participants for event in events)
 
 
 @pytest.fixture
@@ -192,8 +297,8 @@ def test_every_message_of_a_run_holds_public_values_only(
         return release
 
     monkeypatch.setattr(fedgs.round.answer, "sanitize", kept)
-    failing = recording.failing(fedgs.round.node.answer_of, tmp_path)
-    monkeypatch.setattr(fedgs.round.node, "answer_of", failing)
+    fails = failing(fedgs.round.node.answer_of, tmp_path)
+    monkeypatch.setattr(fedgs.round.node, "answer_of", fails)
     logs: list[bytes] = []
 
     def read_logs() -> None:  # until round 5, in which no error can be logged
@@ -218,12 +323,12 @@ def test_every_message_of_a_run_holds_public_values_only(
 
 
 def test_the_canaries_are_found_where_they_are(tmp_path):
-    path = Path(recording.planted_data(tmp_path).removeprefix("npz:"))
+    path = Path(planted_data(tmp_path).removeprefix("npz:"))
     assert {"pixels"} <= canaries_in(path.read_bytes())
     assert canaries_in(str(path).encode()) == {"words", "a word"}
-    values = torch.tensor(list(recording.PIXELS)).float() / 255
+    values = torch.tensor(list(PIXELS)).float() / 255
     assert canaries_in(values.numpy().tobytes()) == {"pixels, float32"}
-    row = list(recording.PIXELS)
+    row = list(PIXELS)
     for printed in (str(row), str(np.array(row))):
         assert canaries_in(printed.encode()) == {"pixels, printed"}
     for text in (b"num-examples: 10007", b'{"num": 10007}', b"There are 10007."):

@@ -14,6 +14,7 @@ from experiments.paper import figures, gradient_norms
 from experiments.paper.figure_drawing import Point, privacy_utility
 from experiments.paper.gradient_norms import probe, read_norms, unprotected
 from fedgs.app.evaluation.request import EvaluationRequest
+from fedgs.app.flags import run_command
 from fedgs.privacy_label import privacy_label
 from fedgs.round import local
 from fedgs.runs.run_folder import RunFolder
@@ -48,7 +49,9 @@ def call(monkeypatch, tmp_path):
     monkeypatch.setattr(lines, "TRIALS", 300)
 
     def call(*words: str) -> int:
-        return figures.main([*words, "--seeds=0", f"--output={tmp_path / 'out'}"])
+        return run_command(
+            figures.figures, [*words, "--seeds=0", f"--output={tmp_path / 'out'}"]
+        )
 
     return call
 
@@ -110,7 +113,7 @@ def test_a_probe_measures_what_is_clipped_and_says_that_it_is_not_private(
     data = write_tiny_npz(tmp_path / "tiny.npz")
     out = tmp_path / "norms"
     words = [*SMALL, f"--data={data}", f"--output={out}"]
-    assert gradient_norms.main(words) == 0
+    assert run_command(gradient_norms.gradient_norms, words) == 0
     assert (out / "NOT-PRIVATE.txt").read_text().startswith("NOT PRIVATE")
     assert privacy_label(out)["epsilon"] is None
     found = read_norms(RunFolder.open(out))
@@ -124,7 +127,7 @@ def test_a_probe_measures_what_is_clipped_and_says_that_it_is_not_private(
     for picture in pictures:
         picture.unlink()
     monkeypatch.setattr(gradient_norms, "probe", refuse)
-    assert gradient_norms.main(words) == 0
+    assert run_command(gradient_norms.gradient_norms, words) == 0
     assert [picture.read_bytes() for picture in pictures] == before
 
 
@@ -160,5 +163,5 @@ def test_no_run_that_is_not_marked_is_continued_or_read(tmp_path, capsys):
     line = {"round": 1, "before": [1.0], "after": [1.0]}
     (folder.path / gradient_norms.FILE).write_text(json.dumps(line) + "\n")
     assert_refused("NOT-PRIVATE", read_norms, folder)
-    assert gradient_norms.main([f"--output={folder.path}"]) == 2
+    assert run_command(gradient_norms.gradient_norms, [f"--output={folder.path}"]) == 2
     assert "NOT-PRIVATE" in capsys.readouterr().err

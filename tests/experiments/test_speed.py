@@ -3,7 +3,7 @@
 import pytest
 
 from command_line import printed
-from experiments.speed import bench, deployed_rounds
+from experiments.speed import bench
 
 
 @pytest.fixture
@@ -14,16 +14,10 @@ def small(monkeypatch):
 
 
 def test_bench_prints_steps_by_width_and_memory(fedgs, small):
-    out = printed(fedgs("bench", "--nodes", 0), "")
+    out = printed(fedgs("bench"), "")
     assert "memory of 2 width-16 discriminators" in out
     rows = [line.split("│") for line in out.splitlines() if "│" in line]
     (of_memory, *of_steps) = [[cell.strip() for cell in row[1:-1]] for row in rows]
     assert [row[0] for row in of_steps] == ["64"]
     assert all(float(cell) > 0 for row in of_steps for cell in row)
     assert float(of_memory[0]) > 0
-    assert "deployment" not in out
-
-
-@pytest.mark.slow
-def test_a_deployment_has_the_seconds_of_each_round():
-    assert len(deployed_rounds.deployed_seconds(2, 3)) == 3

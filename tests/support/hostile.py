@@ -1,8 +1,5 @@
 """Honest messages of one round, what decodes them, and ways to spoil them."""
 
-import json
-import struct
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -93,21 +90,3 @@ def fields(**values: object) -> Change:
 def content(make: Callable[[bytes], object]) -> Change:
     """Changes the bytes of the tensors."""
     return lambda payload: payload | {"tensors": make(payload["tensors"])}
-
-
-def inflated(make: Callable[[bytes], bytes]) -> Change:
-    """Changes what is compressed."""
-    return content(lambda packed: zlib.compress(make(zlib.decompress(packed))))
-
-
-def header_of(**header: object) -> bytes:
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text
-
-
-def bomb(size: int) -> bytes:
-    """Zeros that inflate to `size` bytes; about a thousandth of it is sent."""
-    deflate = zlib.compressobj(9)
-    block = bytes(1 << 20)
-    parts = [deflate.compress(block) for _ in range(size >> 20)]
-    return b"".join(parts) + deflate.flush()

@@ -47,7 +47,6 @@ from fedgs.config.recipes import (
     settings_in,
 )
 from fedgs.config.run_config import RunConfig
-from fedgs.diagnosis.rule import Rule
 from fedgs.errors import reject
 from fedgs.runs.run_folder import is_baseline
 
@@ -299,15 +298,11 @@ def compare(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
 @app.command()
 def bench(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    nodes: Annotated[
-        int, typer.Option(help="Clients of the deployment; 0: none.", min=0)
-    ] = 2,
-    rounds: Annotated[int, typer.Option(help="Rounds of it.", min=1)] = 20,
 ) -> None:
     """Measure speed and memory of this machine; nothing is kept."""
     from experiments.speed.bench import bench as measure
 
-    measure(device, nodes, rounds)
+    measure(device)
 
 
 @data_app.command("inspect")
@@ -335,7 +330,7 @@ def inspect_data(
     shown=MOST_USED_TO_DEBUG,
     defaults={"engine": "flower"},
 )
-@request_flags(PlantedBug, OwnSuspects, DebugRequest, Rule, has_defaults=False)
+@request_flags(PlantedBug, OwnSuspects, DebugRequest, has_defaults=False)
 def debug(
     recipe: RecipeOption = None,
     config: ConfigOption = None,

@@ -204,7 +204,6 @@ class Scoring:
             "per_class": {name: r["per_class"] for name, r in results.items()},
             "unconverged": [n for n, r in results.items() if r["converged"] is False],
             "seconds": {n: round(r["seconds"], 1) for n, r in results.items()},
-            "cpu_seconds": {n: round(r["cpu_seconds"], 1) for n, r in results.items()},
             "real_accuracy": {n: r["accuracy"] for n, r in on_real.items()},
             "calibrated": ratios,
         }

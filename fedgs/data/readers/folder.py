@@ -5,15 +5,13 @@ Label folders named by numbers are the labels themselves; other names need the s
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.labels import number_of_classes, numbered
-from fedgs.data.readers.pictures import read_picture
-from fedgs.data.records import DARK, Records, gathered, resize
+from fedgs.data.readers.pictures import fitted_picture
+from fedgs.data.records import DARK, Records, gathered
 from fedgs.errors import first_n, raise_if_any
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -39,14 +37,9 @@ def read(config: RunConfig) -> Records:
     names = {label for pictures in files.values() for label, _ in pictures if label}
     numbers = numbered(config, sorted(names))
     shape = (config.image_channels, config.image_size, config.image_size)
-
-    def read_one(file: Path) -> NDArray[np.uint8]:
-        pixels = read_picture(file, str(file), config.image_channels)[None]
-        is_fitted = pixels.shape[1:] == shape
-        return pixels if is_fitted else resize(pixels, config.image_size)
-
+    read_one = partial(fitted_picture, channels=shape[0], side=shape[1])
     parts = (
-        (client.name, read_one(file), numbers[label] if label else 0)
+        (client.name, read_one(file, str(file))[None], numbers[label] if label else 0)
         for client, pictures in files.items()
         for label, file in pictures
     )

@@ -22,8 +22,8 @@ from fedgs.config.hub import HubSource
 from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.flower_partitions import partitions
 from fedgs.data.readers.labels import number_of_classes, numbered
-from fedgs.data.readers.pictures import read_picture
-from fedgs.data.records import DARK, Records, gathered, resize
+from fedgs.data.readers.pictures import fitted_picture
+from fedgs.data.records import DARK, Records, gathered
 from fedgs.errors import UserError, first_n, wrap_error
 
 INSTALL = (
@@ -234,9 +234,7 @@ def _picture(cell: Any, reading: Reading, where: str) -> NDArray[np.uint8]:
     if not cell or not (cell["bytes"] or cell["path"]):
         raise UserError(f"{where}: is missing; leave this row out")
     source = cell["bytes"] or Path(cell["path"])
-    pixels = read_picture(source, where, reading.channels)
-    is_fitted = pixels.shape[1] == reading.side
-    return pixels if is_fitted else resize(pixels[None], reading.side)[0]
+    return fitted_picture(source, where, reading.channels, reading.side)
 
 
 def _label(value: Any, reading: Reading, where: str) -> int | None:

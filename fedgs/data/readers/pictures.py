@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from fedgs.data.records import resize
 from fedgs.errors import UserError
 
 GREY_MODES = ("1", "L")
@@ -67,6 +68,17 @@ def read_picture(source: Path | bytes, where: str, channels: int) -> NDArray[np.
     if len(pixels) == 3 and (pixels != pixels[:1]).any():
         raise UserError(f"{where}: is in colour; give --image-channels 3")
     return pixels[:1]
+
+
+def fitted_picture(
+    source: Path | bytes, where: str, channels: int, side: int
+) -> NDArray[np.uint8]:
+    """Reads one picture as `read_picture` does, and resizes it to (channels, S, S).
+
+    Privacy: reads private data; output private.
+    """
+    pixels = read_picture(source, where, channels)
+    return pixels if pixels.shape[1] == side else resize(pixels[None], side)[0]
 
 
 def pixels_of(picture: Image.Image, where: str) -> NDArray[np.uint8]:
