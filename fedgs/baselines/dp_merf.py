@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgs.baselines import dp_sgd
-from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
+from fedgs.baselines.contract import AuditScores, Event, Facts, Statement
 from fedgs.baselines.trainer import NetworkTrainer, descend
 from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.config.run_config import ResolvedConfig
@@ -338,7 +338,7 @@ class DPMerf:
 
     def guarantees(
         self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Guarantee]:
+    ) -> list[Statement]:
         """Returns what was released so far, first by the relation of `calibrated`."""
         if settings.release == "batches":
             lines = dp_sgd.add_or_remove(facts, events, delta)
@@ -383,18 +383,18 @@ def _bounded(
     unit: str,
     size: int,
     relations: tuple[str, ...],
-) -> list[Guarantee]:
+) -> list[Statement]:
     """Returns valid lines of unsampled sums, to which a unit adds norm `size`."""
     square = sum(
         each.times / each.noise_per_clip**2 if each.noise_per_clip else math.inf
         for each in dp_sgd.releases(events)
     )
-    lines: list[Guarantee] = []
+    lines: list[Statement] = []
     for relation in relations:
         moved = 2 * size if relation == "replace-one" else size
         found = epsilon_from_mu(moved * math.sqrt(square), delta)
         theorem = f"{GAUSSIAN_THEOREM}, sensitivity {moved}"
-        lines.append(Guarantee("valid", unit, relation, found, delta, theorem))
+        lines.append(Statement("valid", unit, relation, found, delta, theorem))
     return lines
 
 
@@ -437,7 +437,7 @@ class DPMerfAutoencoder:
 
     def guarantees(
         self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Guarantee]:
+    ) -> list[Statement]:
         """Returns what was released so far, by autoencoder and embeddings together."""
         lines = dp_sgd.add_or_remove(facts, events, delta)
         sigma = _given(settings.noise_multiplier)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedgs.baselines import find
-from fedgs.baselines.contract import SECRET, Baseline, Facts, Guarantee, Trainer
+from fedgs.baselines.contract import SECRET, Baseline, Facts, Trainer
 from fedgs.baselines.releases import Release, ReleaseLedger
 from fedgs.baselines.target import Asked
 from fedgs.cohorts.files import selection_costs
@@ -31,7 +31,13 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
 from fedgs.files import read_json, read_json_lines, write_tensors
-from fedgs.privacy.accountant import SEEDED, large_delta
+from fedgs.privacy.accountant import (
+    AS_PUBLISHED,
+    CHANGES,
+    SEEDED,
+    Statement,
+    large_delta,
+)
 from fedgs.privacy.gaussian import check_numbers
 from fedgs.round.checkpoint import indispensable, is_due, under
 from fedgs.round.preparation import (
@@ -44,7 +50,6 @@ from fedgs.round.preparation import (
 from fedgs.round.run import Report, RunStopped, Stop
 from fedgs.runs.run_folder import (
     BASELINE,
-    GENERATOR,
     RunFolder,
     read_state,
     sealed,
@@ -97,6 +102,19 @@ class BaselineRun:
         return self.folder.config
 
     @property
+    def description(self) -> str:
+        """What is trained on what, in a line."""
+        noise = ""
+        if self.unit == "none":
+            noise = ", NOT PRIVATE"
+        elif self.config.noise_seed is not None:
+            noise = f", noise {SEEDED}"
+        return (
+            f"{self.method.title}: {self.facts.num_records} images, central, "
+            f"{self.config.num_rounds} steps{noise}"
+        )
+
+    @property
     def unit(self) -> str:
         """The unit of the valid guarantee: "none", "record" or "user"."""
         return unit_of(self.method, self.settings)
@@ -118,7 +136,7 @@ class BaselineRun:
 
     def guarantees(
         self, delta: float | None = None, with_private: bool = False
-    ) -> list[Guarantee]:
+    ) -> list[Statement]:
         """Returns what the run guarantees for all that it released so far.
 
         Privacy: public; with the private folder as private as what the method keeps
@@ -139,21 +157,21 @@ class BaselineRun:
         events = [r.event | kept.get((r.step, r.attempt), {}) for r in releases]
         rows = self.method.guarantees(self.settings, self.facts, events, delta)
         is_seeded = any(release.noise_source == "seeded" for release in releases)
-        shared = (f"noise: {SEEDED}",) if is_seeded else ()
-        shared += self.config.public_conditions
+        shared = (*[f"noise: {SEEDED}"] * is_seeded, *self.config.public_conditions)
         if self.facts.num_records:  # in baseline.json, and in every sampling rate
             shared += (NUMBER,)
         return [
             dataclasses.replace(
                 row,
                 # A published figure is no claim, seeded or not.
-                label=SEEDED
-                if is_seeded and row.label != "as published"
-                else row.label,
+                label=SEEDED if is_seeded and row.label != AS_PUBLISHED else row.label,
                 conditions=(
                     *large_delta(row.delta, self.num_units(row.unit)),
+                    f"adversary: sees what is published; {CURATOR} and is trusted",
+                    f"relation: one {row.unit} {CHANGES[row.relation]}",
                     *(*shared, WHO_IS[row.unit], *row.conditions),
                 ),
+                num_rounds=len(releases),
             )
             for row in rows
         ]
@@ -557,8 +575,3 @@ class Session:
             self.folder.save_generator(
                 self._generator(), self._generator(), self.ledger
             )
-
-
-def is_finished(run: BaselineRun) -> bool:
-    """Returns whether the generator is written."""
-    return (run.folder.path / GENERATOR).exists()

@@ -15,7 +15,7 @@ from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import write_json
-from fedgs.privacy.accountant import Statement, statements
+from fedgs.privacy.accountant import VALID, Statement, statements
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.gaussian import LEAST_DELTA
 from fedgs.privacy.oracle import as_published
@@ -123,6 +123,29 @@ def _target_text(config: RunConfig) -> str:
     )
 
 
+# ------------------------------------------------------------------ a baseline
+
+
+def of_baseline(runs: Sequence[Path], delta: float | None) -> list[Statement]:
+    """Returns what one run of a baseline guarantees, for its owner's eyes.
+
+    Args:
+        runs: run folders; of a baseline only one at a time.
+        delta: in place of the run's own.
+
+    Raises:
+        UserError: several runs, or a broken folder.
+    """
+    if len(runs) > 1:
+        raise UserError(
+            f"RUN = {', '.join(map(str, runs))}: a baseline's run is accounted "
+            "alone; give one RUN, and add epsilons and deltas of one unit and relation"
+        )
+    from fedgs.baselines.frame import open_run  # loads torch
+
+    return open_run(runs[0]).guarantees(delta, with_private=True)
+
+
 # ------------------------------------------------------------------ the label
 
 
@@ -145,6 +168,9 @@ def write_labels(runs: Sequence[Path]) -> None:
 
 def show(statements: Sequence[Statement]) -> None:
     """Prints a table and below it the theorems and conditions of its rows."""
+    if not statements:
+        say("epsilon: none; the method guarantees nothing")
+        return
     console = Console()
     theorems = list(dict.fromkeys(row.theorem for row in statements))
     letters = dict(zip(theorems, string.ascii_lowercase, strict=False))
@@ -155,7 +181,8 @@ def show(statements: Sequence[Statement]) -> None:
         cells: list[list[str]] = []
         for row in rows:
             where = (row.adversary, row.relation, row.client_selection)
-            holds = "yes" if row.guarantee else "NO"
+            why = "" if row.label == VALID else f", {row.label}"
+            holds = "yes" if row.guarantee else f"NO{why}"
             cells.append([*where, _number(row), holds, letters[row.theorem]])
         head = ["adversary", "relation", "selection", rows[0].asked, *LAST_COLUMNS]
         Table(title, head, cells, numeric=False).show()

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from fedgs.app.baselines.command import tables
 from fedgs.app.report import words
 from fedgs.app.report.cards import Card
 from fedgs.app.report.run import RunFacts
@@ -22,13 +21,10 @@ ELSEWHERE = ("conditions", "versions")  # fields of the label with a table of th
 
 
 def cards_of_run(facts: RunFacts) -> list[Card]:
-    """Returns what one run guarantees; of a baseline one table for each unit."""
-    if facts.baseline is None:
-        return cards_of_statements(facts.name, facts.statements, facts.config)
-    found = tables(facts.baseline, facts.baseline.guarantees())
-    name = facts.baseline.method.name
-    nothing = [] if found else [f"No epsilon: {name} guarantees nothing."]
-    return [Card(facts.name, texts=nothing, tables=found)]
+    """Returns what one run guarantees."""
+    if not facts.statements:
+        return [Card(facts.name, texts=["No epsilon: its method guarantees nothing."])]
+    return cards_of_statements(facts.name, facts.statements, facts.config)
 
 
 def cards_of_statements(
@@ -41,10 +37,11 @@ def cards_of_statements(
         statements: at least one.
         config: of the first of these runs.
     """
-    theorems: dict[tuple[str, str], list[Statement]] = {}
+    theorems: dict[tuple[str, ...], list[Statement]] = {}
     conditions: dict[str, list[str]] = {}
     for row in statements:
-        theorems.setdefault((row.theorem, row.client_selection), []).append(row)
+        kind = (row.unit, row.theorem, row.client_selection)
+        theorems.setdefault(kind, []).append(row)
         for condition in row.conditions:
             conditions.setdefault(condition, []).append(_place(row))
     everyone = {_place(row) for row in statements}
@@ -53,8 +50,9 @@ def cards_of_statements(
         for condition, rows in conditions.items()
     }
     items = [f"{condition} ({rows})" for condition, rows in where.items()]
-    unit = unit_in_words(config, statements[0].unit)
-    text = f"Unit: {unit}. Nobody is protected against the node that hosts the data."
+    units = {row.unit: unit_in_words(config, row) for row in statements}
+    text = f"Unit: {' or '.join(units.values())}. Nobody is protected against who "
+    text += "holds the images: a node, or who runs a central method."
     fold = f"Conditions of {caption}: no number holds without its own ({len(items)})"
     return [
         Card(caption, texts=[text], tables=[_table(r) for r in theorems.values()]),
@@ -76,7 +74,7 @@ def _table(rows: Sequence[Statement]) -> Table:
         for name, named in adversaries.items()
     ]
     note = f"Theorem: {first.theorem}. Clients: {first.client_selection}."
-    caption = f"ε at δ = {first.delta:g}"
+    caption = f"ε of one {first.unit} at δ = {first.delta:g}"
     return Table(
         caption, ["against whom", *relations.values()], lines, note, numeric=False
     )
