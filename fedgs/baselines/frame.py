@@ -181,11 +181,6 @@ def unit_of(method: Baseline, settings: Any) -> str:
     return getattr(settings, "unit", method.unit)
 
 
-def more_settings(method: Baseline) -> tuple[str, ...]:
-    """Returns which settings of `RunConfig` a method reads beside the shared ones."""
-    return getattr(method, "more_settings", ())
-
-
 # ------------------------------------------------------------------ a new run
 
 
@@ -219,26 +214,15 @@ def new_run(
         own = method.calibrated(own, facts, asked.target_epsilon, resolved.delta)
     trainer = method.trainer(own, resolved, data, resolved.seed)  # may refuse
     resolved = dataclasses.replace(resolved, num_rounds=trainer.num_steps)
-    known = (method, own, facts, asked.target_epsilon)
-    folder = RunFolder.create(resolved, folder_content(name, *known))
-    return BaselineRun(name, folder, *known), data
-
-
-def folder_content(
-    name: str,
-    method: Baseline,
-    settings: Any,
-    facts: Facts,
-    target_epsilon: float | None,
-) -> dict[str, Any]:
-    """Returns what a run folder says of a baseline's run, for `open_run`."""
-    return {
+    content = {  # for `open_run`
         "name": name,
         "title": method.title,
-        "settings": dataclasses.asdict(settings),
+        "settings": dataclasses.asdict(own),
         "facts": dataclasses.asdict(facts),
-        "target_epsilon": target_epsilon,
+        "target_epsilon": asked.target_epsilon,
     }
+    folder = RunFolder.create(resolved, content)
+    return BaselineRun(name, folder, method, own, facts, asked.target_epsilon), data
 
 
 def made_settings(method: Baseline, values: dict[str, Any]) -> Any:

@@ -46,7 +46,7 @@ def _stage_tensors(release: StageRelease) -> TensorDict:
     return tensors
 
 
-def _restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageRelease]:
+def restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageRelease]:
     """Returns the stages of a checkpoint; their kinds are those of the settings."""
     releases: list[StageRelease] = []
     for index, stage in enumerate(config.stage_list):
@@ -59,15 +59,6 @@ def _restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageR
         released = own["target"], own["noise_std"], own.get("shares")
         releases.append(StageRelease(stage.kind, networks, *released))
     return releases
-
-
-def restore(config: ResolvedConfig, server: State, tensors: TensorDict) -> None:
-    """Puts the server into the state of `server_tensors`, but for its round.
-
-    Privacy: post-processing of DP output.
-    """
-    load_tensors(server.parts, tensors)
-    server.stages = _restored_stages(config, tensors)
 
 
 def tensors_of(parts: Mapping[str, nn.Module | Optimizer]) -> TensorDict:

@@ -42,7 +42,8 @@ from fedgs.round.checkpoint import (
     Report,
     Session,
     dispensable,
-    restore,
+    load_tensors,
+    restored_stages,
     server_tensors,
 )
 from fedgs.round.codec import rounded
@@ -149,7 +150,8 @@ class RunSession(Session):
 
     def restore(self, round: int, tensors: TensorDict) -> None:
         """Puts the server into the state of a checkpoint."""
-        restore(self.config, self.server, tensors)
+        load_tensors(self.server.parts, tensors)
+        self.server.stages = restored_stages(self.config, tensors)
         self.server.round = round
 
     def tensors(self) -> TensorDict:

@@ -11,8 +11,7 @@ from typer.core import TyperGroup
 from fedgs.app.flags import eager, request_flags, settings_flags
 from fedgs.app.tables import Table
 from fedgs.baselines import METHODS, find
-from fedgs.baselines.target import SHARED_SETTINGS, Asked, check_noise
-from fedgs.config import settings
+from fedgs.baselines.target import Asked, check_noise, settings_read
 from fedgs.config.recipes import HELD_OUT
 
 if TYPE_CHECKING:
@@ -94,8 +93,7 @@ def command_of(name: str) -> click.Command:
 def settings_of(method: "Baseline") -> list[str]:
     """Returns the settings of a run that a method reads and does not have itself."""
     own = {spec.name for spec in dataclasses.fields(method.Settings)}
-    read = settings.settings_of(*SHARED_SETTINGS, *getattr(method, "more_settings", ()))
-    return [spec.name for spec in read if spec.name not in own]
+    return [spec.name for spec in settings_read(method) if spec.name not in own]
 
 
 def _command(

@@ -96,7 +96,9 @@ class RunFacts:
     @property
     def headline(self) -> Statement:
         """The statement that the run was made for: its own adversary and relation."""
-        return epsilons.ranked(self.config, self.statements)[0]
+        ranked = self.baseline is None  # a baseline's first line is its own
+        rows = self.statements
+        return epsilons.ranked(self.config, rows)[0] if ranked else rows[0]
 
 
 def read_run(path: Path) -> RunFacts:
