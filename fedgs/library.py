@@ -33,7 +33,7 @@ from fedgs.round.preparation import (
 )
 from fedgs.round.run import Report, RunStopped, Stop
 from fedgs.runs import epsilons
-from fedgs.runs.run_folder import GENERATOR, RunFolder
+from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import Samples, draw_samples, load_generator
 
 
@@ -152,7 +152,7 @@ class TrainingRun:
     @property
     def is_finished(self) -> bool:
         """Whether the generator is written."""
-        return (self.path / GENERATOR).exists()
+        return self.folder.is_finished
 
     @property
     def generator(self) -> nn.Module:

@@ -11,7 +11,7 @@ privacy label for differential privacy", 2025, arXiv:2507.15997.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.run_config import RunConfig
 from fedgs.files import read_json
 from fedgs.privacy import accountant
-from fedgs.privacy.accountant import SEEDED
+from fedgs.privacy.accountant import FIGURES, SEEDED, Statement
 from fedgs.runs import epsilons
 from fedgs.runs.data_card import NO_GUARANTEE
-from fedgs.runs.run_folder import GENERATOR, RunFolder
+from fedgs.runs.run_folder import RunFolder
 
 HOLDS = "holds, under the conditions of this label"
 UNFINISHED = "so far, for the run is not finished: each further release costs more"
@@ -39,10 +39,7 @@ CAVEATS = (EXCLUDED, *accountant.CAVEATS)
 _TERMS = ("kind", "what", "release", "noise_std", "noise_multiplier", "clip_bound")
 _TERMS += ("batch_size", "sampling_rate")
 _OF_AUDIT = ("attack", "rounds", "lower_bound", "epsilon", "delta", "confidence")
-FIGURES = ("as published", "distributional")  # of baselines, which bound nothing
-Row = Mapping[str, Any]  # a `Statement`, or a valid `Guarantee` of a baseline
-Claims = tuple[Sequence[Row], Sequence[Row], str, str]
-_NO_ROW: Row = dict.fromkeys(("adversary", "relation", "unit", "theorem"), "none")
+_NO_ROW = Statement("none", "none", "none", None, 1.0, "none", adversary="none")
 
 
 def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
@@ -64,36 +61,33 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
     """
     folder = RunFolder.open(path)
     config, side = folder.config, folder.config.image_size
-    claims = _of_baseline(folder, typed) if folder.is_baseline else _of_run(folder)
-    rows, events, method, trust = claims
+    rows, events, method, trust = _claims(folder, typed)
     first = rows[0] if rows else _NO_ROW
-    conditions = list(dict.fromkeys(text for row in rows for text in row["conditions"]))
+    conditions = list(dict.fromkeys(text for row in rows for text in row.conditions))
     bound, holds = _audited(folder.path, first)
     flaws = {
         "the method claims none": not rows,
         "nothing was released yet": not events,
-        f"noise {SEEDED}": any(text.endswith(SEEDED) for text in conditions),
-        "epsilon is unbounded": not first.get("guarantee"),
+        f"noise {SEEDED}": any(row.label == SEEDED for row in rows),
+        "epsilon is unbounded": not first.guarantee,
         "`fedgs audit` refuted it": not holds,
     }
     flaw = next((text for text, is_there in flaws.items() if is_there), None)
-    unit = unit_in_words(config, first["unit"])
-    unit = said(first.get("conditions", ()), first["unit"], unit)
     limits = _caveats(first)
-    if not (folder.path / GENERATOR).exists():
+    if not folder.is_finished:
         limits += [UNFINISHED]
     kinds = Counter(", ".join(f"{n} {e[n]}" for n in _TERMS if n in e) for e in events)
     public = [f"{config.num_clients} clients, {config.num_classes} classes"]
     public += [f"images of {config.image_channels} x {side} x {side}"]
     return {
         "guarantee": "; ".join([NO_GUARANTEE, flaw] if flaw else [HOLDS, *limits]),
-        "epsilon": None if flaw else first["epsilon"],
+        "epsilon": None if flaw else first.epsilon,
         "delta": config.delta,
-        "unit_of_privacy": unit,
-        "relation": first["relation"],
-        "adversary": first["adversary"],
+        "unit_of_privacy": unit_in_words(config, first),
+        "relation": first.relation,
+        "adversary": first.adversary,
         "mechanism": [method, *(f"{count} x {text}" for text, count in kinds.items())],
-        "composition": first["theorem"],
+        "composition": first.theorem,
         "trust_model": trust,
         "who_sees_what": _who_sees_what(rows, is_void=bool(flaw)),
         "public": [*public, *(text for text in conditions if "public" in text)],
@@ -105,43 +99,40 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
     }
 
 
-def _of_run(folder: RunFolder) -> Claims:
+def _claims(
+    folder: RunFolder, typed: str
+) -> tuple[Sequence[Statement], Sequence[dict[str, Any]], str, str]:
     """Returns the bounds, the one the run is for first; releases; method; trust."""
-    config, best = folder.config, dict[tuple[str, str], Row]()
+    if folder.is_baseline:
+        from fedgs.baselines.frame import open_run  # loads torch
+
+        run = open_run(folder.path, typed)
+        bounds = [row for row in run.guarantees() if row.label not in FIGURES]
+        events = [release.event for release in run.releases]
+        return bounds, events, run.method.title, CENTRAL
+    config, best = folder.config, dict[tuple[str, str], Statement]()
     for row in epsilons.ranked(config, epsilons.of_run(folder.path)):
-        best.setdefault((row.adversary, row.relation), row.to_json())
+        best.setdefault((row.adversary, row.relation), row)
     events = [asdict(event) for event in folder.read_ledger().events]
     method = "noise on sums of gradients or embeddings that the clients clip"
     return [*best.values()], events, method, FEDERATED if config.node_names else CENTRAL
 
 
-def _of_baseline(folder: RunFolder, typed: str) -> Claims:
-    """Returns the same of a run of `fedgs.baselines`."""
-    from fedgs.baselines.frame import open_run  # loads torch
-
-    run = open_run(folder.path, typed)
-    valid = [row for row in run.guarantees() if row.label not in FIGURES]
-    more = {"adversary": run.config.adversary}
-    rows = [asdict(r) | more | {"guarantee": r.epsilon is not None} for r in valid]
-    events = [release.event for release in run.releases]
-    return rows, events, run.method.title, CENTRAL
-
-
-def _who_sees_what(rows: Sequence[Row], is_void: bool) -> list[Row]:
+def _who_sees_what(rows: Sequence[Statement], is_void: bool) -> list[dict[str, Any]]:
     """Returns an entry for each adversary and unit, with epsilon by relation."""
     who: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
-        new = {name: row[name] for name in ("adversary", "unit")} | {"epsilon": {}}
-        entry = who.setdefault((row["adversary"], row["unit"]), new)
-        number = None if is_void or not row["guarantee"] else row["epsilon"]
-        entry["epsilon"][row["relation"]] = number
-        seen = said(row["conditions"], "adversary", "sees what is published")
+        new = {"adversary": row.adversary, "unit": row.unit, "epsilon": {}}
+        entry = who.setdefault((row.adversary, row.unit), new)
+        number = None if is_void or not row.guarantee else row.epsilon
+        entry["epsilon"][row.relation] = number
+        seen = said(row.conditions, "adversary", "")
         entry["capability"] = "; ".join([seen, *_caveats(row)])
     return [*who.values()]
 
 
-def _caveats(row: Row) -> list[str]:
-    return [text for text in row.get("conditions", ()) if text.startswith(CAVEATS)]
+def _caveats(row: Statement) -> list[str]:
+    return [text for text in row.conditions if text.startswith(CAVEATS)]
 
 
 def said(conditions: Sequence[str], word: str, otherwise: str) -> str:
@@ -150,9 +141,9 @@ def said(conditions: Sequence[str], word: str, otherwise: str) -> str:
     return next(found, otherwise).removeprefix(f"{word}: ")
 
 
-def _audited(path: Path, first: Row) -> tuple[Row | None, bool]:
+def _audited(path: Path, first: Statement) -> tuple[dict[str, Any] | None, bool]:
     """Returns the largest lower bound of a row, and whether all claims hold."""
-    wanted = first["adversary"], first["relation"]
+    wanted = first.adversary, first.relation
     report = path / "audit" / "report.json"
     content = read_json(report) if report.exists() else {"findings": (), "holds": True}
     # The attacks B and C read images: what A found alone is public.
@@ -162,10 +153,10 @@ def _audited(path: Path, first: Row) -> tuple[Row | None, bool]:
     return best and {name: best[name] for name in _OF_AUDIT}, content["holds"]
 
 
-def unit_in_words(config: RunConfig, unit: str) -> str:
-    """Returns what one unit of privacy is."""
+def unit_in_words(config: RunConfig, row: Statement) -> str:
+    """Returns what one unit of privacy of a run is."""
     shard = " (a shard, not a person)" * (config.partition in ("iid", "dirichlet"))
     if config.partition == "auto":
         shard = " (a shard, not a person, where the data names no owners)"
     units = {"client": f"one client with all its data{shard}", "record": "one record"}
-    return units.get(unit, unit)
+    return said(row.conditions, row.unit, units.get(row.unit, row.unit))

@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from experiments.grid.cells import Cell
 from experiments.store import Line
-from fedgs.app.baselines.release_audit import attack_releases
 from fedgs.app.report.communication import communication
 from fedgs.app.report.run import read_run
 from fedgs.audit.finding import REFUTED, Finding
 from fedgs.audit.mechanism import Claim, audit_rounds
+from fedgs.audit.one_release import attack_releases
 from fedgs.baselines.frame import CURATOR, BaselineRun, open_run
 from fedgs.files import read_json
+from fedgs.privacy.accountant import VALID, Statement
 from fedgs.runs.run_folder import RunFolder, is_baseline, versions
 
 NUM_SAMPLES = 10_000
@@ -21,6 +21,7 @@ COST = "cpu-seconds.json"  # in the run folder: of training, all threads
 COSTS = ("cpu_seconds", "wall_seconds", "peak_memory_bytes")
 TRIALS, MAX_DRAWS = 50_000, 1e7  # of the audit: seconds
 NODES = "no curator: nodes add noise; --adversary server covers the server as well"
+KEPT = ("label", "relation", "epsilon", "delta", "theorem")
 OTHER_CLAIMS = ("amplification", "as published")  # theorems of rows that are not shown
 
 
@@ -66,14 +67,13 @@ def _score(scores: Line, start: str) -> float | None:
 def _of_baseline(run: BaselineRun) -> Line:
     rows = run.guarantees()
     # Other figures may be computed from what is not to be published.
-    rows = [row for row in rows if row.label == "valid"] or rows
-    stated = [{k: v for k, v in asdict(r).items() if k != "conditions"} for r in rows]
+    rows = [row for row in rows if row.label == VALID] or rows
     facts = run.facts
     return {
         "unit": run.unit if run.releases else "none",
         "own": False,
         "trust": CURATOR,
-        "guarantees": stated,
+        "guarantees": _stated(rows),
         "epsilons": {
             run.config.adversary: {
                 row.relation: row.epsilon for row in rows if row.unit == run.unit
@@ -92,15 +92,8 @@ def _of_baseline(run: BaselineRun) -> Line:
 def _of_own(run: Path) -> Line:
     facts = read_run(run)
     config, weight = facts.config, communication(facts)
-    stated = [
-        {
-            "label": "valid",
-            "unit": "user" if row.unit == "client" else row.unit,
-            "relation": row.relation,
-            "epsilon": row.epsilon,
-            "delta": row.delta,
-            "theorem": row.theorem,
-        }
+    rows = [
+        row
         for row in facts.statements
         if row.adversary == "release"
         and row.epsilon is not None
@@ -111,10 +104,10 @@ def _of_own(run: Path) -> Line:
     sent = (weight.request + weight.reply) * math.ceil(share * weight.rounds)
     sent += weight.stages // config.num_nodes
     return {
-        "unit": "user" if stated else "none",
+        "unit": "user" if rows else "none",
         "own": True,
         "trust": NODES,
-        "guarantees": stated,
+        "guarantees": _stated(rows),
         "epsilons": {
             row["adversary"]: row["epsilon"] for row in facts.label["who_sees_what"]
         },
@@ -124,8 +117,17 @@ def _of_own(run: Path) -> Line:
         "releases": len(facts.events),
         "rounds": facts.round,
         "bytes_per_client": sent,
-        "audit": _audit_of_own(RunFolder.open(run)) if stated else None,
+        "audit": _audit_of_own(RunFolder.open(run)) if rows else None,
     }
+
+
+def _stated(rows: Sequence[Statement]) -> list[Line]:
+    """Returns what is kept of statements; a client is a user."""
+    return [
+        {name: getattr(row, name) for name in KEPT}
+        | {"unit": "user" if row.unit == "client" else row.unit}
+        for row in rows
+    ]
 
 
 # ------------------------------------------------------------------ audit

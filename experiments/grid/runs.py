@@ -16,10 +16,13 @@ import numpy as np
 from experiments.grid.cells import Cell, Cells, Request
 from experiments.grid.lines import COST, NUM_SAMPLES, line_of
 from experiments.store import Line, Store, each, end
-from fedgs.app.baselines import command as baselines
 from fedgs.app.commands.run_outcome import Exit
 from fedgs.app.commands.terminal import say
-from fedgs.app.commands.train import resume, train_from_checkpoint
+from fedgs.app.commands.train import (
+    resume,
+    train_baseline,
+    train_from_checkpoint,
+)
 from fedgs.app.evaluation.evaluate import evaluate
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.tables import Table
@@ -31,7 +34,7 @@ from fedgs.files import read_json_lines, write_atomically, write_json
 from fedgs.process import forget_peak_memory, peak_memory
 from fedgs.round.preparation import check_device, fitted_to_data, new_run
 from fedgs.runs import sample
-from fedgs.runs.run_folder import RunFolder, is_baseline
+from fedgs.runs.run_folder import RunFolder
 
 METRICS = {  # of `fedgs evaluate`: a score that only it has, and what a line calls it
     "cnn": ("downstream_cnn_accuracy", "accuracy_cnn"),
@@ -141,14 +144,12 @@ def _scores(run: Path) -> Line:
 
 def _train(cell: Cell, path: Path) -> None:
     name = cell.how.baseline
-    if is_baseline(path):
-        return baselines.resume(path, typed=name)
     if (path / "config.json").exists():
-        return resume(path)  # nobody knows what its first part took
+        return resume(path, name)  # nobody knows what its first part took
     values = cell.settings | {"output": str(path)}
     if name:
         with _measured(path):
-            baselines.train(name, values)
+            train_baseline(name, values)
         return None
     config = overridden(recipe(cell.how.recipe), values)
     if cell.how.recipe == DEFAULT:  # as `fedgs train --target-epsilon` does

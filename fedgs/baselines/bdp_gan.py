@@ -35,7 +35,7 @@ import torch
 
 from fedgs.baselines import bayesian_accounting as bayesian
 from fedgs.baselines import dp_sgd, dp_sgd_gan
-from fedgs.baselines.contract import SECRET, Event, Facts, Guarantee
+from fedgs.baselines.contract import SECRET, Event, Facts, Statement
 from fedgs.config.fields import Scalar, again, entry
 from fedgs.errors import UserError
 from fedgs.randomness import stream
@@ -137,7 +137,7 @@ class BdpGan:
 
     def guarantees(
         self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Guarantee]:
+    ) -> list[Statement]:
         """Returns the Bayesian line, the classical ones, and the reference's.
 
         Without the private folder's costs the classical ones alone.
@@ -155,7 +155,7 @@ class BdpGan:
             theirs = bayesian.published_epsilon(costs, len(events), delta)
         if any(event["noise_per_clip"] == 0 for event in events):
             ours = theirs = math.inf
-        line = Guarantee(
+        line = Statement(
             "distributional",
             "record",
             "add-or-remove",

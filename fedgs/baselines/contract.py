@@ -32,7 +32,6 @@ Optional, found by name:
   `guarantees(settings, facts, [event], delta)`.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -44,6 +43,7 @@ from fedgs.config.fields import Scalar
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import Generator
+from fedgs.privacy.accountant import Statement
 from fedgs.shapes import TensorDict
 
 SECRET = "secret."  # begins the names of tensors and numbers that stay private
@@ -52,41 +52,6 @@ RELATIONS = ("add-or-remove", "zero-out", "replace-one")
 # Scores of an audit's trials, without the attacked unit and with it.
 AuditScores = tuple[NDArray[np.float64], NDArray[np.float64]]
 Event = Mapping[str, Any]  # what one step released, as plain JSON values
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """One line of what a run guarantees.
-
-    Attributes:
-        label: "valid", "as published" (by the published code's call, kept to compare)
-            "distributional" (over random data: no differential privacy), or, by the
-            frame, `fedgs.privacy.accountant.SEEDED` in the place of both.
-        unit: "record" or "user".
-        relation: "add-or-remove", "zero-out" or "replace-one".
-        epsilon: at least 0; None means unbounded, and is what infinity becomes.
-        delta: from 0 to 1.
-        theorem: how it was computed, in a few words.
-        conditions: without each of them the line is not valid.
-    """
-
-    label: str
-    unit: str
-    relation: str
-    epsilon: float | None
-    delta: float
-    theorem: str
-    conditions: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Says that no bound is None: JSON has no infinity."""
-        if self.epsilon == math.inf:
-            object.__setattr__(self, "epsilon", None)
-
-    @property
-    def is_guarantee(self) -> bool:
-        """Whether anything is guaranteed by the line: it may be quoted."""
-        return self.label == "valid" and self.epsilon is not None
 
 
 @dataclass(frozen=True)
@@ -190,7 +155,7 @@ class Baseline(Protocol):
 
     def guarantees(
         self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Guarantee]:
+    ) -> list[Statement]:
         """Returns what was released so far, by all events in their order.
 
         Published call and valid computation. The target's own line, label "valid" in

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgs.baselines import dp_sgd
-from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
+from fedgs.baselines.contract import AuditScores, Event, Facts, Statement
 from fedgs.baselines.trainer import NetworkTrainer, descend
 from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.config.run_config import ResolvedConfig
@@ -331,7 +331,7 @@ class DPMerf:
 
     def guarantees(
         self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Guarantee]:
+    ) -> list[Statement]:
         """Returns what was released so far, first by the relation of `calibrated`."""
         if settings.release == "batches":
             lines = dp_sgd.add_or_remove(facts, events, delta)
@@ -366,18 +366,18 @@ class DPMerf:
         return scores[0], scores[1]
 
 
-def _bounded(facts: Facts, events: Sequence[Event], delta: float) -> list[Guarantee]:
+def _bounded(facts: Facts, events: Sequence[Event], delta: float) -> list[Statement]:
     """Returns valid lines of unsampled sums, to which a record adds norm 1."""
     square = sum(
         each.times / each.noise_per_clip**2 if each.noise_per_clip else math.inf
         for each in dp_sgd.releases(events)
     )
-    lines: list[Guarantee] = []
+    lines: list[Statement] = []
     for unit, size in dp_sgd.units(facts):
         for relation, moved in (("replace-one", 2 * size), ("zero-out", size)):
             found = epsilon_from_mu(moved * math.sqrt(square), delta)
             theorem = f"{GAUSSIAN_THEOREM}, sensitivity {moved}"
-            lines.append(Guarantee("valid", unit, relation, found, delta, theorem))
+            lines.append(Statement("valid", unit, relation, found, delta, theorem))
     return lines
 
 
@@ -420,7 +420,7 @@ class DPMerfAutoencoder:
 
     def guarantees(
         self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Guarantee]:
+    ) -> list[Statement]:
         """Returns what was released so far, by autoencoder and embeddings together."""
         lines = dp_sgd.add_or_remove(facts, events, delta)
         sigma = _given(settings.noise_multiplier)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
+from fedgs.baselines.contract import AuditScores, Event, Facts, Statement
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.errors import imported
@@ -186,7 +186,7 @@ def units(facts: Facts) -> list[tuple[str, int]]:
 
 def add_or_remove(
     facts: Facts, events: Sequence[Event], delta: float
-) -> list[Guarantee]:
+) -> list[Statement]:
     """Returns the valid lines of sums over Poisson batches: of a record, of a user.
 
     The user's line adds or removes all records of a user, `max_images_per_user` at
@@ -194,7 +194,7 @@ def add_or_remove(
     """
     made, conditions = releases(events), ("nobody learns who was in a batch",)
     return [
-        Guarantee(
+        Statement(
             "valid",
             unit,
             "add-or-remove",
@@ -209,7 +209,7 @@ def add_or_remove(
 
 def published(
     sigma: float, events: Sequence[Event], delta: float, code: str
-) -> list[Guarantee]:
+) -> list[Statement]:
     """Returns the line that GS-WGAN's table made of a method, by autodp; or none.
 
     Its bound is of batches without replacement (rate 1: of no sampling), as if every
@@ -228,7 +228,7 @@ def published(
     rate = rates.pop()
     found = autodp_epsilon(sigma, count, None if rate == 1 else rate, delta)
     line = ("as published", "record", "replace-one", found, delta, f"autodp: {code}")
-    return [Guarantee(*line)]
+    return [Statement(*line)]
 
 
 def audit_scores(

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgs.baselines import dp_sgd
-from fedgs.baselines.contract import Event, Facts, Guarantee
+from fedgs.baselines.contract import Event, Facts, Statement
 from fedgs.baselines.trainer import NetworkTrainer, descend
 from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.errors import UserError
@@ -227,7 +227,7 @@ class DPSGDGan:
 
     def guarantees(
         self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Guarantee]:
+    ) -> list[Statement]:
         """Returns what was released so far; published by GS-WGAN's table and the code.
 
         DP-CGAN's code accounts sigma C in the place of sigma.
@@ -244,7 +244,7 @@ class DPSGDGan:
             found = poisson_rdp_epsilon(*released, delta)
             how = f"RDP of Poisson batches with {what}"
             line = ("as published", "record", "add-or-remove", found, delta, how)
-            lines.append(Guarantee(*line))
+            lines.append(Statement(*line))
         return lines
 
     audit_scores = staticmethod(dp_sgd.audit_scores)

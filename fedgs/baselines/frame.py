@@ -8,7 +8,6 @@ metrics, checkpoint and pictures. A crash in between loses the steps, not their 
 import dataclasses
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedgs.baselines import find
-from fedgs.baselines.contract import SECRET, Baseline, Facts, Guarantee, Trainer
+from fedgs.baselines.contract import SECRET, Baseline, Facts, Trainer
 from fedgs.baselines.releases import Release, ReleaseLedger
 from fedgs.baselines.target import Asked
 from fedgs.cohorts.files import selection_costs
@@ -31,9 +30,16 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
 from fedgs.files import read_json, read_json_lines, write_tensors
-from fedgs.privacy.accountant import SEEDED, large_delta
+from fedgs.gan.models import Generator
+from fedgs.privacy.accountant import (
+    AS_PUBLISHED,
+    CHANGES,
+    SEEDED,
+    Statement,
+    large_delta,
+)
 from fedgs.privacy.gaussian import check_numbers
-from fedgs.round.checkpoint import indispensable, is_due, under
+from fedgs.round.checkpoint import Report, Session, under
 from fedgs.round.preparation import (
     check_device,
     free_output,
@@ -41,17 +47,15 @@ from fedgs.round.preparation import (
     with_absolute_paths,
     with_held_out,
 )
-from fedgs.round.run import Report, RunStopped, Stop
+from fedgs.round.run import RunStopped, Stop
 from fedgs.runs.run_folder import (
     BASELINE,
-    GENERATOR,
     RunFolder,
     read_state,
     sealed,
     state_path,
     state_rounds,
 )
-from fedgs.runs.sample import write_grid
 from fedgs.shapes import TensorDict
 
 # The accountant of GS-WGAN must find nothing in a baseline's settings to account.
@@ -97,6 +101,19 @@ class BaselineRun:
         return self.folder.config
 
     @property
+    def description(self) -> str:
+        """What is trained on what, in a line."""
+        noise = ""
+        if self.unit == "none":
+            noise = ", NOT PRIVATE"
+        elif self.config.noise_seed is not None:
+            noise = f", noise {SEEDED}"
+        return (
+            f"{self.method.title}: {self.facts.num_records} images, central, "
+            f"{self.config.num_rounds} steps{noise}"
+        )
+
+    @property
     def unit(self) -> str:
         """The unit of the valid guarantee: "none", "record" or "user"."""
         return unit_of(self.method, self.settings)
@@ -118,7 +135,7 @@ class BaselineRun:
 
     def guarantees(
         self, delta: float | None = None, with_private: bool = False
-    ) -> list[Guarantee]:
+    ) -> list[Statement]:
         """Returns what the run guarantees for all that it released so far.
 
         Privacy: public; with the private folder as private as what the method keeps
@@ -139,21 +156,21 @@ class BaselineRun:
         events = [r.event | kept.get((r.step, r.attempt), {}) for r in releases]
         rows = self.method.guarantees(self.settings, self.facts, events, delta)
         is_seeded = any(release.noise_source == "seeded" for release in releases)
-        shared = (f"noise: {SEEDED}",) if is_seeded else ()
-        shared += self.config.public_conditions
+        shared = (*[f"noise: {SEEDED}"] * is_seeded, *self.config.public_conditions)
         if self.facts.num_records:  # in baseline.json, and in every sampling rate
             shared += (NUMBER,)
         return [
             dataclasses.replace(
                 row,
                 # A published figure is no claim, seeded or not.
-                label=SEEDED
-                if is_seeded and row.label != "as published"
-                else row.label,
+                label=SEEDED if is_seeded and row.label != AS_PUBLISHED else row.label,
                 conditions=(
                     *large_delta(row.delta, self.num_units(row.unit)),
+                    f"adversary: sees what is published; {CURATOR} and is trusted",
+                    f"relation: one {row.unit} {CHANGES[row.relation]}",
                     *(*shared, WHO_IS[row.unit], *row.conditions),
                 ),
+                num_rounds=len(releases),
             )
             for row in rows
         ]
@@ -162,11 +179,6 @@ class BaselineRun:
 def unit_of(method: Baseline, settings: Any) -> str:
     """Returns the unit of what a method guarantees by these settings."""
     return getattr(settings, "unit", method.unit)
-
-
-def more_settings(method: Baseline) -> tuple[str, ...]:
-    """Returns which settings of `RunConfig` a method reads beside the shared ones."""
-    return getattr(method, "more_settings", ())
 
 
 # ------------------------------------------------------------------ a new run
@@ -202,26 +214,15 @@ def new_run(
         own = method.calibrated(own, facts, asked.target_epsilon, resolved.delta)
     trainer = method.trainer(own, resolved, data, resolved.seed)  # may refuse
     resolved = dataclasses.replace(resolved, num_rounds=trainer.num_steps)
-    known = (method, own, facts, asked.target_epsilon)
-    folder = RunFolder.create(resolved, folder_content(name, *known))
-    return BaselineRun(name, folder, *known), data
-
-
-def folder_content(
-    name: str,
-    method: Baseline,
-    settings: Any,
-    facts: Facts,
-    target_epsilon: float | None,
-) -> dict[str, Any]:
-    """Returns what a run folder says of a baseline's run, for `open_run`."""
-    return {
+    content = {  # for `open_run`
         "name": name,
         "title": method.title,
-        "settings": dataclasses.asdict(settings),
+        "settings": dataclasses.asdict(own),
         "facts": dataclasses.asdict(facts),
-        "target_epsilon": target_epsilon,
+        "target_epsilon": asked.target_epsilon,
     }
+    folder = RunFolder.create(resolved, content)
+    return BaselineRun(name, folder, method, own, facts, asked.target_epsilon), data
 
 
 def made_settings(method: Baseline, values: dict[str, Any]) -> Any:
@@ -370,22 +371,18 @@ def train(run: BaselineRun, data: FederatedImages, report: Report, stop: Stop) -
     with run.folder.locked():
         trainer = run.method.trainer(run.settings, run.config, data, run.config.seed)
         with closing(run.folder.ledger(ReleaseLedger)) as ledger:
-            Session(run, trainer, ledger).train(report, stop)
+            BaselineSession(run, trainer, ledger, report).train(stop)
 
 
-class Session:
-    """A training in a run folder that is held: its steps and what they write.
+class BaselineSession(Session):
+    """A training of a baseline under way: its steps are rounds.
 
     Attributes:
         done: steps that are taken.
-        committed: those of them that a checkpoint has.
     """
 
     def __init__(
-        self,
-        run: BaselineRun,
-        trainer: Trainer,
-        ledger: ReleaseLedger,
+        self, run: BaselineRun, trainer: Trainer, ledger: ReleaseLedger, report: Report
     ) -> None:
         """Goes on from the last checkpoint, if there is one.
 
@@ -393,52 +390,50 @@ class Session:
             run: with its folder.
             trainer: made, and at its start.
             ledger: of the folder, open.
+            report: called with the public metrics of each step.
         """
-        self.run, self.trainer, self.ledger = run, trainer, ledger
-        self.folder, self.config = run.folder, run.config
-        checkpoint = self.folder.load_checkpoint()
-        self.done, tensors = checkpoint or (0, {})
-        self.folder.truncate_metrics(self.done)
-        if checkpoint is not None:
-            self._restore(tensors)
-        self._attempts = Counter(event.step for event in ledger.events)
+        self.run, self.trainer, self.done = run, trainer, 0
+        self.states = run.folder.private / "node-00000"
+        super().__init__(run.folder, ledger, report)
         self._refuse_repeats()
         self._releases: list[Release] = []  # since the last commit
         self._costs: list[dict[str, Any]] = []
         self._metrics: list[dict[str, Any]] = []
-        self.committed = self.done
-        self.last, self.cost = time.monotonic(), 0.0
 
-    def train(self, report: Report, stop: Stop) -> None:
+    def train(self, stop: Stop) -> None:
         """Takes the steps that are left, and writes the product.
 
         Raises:
             RunStopped: as `train`.
         """
-        try:
-            for index in range(self.done, self.trainer.num_steps):
-                report(self.step(index))
-                is_last = self.done == self.trainer.num_steps
-                if stop.is_set() and not is_last:
-                    raise RunStopped(f"stopped after step {self.done}")
-                self.commit_if_due()
-        except RunStopped:
-            self.commit()
-            raise
-        self.finish()
+        last = self.trainer.num_steps
+        for index in range(self.done, last):
+            self.report(self.step(index))
+            is_stopped = stop.is_set() and self.done < last
+            if is_stopped or self.is_due or self.is_picture_due:
+                self.commit()
+            if is_stopped:
+                raise RunStopped(f"stopped after step {self.done}")
+        self.commit()
+        self.save_generator()
 
-    def _restore(self, tensors: TensorDict) -> None:
-        state = under("trainer.", tensors)
-        path = state_path(self.folder.private / "node-00000", self.done)
+    @property
+    def round(self) -> int:
+        """The steps that are taken."""
+        return self.done
+
+    @property
+    def networks(self) -> tuple[Generator, Generator]:
+        """What images are drawn from, twice."""
+        return self.trainer.generator, self.trainer.generator
+
+    def restore(self, round: int, tensors: TensorDict) -> None:
+        """Puts the trainer into the state of a checkpoint and its private part."""
+        state, path = under("trainer.", tensors), state_path(self.states, round)
         if path.exists():
             state |= read_state(path)[0]
-        try:
-            self.trainer.load(state)
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"{self.folder.path}: the checkpoint is of other settings than "
-                f"{BASELINE} and config.json say, or {path} is missing; restore them"
-            ) from error
+        self.trainer.load(state)
+        self.done = round
 
     def _refuse_repeats(self) -> None:
         """Refuses to spend twice where a target was promised.
@@ -447,7 +442,7 @@ class Session:
             RunStopped: the generator of the last checkpoint is the product.
             UserError: there is none.
         """
-        is_repeated = max(self._attempts, default=0) > self.done
+        is_repeated = max(self.attempts, default=0) > self.done
         is_bounded = self.run.target_epsilon is not None
         if not (is_repeated and is_bounded):
             return
@@ -458,7 +453,7 @@ class Session:
         )
         if self.done == 0:
             raise UserError(f"{problem}; start anew with another --output")
-        self._save_generator()
+        self.save_generator()
         raise RunStopped(f"{problem}; the generator of step {self.done} is written")
 
     def step(self, index: int) -> dict[str, Any]:
@@ -480,8 +475,8 @@ class Session:
         return metrics
 
     def _release(self, step: int, event: dict[str, Any]) -> Release:
-        self._attempts[step] += 1
-        attempt = self._attempts[step]
+        self.attempts[step] += 1
+        attempt = self.attempts[step]
         if secret := {n: v for n, v in event.items() if n.startswith(SECRET)}:
             self._costs.append({"step": step, "attempt": attempt} | secret)
         return Release(
@@ -492,73 +487,30 @@ class Session:
             event={n: v for n, v in event.items() if n not in secret},
         )
 
-    def commit_if_due(self) -> None:
-        """Commits where a picture or a checkpoint is due."""
-        every = self.config.checkpoint_every
-        if self._is_picture_due() or is_due(every, self.done, self.last, self.cost):
-            self.commit()
+    def tensors(self) -> TensorDict:
+        """Writes the events since the last commit; returns what they paid for.
+
+        What no release made public is written to the private folder.
+        """
+        for costs in self._costs:  # first: no line of the ledger is without its own
+            self.folder.append_metrics(costs, COSTS)
+        self.ledger.append(*self._releases)
+        for metrics in self._metrics:
+            self.folder.append_metrics(metrics)
+        self._costs, self._releases, self._metrics = [], [], []
+        state, average = self.trainer.state(), self.trainer.generator.state_dict()
+        if secret := {n: v for n, v in state.items() if n.startswith(SECRET)}:
+            write_tensors(state_path(self.states, self.done), sealed(secret, {}))
+        tensors = {f"trainer.{n}": v for n, v in state.items() if n not in secret}
+        # Copies: a file of tensors has none twice.
+        return tensors | {f"ema.{n}": v.clone() for n, v in average.items()}
 
     def commit(self) -> None:
-        """Writes the events since the last commit, and then what they paid for."""
-        if self.done == self.committed:
-            return
-        started = time.monotonic()
-        with indispensable(self.folder, f"the checkpoint of step {self.done}"):
-            for costs in self._costs:  # first: no line of the ledger is without its own
-                self.folder.append_metrics(costs, COSTS)
-            self.ledger.append(*self._releases)
-            for metrics in self._metrics:
-                self.folder.append_metrics(metrics)
-            self._costs, self._releases, self._metrics = [], [], []
-            self._save_checkpoint()
-            if self._is_picture_due():
-                self._write_picture()
-        self.committed, self.last = self.done, time.monotonic()
-        self.cost = self.last - started
-
-    def _save_checkpoint(self) -> None:
-        """Writes what no release made public to the private folder, then commits."""
-        states = self.folder.private / "node-00000"
-        state = self.trainer.state()
-        secret = {n: v for n, v in state.items() if n.startswith(SECRET)}
-        if secret:
-            write_tensors(state_path(states, self.done), sealed(secret, {}))
-        tensors = {f"trainer.{n}": v for n, v in state.items() if n not in secret}
-        tensors |= {f"ema.{n}": v for n, v in self._generator().items()}
-        self.folder.save_checkpoint(self.done, tensors, self.ledger)
-        # After the commit: until then the checkpoint before needs its own.
-        for round in state_rounds(states) if secret else ():
+        """Commits, removes what the checkpoint before needed, draws what is due."""
+        is_new = self.done > self.committed
+        super().commit()
+        for round in state_rounds(self.states):
             if round < self.done:
-                state_path(states, round).unlink()
-
-    def finish(self) -> None:
-        """Commits the last step and writes the product."""
-        self.commit()
-        self._save_generator()
-
-    def _is_picture_due(self) -> bool:
-        last = self.trainer.num_steps
-        every = max(1, last // 10)
-        return self.done % every == 0 or self.done == last
-
-    def _write_picture(self) -> None:
-        path = self.folder.path / "samples" / f"round-{self.done:07d}.png"
-        generator = self.trainer.generator
-        is_training = generator.training  # a picture changes nothing of the training
-        write_grid(path, self.config, generator.eval())
-        generator.train(is_training)
-
-    def _generator(self) -> TensorDict:
-        state = self.trainer.generator.state_dict()
-        return {name: value.clone() for name, value in state.items()}
-
-    def _save_generator(self) -> None:
-        with indispensable(self.folder, "the generator"):
-            self.folder.save_generator(
-                self._generator(), self._generator(), self.ledger
-            )
-
-
-def is_finished(run: BaselineRun) -> bool:
-    """Returns whether the generator is written."""
-    return (run.folder.path / GENERATOR).exists()
+                state_path(self.states, round).unlink()
+        if is_new and self.is_picture_due:
+            self.write_picture()

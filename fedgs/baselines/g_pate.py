@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedgs.baselines import pate_accounting as accounting
-from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
+from fedgs.baselines.contract import AuditScores, Event, Facts, Statement
 from fedgs.baselines.teachers import (
     TeacherSettings,
     VoteTraining,
@@ -177,7 +177,7 @@ class GPate:
 
     def guarantees(
         self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Guarantee]:
+    ) -> list[Statement]:
         """Returns what the queries so far cost."""
         users = "GDP of every query, answered or not"
         lines = valid_guarantees(
@@ -295,7 +295,7 @@ def _epsilon(events: Sequence[Event], distance: float, delta: float) -> float:
     return epsilon_from_mu(math.sqrt(sum(squares)), delta)
 
 
-def _as_published(events: Sequence[Event], delta: float) -> Guarantee:
+def _as_published(events: Sequence[Event], delta: float) -> Statement:
     """Returns the reference's accountant, by the votes where they were revealed."""
     orders = accounting.GNMAX_ORDERS
     total, theorem = np.zeros_like(orders), "RDP orders 1.1 to 199"
@@ -310,7 +310,7 @@ def _as_published(events: Sequence[Event], delta: float) -> Guarantee:
         total = total + orders * mu**2 / 2
     epsilon = accounting.rdp_epsilon(total, delta) if events else 0.0
     line = ("as published", "user", "replace-one", epsilon, delta, theorem)
-    return Guarantee(*line)
+    return Statement(*line)
 
 
 METHOD = GPate()

@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgs.baselines import pate_accounting as accounting
-from fedgs.baselines.contract import AuditScores, Event, Facts, Guarantee
+from fedgs.baselines.contract import AuditScores, Event, Facts, Statement
 from fedgs.baselines.teachers import (
     TeacherSettings,
     VoteTraining,
@@ -192,7 +192,7 @@ class PateGan:
 
     def guarantees(
         self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Guarantee]:
+    ) -> list[Statement]:
         """Returns what the labels so far cost."""
         pure = "optimal composition of pure DP"
         lines = valid_guarantees(
@@ -294,7 +294,7 @@ def _epsilon(events: Sequence[Event], moved: float, delta: float) -> float:
     return accounting.pure_epsilon(moved / scales.pop(), queries, delta)
 
 
-def _as_published(events: Sequence[Event], delta: float) -> list[Guarantee]:
+def _as_published(events: Sequence[Event], delta: float) -> list[Statement]:
     """Returns the reference's accountant, by the votes where they were revealed."""
     if events and all(name in event for name in REVEALED for event in events):
         why = {
@@ -316,7 +316,7 @@ def _as_published(events: Sequence[Event], delta: float) -> list[Guarantee]:
             total = total + event["num_queries"] * one
         sums = {"moments accountant, data-independent branch": total}
     return [
-        Guarantee(
+        Statement(
             "as published",
             "user",
             "replace-one",

@@ -4,9 +4,8 @@ The same chained file as GS-WGAN's (`fedgs.privacy.ledger`), with events of anot
 form: code that knows one of the two refuses the lines of the other.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedgs.config.fields import coerce_fields, entry
@@ -57,14 +56,4 @@ class Release:
 class ReleaseLedger(Chain[Release]):
     """The ledger of a run of one method."""
 
-    @staticmethod
-    def _parse(text: bytes) -> Release:
-        values: dict[str, Any] = json.loads(text)
-        if found := values.keys() ^ {spec.name for spec in fields(Release)}:
-            names = ", ".join(sorted(found))
-            raise UserError(f"unknown or missing field {names}")
-        return Release(**values)
-
-    @staticmethod
-    def _values(event: Release) -> dict[str, Any]:
-        return asdict(event)
+    event_type = Release

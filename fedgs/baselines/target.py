@@ -4,14 +4,21 @@ Imports no tensor library: the command line reads the flags from here at every s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
+from typing import Any
 
 from fedgs.config.fields import coerce_fields, flag
+from fedgs.config.settings import settings_of
 from fedgs.errors import reject
 
 # Groups and names of the settings of `RunConfig` that a baseline's run has as well.
 SHARED_SETTINGS = ("Data", "Model", "num_clients", "delta", "adversary")
 SHARED_SETTINGS += ("noise_seed", "output", "seed", "device", "checkpoint_every")
+
+
+def settings_read(method: object) -> list[Field[Any]]:
+    """Returns the settings of `RunConfig` that a method's run has."""
+    return settings_of(*SHARED_SETTINGS, *getattr(method, "more_settings", ()))
 
 
 # Settings of a method that say its noise: a target finds it.
@@ -30,18 +37,12 @@ def check_noise(given: Mapping[str, object]) -> None:
 
 
 @dataclass(frozen=True)
-class Target:
-    """What a baseline's run is to guarantee."""
+class Asked:
+    """What a baseline's run is asked for, beside the settings of the method."""
 
     target_epsilon: float | None = flag(
         None, "Find the noise for this epsilon, in the method's own unit.", above=0
     )
-
-
-@dataclass(frozen=True)
-class Asked(Target):
-    """What a baseline's run is asked for, beside the settings of the method."""
-
     max_images_per_user: int | None = flag(
         None,
         "Drop images of a user over this public number, so that a record-level method "

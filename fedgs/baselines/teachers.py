@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from fedgs.baselines.contract import SECRET, Guarantee
+from fedgs.baselines.contract import SECRET, Statement
 from fedgs.baselines.trainer import NetworkTrainer, descend
 from fedgs.config.fields import entry, flag
 from fedgs.config.run_config import ResolvedConfig
@@ -62,7 +62,7 @@ AnySettings = TypeVar("AnySettings", bound=TeacherSettings)
 
 def valid_guarantees(
     epsilons: tuple[float, float], delta: float, theorem: str, is_revealed: bool
-) -> list[Guarantee]:
+) -> list[Statement]:
     """Returns the valid lines of votes, with what they suppose.
 
     Args:
@@ -76,7 +76,7 @@ def valid_guarantees(
     found = [("replace-one", replaced, theorem), ("zero-out", left_out, why)]
     conditions = (TRUSTED, REVEALING) if is_revealed else (TRUSTED,)
     return [
-        Guarantee("valid", "user", relation, epsilon, delta, how, conditions)
+        Statement("valid", "user", relation, epsilon, delta, how, conditions)
         for relation, epsilon, how in found
     ]
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedgs.baselines.contract import SECRET, Event, Facts, Guarantee
+from fedgs.baselines.contract import SECRET, Event, Facts, Statement
 from fedgs.baselines.trainer import NetworkTrainer
 from fedgs.config.fields import Scalar, entry, flag
 from fedgs.data.federated import FederatedImages
@@ -126,7 +126,7 @@ class WganGp:
 
     def guarantees(
         self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Guarantee]:
+    ) -> list[Statement]:
         """Returns nothing: every image of every client shaped the generator."""
         return []
 

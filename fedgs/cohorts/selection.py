@@ -26,7 +26,7 @@ from fedgs.cohorts.selection_settings import (
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import wrap_error
 from fedgs.files import read_json, write_json
-from fedgs.privacy.accountant import Statement
+from fedgs.privacy.accountant import VALID, Statement
 from fedgs.privacy.selection_cost import SelectionCost
 
 PLAN, OUTCOME = "plan.json", "outcome.json"
@@ -135,21 +135,11 @@ def statements(selection: Selection, num_clients: int) -> tuple[Statement, ...]:
     learns = {"release": (), "server": (_SERVER_LEARNS[bool(selection.percentiles)],)}
     for adversary, relation in itertools.product(_ADVERSARIES, _RELATIONS):
         epsilon = cost.composed(adversary, relation).epsilon(DELTA)
+        conditions = (*learns[adversary], _RELATIONS[relation], *_conditions(cost))
         row = Statement(
+            *(VALID, "client", relation, epsilon, DELTA, THEOREM),
+            (_ADVERSARIES[adversary], *conditions),
             adversary=adversary,
-            relation=relation,
-            unit="client",
-            delta=DELTA,
-            epsilon=epsilon if epsilon < math.inf else None,
-            asked="epsilon",
-            theorem=THEOREM,
-            conditions=(
-                _ADVERSARIES[adversary],
-                *learns[adversary],
-                _RELATIONS[relation],
-                *_conditions(cost),
-            ),
-            guarantee=epsilon < math.inf,
             client_selection="balanced",
             num_rounds=selection.num_rounds,
         )

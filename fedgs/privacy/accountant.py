@@ -18,7 +18,7 @@ Source: docs/privacy.md; its section names are those that docstrings cite.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, NamedTuple
 
 from fedgs.config.amplification_rules import DEPLOYED
@@ -32,7 +32,9 @@ from fedgs.privacy.same_clients import Run, numbered_alike
 from fedgs.privacy.selection_cost import SelectionCost, with_selections
 from fedgs.privacy.spending import Spending
 
-SEEDED = "seeded: not private"
+# Labels of a statement: what it claims.
+VALID, SEEDED = "valid", "seeded: not private"
+FIGURES = (AS_PUBLISHED, DISTRIBUTIONAL) = ("as published", "distributional")
 # Begin conditions that stand beside a figure wherever it is quoted.
 CAVEATS = (LARGE_DELTA, HYPOTHETICAL) = ("delta is too large to read", "hypothetical")
 WITH_SELECTION = ", composed with the cohort's selection"
@@ -63,6 +65,12 @@ _MEANINGS = {
     "replace-one": "relation: a client's whole data set is replaced",
     "zero-out": "relation: a client contributes the zero vector, its slot stays",
 }
+# How one unit may change, by the relation.
+CHANGES = {
+    "zero-out": "contributes or contributes nothing",
+    "replace-one": "has these data or any other",
+    "add-or-remove": "is there or not",
+}
 _AMPLIFIED = (
     "sampling: in each of {} a new uniform draw of m clients answers all B fakes; the "
     "whole round is sampled, then rounds are composed; sensitivity 2C sqrt(B) under "
@@ -79,39 +87,63 @@ _AMPLIFIED = (
 _ASK = "not requested (--amplification: nobody may learn who was selected)"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Statement:
     """One epsilon and delta with all that they depend on.
 
     Attributes:
-        adversary: who looks; one of `COLUMNS` of `fedgs.privacy.plan`.
-        relation: what two neighbouring data sets differ in; a key of `RELATIONS`.
-        unit: what one client stands for, "client" or "record".
+        label: `VALID`; or why it is no claim: `SEEDED`, `AS_PUBLISHED` (by the call of
+            the published code, kept to compare) or `DISTRIBUTIONAL` (over random data:
+            no differential privacy).
+        unit: "client" (what one client stands for) or "record"; of a central method
+            "user", a client with all its images, or "record".
+        relation: what two neighbouring data sets differ in: "replace-one", "zero-out",
+            or of a central method "add-or-remove".
+        epsilon: at least 0; None means unbounded, and is what infinity becomes.
         delta: from 1e-300, which stands for all below it, to 1.
-        epsilon: at least 0; None means unbounded.
-        asked: which of the two was computed from the other, "epsilon" or "delta".
         theorem: what it was computed with.
         conditions: without each of them it is not valid; or why no more is claimed.
-        guarantee: False for a figure that is no bound, for no noise or seeded noise.
+        adversary: who looks; one of `COLUMNS` of `fedgs.privacy.plan`.
+        asked: which of the two was computed from the other, "epsilon" or "delta".
         client_selection: uniform, balanced or all; several of a ledger are joined by +.
-        num_rounds: the rounds that it is about.
+        num_rounds: the rounds that it is about, of a central method the releases.
     """
 
-    adversary: str
-    relation: str
+    label: str
     unit: str
-    delta: float
+    relation: str
     epsilon: float | None
-    asked: str
+    delta: float
     theorem: str
-    conditions: tuple[str, ...]
-    guarantee: bool
-    client_selection: str
-    num_rounds: int
+    conditions: tuple[str, ...] = ()
+    _: KW_ONLY
+    adversary: str = "release"
+    asked: str = "epsilon"
+    client_selection: str = "all"
+    num_rounds: int = 0
+
+    def __post_init__(self) -> None:
+        """Says that no bound is None: JSON has no infinity."""
+        if self.epsilon == math.inf:
+            object.__setattr__(self, "epsilon", None)
+
+    @property
+    def guarantee(self) -> bool:
+        """Whether anything is guaranteed by it: it may be quoted."""
+        return self.label == VALID and self.epsilon is not None and self.delta < 1
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values."""
-        return {**asdict(self), "conditions": list(self.conditions)}
+        """Returns the fields, and whether it is a guarantee, as JSON values."""
+        values = {**asdict(self), "conditions": list(self.conditions)}
+        return values | {"guarantee": self.guarantee}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Statement":
+        """Returns the statement of `to_json`; without a label it is no guarantee."""
+        known: dict[str, Any] = {"label": "unlabelled", **values}
+        del known["guarantee"]
+        known["conditions"] = tuple(known["conditions"])
+        return cls(**known)
 
 
 def large_delta(delta: float, num_units: int) -> tuple[str, ...]:
@@ -213,16 +245,13 @@ class _Question(NamedTuple):
         else:
             delta = max(bound.delta(epsilon), LEAST_DELTA)
         conditions[:0] = large_delta(delta, rounds.num_clients)
+        label = SEEDED if rounds.is_seeded else VALID
+        what = (label, rounds.unit, relation, epsilon, delta, theorem)
         return Statement(
+            *what,
+            tuple(conditions),
             adversary=adversary,
-            relation=relation,
-            unit=rounds.unit,
-            delta=delta,
-            epsilon=epsilon if epsilon < math.inf else None,
             asked="epsilon" if self.at_epsilon is None else "delta",
-            theorem=theorem,
-            conditions=tuple(conditions),
-            guarantee=epsilon < math.inf and delta < 1 and not rounds.is_seeded,
             client_selection=rounds.selection,
             num_rounds=rounds.num_rounds,
         )

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, Generic, Literal, Self, TypeVar, cast
 
 from filelock import lock_descriptor
@@ -142,11 +143,6 @@ def agreed_values(config: RunConfig, round: int) -> dict[str, Any]:
     }
 
 
-# Not in a line that has the default: lines of earlier versions keep their hashes.
-_OPTIONAL = {"source": "", "context": "", "release": "gradient"}
-_FIELDS = {spec.name for spec in fields(Event)} - _OPTIONAL.keys()
-
-
 def _are_indices(clients: tuple[Any, ...], below: int) -> bool:
     return (
         type(clients) is tuple
@@ -179,15 +175,24 @@ class Chain(Generic[EventT]):
     Privacy: public; it tells who took part and how much noise was added, no data.
     """
 
-    @staticmethod
-    def _parse(text: bytes) -> EventT:
-        """Returns the event of a line; a ValueError or TypeError refuses it."""
-        raise NotImplementedError
+    event_type: type[Any]
+    # Not in a line that has the default: lines of earlier versions keep their hashes.
+    optional: Mapping[str, str] = MappingProxyType({})
 
-    @staticmethod
-    def _values(event: EventT) -> dict[str, Any]:
+    def _parse(self, text: bytes) -> EventT:
+        """Returns the event of a line; a ValueError or TypeError refuses it."""
+        values: dict[str, Any] = json.loads(text)
+        known = {spec.name for spec in fields(self.event_type)}
+        if found := (values.keys() ^ known) - self.optional.keys():
+            names = ", ".join(sorted(found))
+            raise UserError(f"unknown or missing field {names}")
+        if isinstance(clients := values.get("participants"), list):
+            values["participants"] = tuple(cast(list[Any], clients))
+        return self.event_type(**values)
+
+    def _values(self, event: Any) -> dict[str, Any]:
         """Returns what a line says of an event."""
-        raise NotImplementedError
+        return {n: v for n, v in asdict(event).items() if v != self.optional.get(n)}
 
     def __init__(self, path: Path, data: bytes = b"") -> None:
         """Is called by `open` and `read` only."""
@@ -367,19 +372,8 @@ class Chain(Generic[EventT]):
 class Ledger(Chain[Event]):
     """The ledger of a run of GS-WGAN, or a client's count of what it released."""
 
-    @staticmethod
-    def _parse(text: bytes) -> Event:
-        values: dict[str, Any] = json.loads(text)
-        if found := (values.keys() - _OPTIONAL.keys()) ^ _FIELDS:
-            names = ", ".join(sorted(found))
-            raise UserError(f"unknown or missing field {names}")
-        if values["participants"] != "all":
-            values["participants"] = tuple(values["participants"])
-        return Event(**values)
-
-    @staticmethod
-    def _values(event: Event) -> dict[str, Any]:
-        return {n: v for n, v in asdict(event).items() if v != _OPTIONAL.get(n)}
+    event_type = Event
+    optional = MappingProxyType({"source": "", "context": "", "release": "gradient"})
 
     def verify_terms(self, config: ResolvedConfig) -> None:
         """Checks that every event is one that the run's settings agree to.

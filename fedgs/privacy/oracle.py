@@ -13,7 +13,7 @@ import io
 import warnings
 from typing import Any
 
-from fedgs.privacy.accountant import Statement
+from fedgs.privacy.accountant import AS_PUBLISHED, Statement
 from fedgs.privacy.amplification import Sampled, grid_step
 from fedgs.privacy.gaussian import check_numbers
 from fedgs.privacy.plan import Plan
@@ -89,15 +89,10 @@ def as_published(plan: Plan, delta: float) -> tuple[Statement, ...]:
     rows = (("release", table_1, "1", _TABLE_1), ("server", table_2, "2", average))
     return tuple(
         Statement(
+            *(AS_PUBLISHED, plan.privacy_unit, "replace-one", epsilon, delta),
+            f"as published: RDP, Table {table}",
+            (f"not a bound: {why}",),
             adversary=adversary,
-            relation="replace-one",
-            unit=plan.privacy_unit,
-            delta=delta,
-            epsilon=epsilon,
-            asked="epsilon",
-            theorem=f"as published: RDP, Table {table}",
-            conditions=(f"not a bound: {why}",),
-            guarantee=False,
             client_selection="uniform",
             num_rounds=plan.num_rounds,
         )

@@ -1,8 +1,13 @@
-"""Checkpoints: what the server needs to go on, and when it is written."""
+"""Checkpoints: what a run needs to go on, and when it is written."""
 
 import time
+import warnings
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -11,10 +16,12 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.gan.features import StageRelease
 from fedgs.methods.base import State
-from fedgs.privacy.ledger import Ledger
+from fedgs.privacy.ledger import Chain
 from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.sample import write_grid
 from fedgs.shapes import TensorDict
 
+Report = Callable[[dict[str, Any]], None]
 CHECKPOINT_SHARE = 0.05  # of the run's time, where checkpoint_every is unset
 CHECKPOINT_SECONDS = 10.0  # and never more often than this
 
@@ -39,7 +46,7 @@ def _stage_tensors(release: StageRelease) -> TensorDict:
     return tensors
 
 
-def _restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageRelease]:
+def restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageRelease]:
     """Returns the stages of a checkpoint; their kinds are those of the settings."""
     releases: list[StageRelease] = []
     for index, stage in enumerate(config.stage_list):
@@ -52,31 +59,6 @@ def _restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageR
         released = own["target"], own["noise_std"], own.get("shares")
         releases.append(StageRelease(stage.kind, networks, *released))
     return releases
-
-
-def restore(folder: RunFolder, server: State) -> None:
-    """Puts the server into the state of the last checkpoint, if there is one.
-
-    Privacy: post-processing of DP output.
-
-    Raises:
-        UserError: the checkpoint is corrupted or of another architecture.
-    """
-    checkpoint = folder.load_checkpoint()
-    round, tensors = checkpoint or (0, {})
-    # Rounds that are repeated would have two lines.
-    folder.truncate_metrics(round)
-    if checkpoint is None:
-        return
-    try:
-        load_tensors(server.parts, tensors)
-    except RuntimeError as error:
-        raise UserError(
-            f"{folder.path}: the checkpoint is of another generator than config.json "
-            "says; restore config.json"
-        ) from error
-    server.round = round
-    server.stages = _restored_stages(folder.config, tensors)
 
 
 def tensors_of(parts: Mapping[str, nn.Module | Optimizer]) -> TensorDict:
@@ -146,61 +128,111 @@ def indispensable(folder: RunFolder, what: str) -> Iterator[None]:
         ) from error
 
 
-class Checkpoints:
-    """Commits checkpoints, as often as their cost allows.
+@contextmanager
+def dispensable(path: Path) -> Iterator[None]:
+    """Warns of a file that cannot be written, once: nothing depends on it."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror}); the run goes on without"
+        warnings.warn(f"{path}: {problem}", RuntimeWarning, stacklevel=1)
 
-    Privacy: post-processing of DP output; the nodes' states go to the private folder.
+
+class Session(ABC):
+    """A training in a run folder that is held: what every kind of it writes, and when.
+
+    The ledger has the events of what a checkpoint, a picture or a generator tells
+    before one of them is written; how, is the kind's.
+
+    Privacy: post-processing of DP output; what is not goes to the private folder.
 
     Attributes:
+        config: of the run, resolved.
+        ledger: of the run, open.
+        report: called with the public metrics of each round.
         committed: the round of the last committed checkpoint, 0 before the first.
+        attempts: how often each round is in the ledger.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        server: State,
-        ledger: Ledger,
-        save_nodes: Callable[[int], None],
-    ) -> None:
-        """Starts the clock; `save_nodes(keep_round)` has all node states on disk."""
-        self.folder, self.server = folder, server
-        self.ledger, self.save_nodes = ledger, save_nodes
-        self.committed = server.round
+    def __init__(self, folder: RunFolder, ledger: Chain[Any], report: Report) -> None:
+        """Goes on from the last checkpoint, if there is one.
+
+        Raises:
+            UserError: the checkpoint is corrupted or of another architecture.
+        """
+        self.folder, self.config = folder, folder.config
+        self.ledger, self.report = ledger, report
+        checkpoint = folder.load_checkpoint()
+        self.committed, tensors = checkpoint or (0, {})
+        # Rounds that are repeated would have two lines.
+        folder.truncate_metrics(self.committed)
+        if checkpoint is not None:
+            try:
+                self.restore(self.committed, tensors)
+            except (KeyError, RuntimeError, ValueError) as error:
+                raise UserError(
+                    f"{folder.path}: the checkpoint is of another generator than the "
+                    "settings say, or its part in private/ is missing; restore "
+                    "config.json and private/"
+                ) from error
+        self.attempts = Counter(event.round for event in ledger.events)
         self.last, self.cost = time.monotonic(), 0.0
 
+    @property
+    @abstractmethod
+    def round(self) -> int:
+        """The last finished round."""
+
+    @property
+    @abstractmethod
+    def networks(self) -> tuple[nn.Module, nn.Module]:
+        """The generator, and the average of it that images are drawn from."""
+
+    @abstractmethod
+    def restore(self, round: int, tensors: TensorDict) -> None:
+        """Goes on from a checkpoint."""
+
+    @abstractmethod
+    def tensors(self) -> TensorDict:
+        """Returns what a checkpoint needs; all that it builds on is on the disk."""
+
     def commit(self) -> None:
-        """Saves the nodes, then commits the server's state."""
-        if self.server.round == self.committed > 0:
+        """Commits a checkpoint of the last finished round."""
+        if self.round == self.committed > 0:
             with indispensable(self.folder, "the ledger's length"):
                 self.folder.record(self.ledger)  # a discarded round has an event
             return
         started = time.monotonic()
-        with indispensable(self.folder, f"the checkpoint of round {self.server.round}"):
-            # Nodes first: a checkpoint without their states could not be resumed.
-            self.save_nodes(self.committed)
-            tensors = server_tensors(self.server)
-            self.folder.save_checkpoint(self.server.round, tensors, self.ledger)
-        self.committed = self.server.round
-        self.last = time.monotonic()
+        with indispensable(self.folder, f"the checkpoint of round {self.round}"):
+            self.folder.save_checkpoint(self.round, self.tensors(), self.ledger)
+        self.committed, self.last = self.round, time.monotonic()
         self.cost = self.last - started
 
-    def commit_if_due(self) -> None:
-        """Commits when the interval has passed: in rounds, or by its measured cost."""
-        every = self.folder.config.checkpoint_every
-        if is_due(every, self.server.round, self.last, self.cost):
-            self.commit()
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a checkpoint: by rounds, or by what the last cost."""
+        if (every := self.config.checkpoint_every) is not None:
+            return self.round % every == 0
+        wait = max(CHECKPOINT_SECONDS, self.cost / CHECKPOINT_SHARE)
+        return time.monotonic() - self.last > wait
 
+    @property
+    def is_picture_due(self) -> bool:
+        """Whether this is one of the ten rounds with a picture, or the last."""
+        last = self.config.num_rounds
+        return self.round % max(1, last // 10) == 0 or self.round == last
 
-def is_due(every: int | None, round: int, last: float, cost: float) -> bool:
-    """Tells whether a checkpoint is due: by rounds, or by what the last one cost.
+    def write_picture(self) -> None:
+        """Writes a grid of samples of the last finished round."""
+        samples, average = self.folder.path / "samples", self.networks[1]
+        is_training = average.training  # a picture changes nothing of the training
+        with dispensable(samples):
+            path = samples / f"round-{self.round:07d}.png"
+            write_grid(path, self.config, average.eval())
+        average.train(is_training)
 
-    Args:
-        every: rounds between checkpoints, None to go by their cost.
-        round: that was just finished.
-        last: when the last one was finished, of `time.monotonic`.
-        cost: how many seconds it took.
-    """
-    if every is not None:
-        return round % every == 0
-    wait = max(CHECKPOINT_SECONDS, cost / CHECKPOINT_SHARE)
-    return time.monotonic() - last > wait
+    def save_generator(self) -> None:
+        """Writes the run's product: afterwards it is finished."""
+        generator, average = (network.state_dict() for network in self.networks)
+        with indispensable(self.folder, "the generator"):
+            self.folder.save_generator(generator, average, self.ledger)

@@ -11,14 +11,13 @@ import os
 import signal
 import threading
 import time
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
+
+from torch import nn
 
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
@@ -39,14 +38,19 @@ from fedgs.privacy.accountant import Plan
 from fedgs.privacy.budget import budget_of
 from fedgs.privacy.ledger import Event, Ledger, agreed_values
 from fedgs.round.answer import summed
-from fedgs.round.checkpoint import Checkpoints, indispensable, restore
+from fedgs.round.checkpoint import (
+    Report,
+    Session,
+    dispensable,
+    load_tensors,
+    restored_stages,
+    server_tensors,
+)
 from fedgs.round.codec import rounded
 from fedgs.round.messages import Release, sum_of
 from fedgs.runs.run_folder import RunFolder
-from fedgs.runs.sample import write_grid
 from fedgs.shapes import TensorDict
 
-Report = Callable[[dict[str, Any]], None]
 SaveNodes = Callable[[int], None]
 _SHOWN_FAILURES = 3
 STOPPING = """
@@ -71,7 +75,7 @@ class BudgetSpent(RunStopped):
     """The next release would exceed target_epsilon; the run ends before it."""
 
 
-class RunSession:
+class RunSession(Session):
     """One run in progress.
 
         with RunSession.opened(folder, report, save_nodes) as training:
@@ -82,24 +86,20 @@ class RunSession:
                 training.finish(answers, failures)
 
     Attributes:
-        config: of the run, resolved.
         server: generator, optimizer, average, and the last finished round.
-        ledger: of the run.
     """
+
+    ledger: Ledger
 
     def __init__(
         self, folder: RunFolder, ledger: Ledger, report: Report, save_nodes: SaveNodes
     ) -> None:
         """Goes on from the last checkpoint, if there is one; `opened` calls this."""
-        self.folder, self.config = folder, folder.config
-        self.ledger, self.report = ledger, report
-        self.server = new_state(self.config)
-        restore(folder, self.server)
+        self.server, self._save_nodes = new_state(folder.config), save_nodes
+        super().__init__(folder, ledger, report)
         # The selection of the cohort is paid from the same target as the releases.
         selections = selection_costs([self.config])
         self._budget = budget_of(self.config, ledger.events, selections)
-        self._attempts = Counter(event.round for event in ledger.events)
-        self._checkpoints = Checkpoints(folder, self.server, ledger, save_nodes)
         # Their state is on the disk; where it is lost, they refuse to start anew.
         gradients = [event for event in ledger.events if event.release == "gradient"]
         self._prepared = {*last_rounds(self.config, gradients, self.server.round)}
@@ -132,11 +132,32 @@ class RunSession:
                 yield training
             except RunStopped as error:
                 training._discard_round()
-                training._checkpoints.commit()
+                training.commit()
                 if isinstance(error, BudgetSpent):  # what it bought is the product
-                    training._save_generator()
-                    training._write_samples(is_last=True)
+                    training.save_generator()
+                    training.write_picture()
                 raise
+
+    @property
+    def round(self) -> int:
+        """The last finished round."""
+        return self.server.round
+
+    @property
+    def networks(self) -> tuple[nn.Module, nn.Module]:
+        """The generator and its average."""
+        return self.server.generator, self.server.ema
+
+    def restore(self, round: int, tensors: TensorDict) -> None:
+        """Puts the server into the state of a checkpoint."""
+        load_tensors(self.server.parts, tensors)
+        self.server.stages = restored_stages(self.config, tensors)
+        self.server.round = round
+
+    def tensors(self) -> TensorDict:
+        """Returns the server's state; a node's, without which it is void, is saved."""
+        self._save_nodes(self.committed)
+        return server_tensors(self.server)
 
     def goes_on(self, stop: Stop) -> bool:
         """Settles the round before, and tells whether there is one to come.
@@ -148,12 +169,12 @@ class RunSession:
         """
         done, is_over = self.server.round, self.server.round == self.config.num_rounds
         if is_over:
-            self._checkpoints.commit()
+            self.commit()
         if stop.is_set() and self._has_begun and not is_over:
             raise RunStopped(f"stopped after round {done}")
         self._settle(stop)
         if is_over:
-            self._save_generator()
+            self.save_generator()
         self._has_begun = True
         return not is_over
 
@@ -176,7 +197,7 @@ class RunSession:
                 self.report({"round": round, **told})
 
         if method.settle(self.config, self.server, check):
-            self._write_samples(is_last=True)
+            self.write_picture()
         self._settled = round
 
     @cached_property
@@ -221,7 +242,7 @@ class RunSession:
         """
         # Kept before a refusal below, which puts back what was drawn.
         self._round = asked = self._round or self._draw()
-        request, attempt = asked.request, self._attempts[asked.request.round] + 1
+        request, attempt = asked.request, self.attempts[asked.request.round] + 1
         nodes = None
         if keys is not None:
             nodes = sorted(keys)
@@ -246,7 +267,7 @@ class RunSession:
                 "written"
             )
         self.ledger.append(event)  # durably, then counted
-        self._attempts[event.round] += 1
+        self.attempts[event.round] += 1
         if self._budget is not None:
             self._budget.add(event)
         return request
@@ -264,7 +285,7 @@ class RunSession:
         if method.has_discriminators:
             self._prepared |= {*nodes_of(self.config, request.trainees)}
         request = rounded(request, self.config)
-        request = replace(request, keep_round=self._checkpoints.committed)
+        request = replace(request, keep_round=self.committed)
         return _Round(None, request, pending, buffers, time.monotonic())
 
     def finish(
@@ -324,14 +345,13 @@ class RunSession:
         }
         if method.is_rare:  # an embedding takes longer the more images a client has
             del metrics["seconds"]
-        with _dispensable(self.folder.path / "metrics.jsonl"):
+        with dispensable(self.folder.path / "metrics.jsonl"):
             self.folder.append_metrics(metrics)
         self.report(metrics)
-        self._write_samples()
-        if method.is_rare:
-            self._checkpoints.commit()
-        else:
-            self._checkpoints.commit_if_due()
+        if self.is_picture_due:
+            self.write_picture()
+        if method.is_rare or self.is_due:
+            self.commit()
         return metrics
 
     def _discard_round(self) -> None:
@@ -339,21 +359,6 @@ class RunSession:
         if self._round is not None:
             buffers = self._round.buffers
             self.server.generator.load_state_dict(buffers, strict=False)
-
-    def _write_samples(self, is_last: bool = False) -> None:
-        number, last = self.server.round, self.config.num_rounds
-        every = max(1, last // 10)
-        if number % every == 0 or number == last or is_last:
-            samples = self.folder.path / "samples"
-            with _dispensable(samples):
-                path = samples / f"round-{number:07d}.png"
-                write_grid(path, self.config, self.server.ema)
-
-    def _save_generator(self) -> None:
-        generator, ema = self.server.generator, self.server.ema
-        states = generator.state_dict(), ema.state_dict()
-        with indispensable(self.folder, "the generator"):
-            self.folder.save_generator(*states, self.ledger)
 
 
 @dataclass(frozen=True)
@@ -431,16 +436,6 @@ def _reasons(failures: Sequence[str]) -> str:
     shown = "".join(f"\n{failure}" for failure in failures[:_SHOWN_FAILURES])
     others = len(failures) - _SHOWN_FAILURES
     return shown + (f"\nand {others} others" if others > 0 else "")
-
-
-@contextmanager
-def _dispensable(path: Path) -> Iterator[None]:
-    """Warns of a file that cannot be written, once: nothing depends on it."""
-    try:
-        yield
-    except OSError as error:
-        problem = f"cannot be written ({error.strerror}); the run goes on without"
-        warnings.warn(f"{path}: {problem}", RuntimeWarning, stacklevel=1)
 
 
 @contextmanager

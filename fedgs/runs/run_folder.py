@@ -208,6 +208,11 @@ class RunFolder:
         return seen.round if seen else 0
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the generator is written."""
+        return (self.path / GENERATOR).exists()
+
+    @property
     def is_baseline(self) -> bool:
         """Whether the run is one of `fedgs.baselines`, whose ledger is another one."""
         return is_baseline(self.path)

@@ -98,7 +98,7 @@ def test_movement_is_the_mean_distance_for_100_rounds(facts):
 def test_headline_is_the_best_guarantee_for_the_run_s_own_adversary(facts):
     (own, other) = facts.statements
     rows = [
-        dataclasses.replace(own, epsilon=1.0, guarantee=False),
+        dataclasses.replace(own, epsilon=1.0, label="as published"),
         dataclasses.replace(own, adversary="server", epsilon=2.0),
         dataclasses.replace(own, epsilon=3.0),
         dataclasses.replace(own, epsilon=4.0),

@@ -14,7 +14,7 @@ from baselines import DIGITS
 from command_line import flags, printed, refused
 from fedgs.app.commands.run_outcome import to_quote
 from fedgs.baselines import METHODS
-from fedgs.baselines.contract import Guarantee
+from fedgs.baselines.contract import Statement
 from fedgs.baselines.frame import CURATOR, open_run
 from fedgs.config.fields import flag
 from fedgs.config.settings import settings_with
@@ -51,17 +51,14 @@ def privacy_of(fedgs, run, *more):
 def test_privacy_is_of_the_method_and_a_delta_large_by_the_unit_of_a_line(
     fedgs, run, class_means
 ):
-    none = privacy_of(fedgs, run)
-    said = none["method"], none["unit"], none["guarantees"]
-    assert said == ("wgan-gp", "none", [])
+    assert privacy_of(fedgs, run) == []
     assert "epsilon: none" in printed(fedgs("privacy", run))
-    found = privacy_of(fedgs, class_means)
-    (row,) = found["guarantees"]
-    said = found["num_releases"], row["unit"], row["relation"]
+    (row,) = privacy_of(fedgs, class_means)
+    said = row["num_rounds"], row["unit"], row["relation"]
     assert said == (1, "user", "zero-out")
     assert 7.99 < row["epsilon"] <= 8
     assert CURATOR in printed(fedgs("privacy", class_means))
-    (row,) = privacy_of(fedgs, class_means, "--delta", 0.1)["guarantees"]
+    (row,) = privacy_of(fedgs, class_means, "--delta", 0.1)
     assert row["guarantee"]
     assert row["conditions"][0].startswith("delta is too large to read: 0.1")
     assert "K = 12;" in row["conditions"][0]
@@ -166,7 +163,7 @@ class ClassMeans:
         costs = [1 / ratio**2 if ratio else math.inf for ratio in ratios]
         epsilon = epsilon_from_mu(math.sqrt(sum(costs)), delta)
         theorem = "exact curve of Gaussian noise"
-        return [Guarantee("valid", "user", "zero-out", epsilon, delta, theorem)]
+        return [Statement("valid", "user", "zero-out", epsilon, delta, theorem)]
 
     def trainer(self, settings, config, data, seed):
         return Trainer(settings, config, data)
@@ -242,7 +239,7 @@ def test_a_baseline_stands_beside_a_run_of_gs_wgan(fedgs, run, tmp_path):
     for words in ("2 runs compared", "Not added up", "Privacy spent"):
         assert words in page
     assert "NO GUARANTEE; the method claims none</span>" in page
-    assert "No epsilon: wgan-gp" in page
+    assert "No epsilon: its method guarantees nothing" in page
     commands = re.sub(r"<[^>]*>", "", page)
     assert "fedgs baseline wgan-gp --" in commands
     assert "fedgs train --" in commands

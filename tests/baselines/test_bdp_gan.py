@@ -12,10 +12,11 @@ from fedgs.baselines import bayesian_accounting as bayesian
 from fedgs.baselines.bdp_gan import COSTS, METHOD
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_sgd_gan import DPSGDGanTrainer, LayeredDiscriminator
-from fedgs.baselines.frame import Asked, Session, open_run
+from fedgs.baselines.frame import Asked, open_run
 from fedgs.files import read_json_lines
 from fedgs.gan.models import build
 from fedgs.randomness import stream
+from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 
 pytestmark = pytest.mark.usefixtures("coarse_poisson")
@@ -96,7 +97,7 @@ def test_a_repeated_step_counts_with_the_costs_of_each_attempt(tmp_path, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # counted, and then lost
-        patch.setattr(Session, "_save_checkpoint", crash)
+        patch.setattr(RunFolder, "save_checkpoint", crash)
         with pytest.raises(KeyboardInterrupt):
             train(run, data)
     train(run, data)

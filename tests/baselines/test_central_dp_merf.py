@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baselines import small_run, small_trainer
-from fedgs.app.baselines.release_audit import distinct_events
+from fedgs.audit.one_release import distinct_events
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_merf import (

@@ -61,7 +61,7 @@ def test_every_method_has_a_small_training_here():
 @pytest.mark.parametrize("name", SMALL)
 def test_a_run_leaves_a_folder_that_samples_and_is_read_again(name, finished):
     run = open_run(finished(name))
-    assert frame.is_finished(run)
+    assert run.folder.is_finished
     samples = draw_samples(run.folder, 6, seed=1)
     assert samples.images.shape == (6, 1, 16, 16)
     assert 0 <= samples.images.min() <= samples.images.max() <= 1
@@ -148,7 +148,7 @@ def test_guarantees_are_of_the_ledger_and_name_the_methods_unit(name, finished):
     assert {row.unit for row in rows} <= {run.unit, "user"}
     assert {row.relation for row in rows} <= {*RELATIONS}
     for row in rows:
-        assert not row.is_guarantee
+        assert not row.guarantee
         assert {f"noise: {SEEDED}", frame.NUMBER} <= {*row.conditions}
     label = privacy_label(run.folder.path)
     assert label["guarantee"] == f"{NO_GUARANTEE}; noise {SEEDED}"

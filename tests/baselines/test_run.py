@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from baselines import small_run, train
-from fedgs.baselines.frame import Asked, RunStopped, is_finished, open_run
+from fedgs.baselines.frame import Asked, RunStopped, open_run
 from fedgs.baselines.releases import Release
 from fedgs.errors import UserError
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -63,7 +63,7 @@ def test_with_a_target_the_last_checkpoint_is_the_product(tmp_path, monkeypatch)
     killed_before_its_checkpoint(run, data, monkeypatch)
     with pytest.raises(RunStopped, match="the generator of step 2 is written"):
         train(run, data)
-    assert is_finished(run)
+    assert run.folder.is_finished
     assert len(attempts(run)) == len(set(attempts(run))) >= 3
 
 

@@ -40,8 +40,8 @@ def test_table_2_against_every_adversary():
     assert theorems(stated) == {MIXTURE_THEOREM, COUNT_THEOREM}
     first = stated[0].to_json()
     assert list(first) == [
-        *("adversary", "relation", "unit", "delta", "epsilon", "asked", "theorem"),
-        *("conditions", "guarantee", "client_selection", "num_rounds"),
+        *("label", "unit", "relation", "epsilon", "delta", "theorem", "conditions"),
+        *("adversary", "asked", "client_selection", "num_rounds", "guarantee"),
     ]
     assert first["conditions"][0].startswith("delta is too large to read: 0.00115")
     assert first["conditions"][1].startswith("mixture: uniform selection of 1 of 866")

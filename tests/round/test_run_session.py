@@ -287,13 +287,16 @@ def test_automatic_checkpoints_cost_under_5_percent_of_the_time(
 
     config = tiny_config(checkpoint_every=None, num_rounds=600)
     folder = SimpleNamespace(config=config, save_checkpoint=lambda *args: None)
-    server, exchange = SimpleNamespace(round=0), SimpleNamespace(save=save)
+    folder.load_checkpoint = folder.truncate_metrics = lambda *args: None
+    server = SimpleNamespace(round=0)
     monkeypatch.setattr(checkpoint, "time", clock)
-    monkeypatch.setattr(checkpoint, "server_tensors", lambda server: {})
-    checkpoints = checkpoint.Checkpoints(folder, server, None, exchange.save)
+    monkeypatch.setattr(training, "new_state", lambda config: server)
+    monkeypatch.setattr(training, "server_tensors", lambda server: {})
+    session = training.RunSession(folder, SimpleNamespace(events=()), ignore, save)
     for server.round in range(1, 601):
         clock.now += 3.0
-        checkpoints.commit_if_due()
+        if session.is_due:
+            session.commit()
     assert len(saved) == number
     first = cost  # was not known before it was paid
     assert number * cost - first <= 0.05 * (clock.now - first)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedgs.baselines import find, frame
-from fedgs.baselines.contract import Guarantee
+from fedgs.baselines.contract import Statement
 from fedgs.baselines.frame import Asked, BaselineRun
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import build_generator
@@ -80,7 +80,7 @@ class Steps:
 
     def guarantees(self, settings: Any, facts: Any, events: Any, delta: float) -> Any:
         epsilon = epsilon_from_mu(len(events) ** 0.5, delta)
-        return [Guarantee("valid", "record", "replace-one", epsilon, delta, "exact")]
+        return [Statement("valid", "record", "replace-one", epsilon, delta, "exact")]
 
     def trainer(self, settings: Any, config: Any, *more: Any) -> "Steps":
         self.generator = build_generator(config, 0)

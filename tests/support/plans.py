@@ -76,7 +76,8 @@ def frozen(round, **changes):
 
 def epsilons(stated, **wanted):
     """The epsilons of the statements with these fields, in order."""
-    return [s.epsilon for s in stated if wanted.items() <= vars(s).items()]
+    known = wanted.items()
+    return [s.epsilon for s in stated if all(getattr(s, n) == v for n, v in known)]
 
 
 def epsilon(stated, **wanted):

@@ -9,13 +9,18 @@ import typer
 from typer.core import TyperGroup
 
 from fedgs.app.flags import eager, request_flags, settings_flags
+from fedgs.app.tables import Table
 from fedgs.baselines import METHODS, find
-from fedgs.baselines.target import SHARED_SETTINGS, Asked, check_noise
-from fedgs.config import settings
+from fedgs.baselines.target import Asked, check_noise, settings_read
 from fedgs.config.recipes import HELD_OUT
 
 if TYPE_CHECKING:
     from fedgs.baselines.contract import Baseline
+
+LIST_NOTE = (
+    "By default settings; `fedgs baseline NAME --help` lists them. Who runs them sees "
+    "all images. A method of your own: module:object (docs/baselines.md)."
+)
 
 
 class Methods(TyperGroup):
@@ -45,9 +50,10 @@ app = typer.Typer(
 
 def _list_methods(is_asked: bool) -> None:
     if is_asked:
-        from fedgs.app.baselines.command import list_methods
-
-        list_methods()
+        methods = {name: find(name) for name in METHODS}
+        rows = [[name, method.unit, method.title] for name, method in methods.items()]
+        head = ["name", "unit", "title"]
+        Table("Baselines", head, rows, LIST_NOTE, numeric=False).show()
         raise typer.Exit
 
 
@@ -73,9 +79,9 @@ def command_of(name: str) -> click.Command:
 
     def train(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
         check_noise(given)
-        from fedgs.app.baselines import command
+        from fedgs.app.commands.train import train_baseline
 
-        command.train(name, given | settings)
+        train_baseline(name, given | settings)
 
     chosen = settings_of(method)
     shown = dict(method.recipe) | {"test_fraction": HELD_OUT}
@@ -87,8 +93,7 @@ def command_of(name: str) -> click.Command:
 def settings_of(method: "Baseline") -> list[str]:
     """Returns the settings of a run that a method reads and does not have itself."""
     own = {spec.name for spec in dataclasses.fields(method.Settings)}
-    read = settings.settings_of(*SHARED_SETTINGS, *getattr(method, "more_settings", ()))
-    return [spec.name for spec in read if spec.name not in own]
+    return [spec.name for spec in settings_read(method) if spec.name not in own]
 
 
 def _command(

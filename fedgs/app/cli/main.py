@@ -131,11 +131,6 @@ def train(
 @app.command()
 def resume(run: RunArgument) -> None:
     """Continue an interrupted run from its last checkpoint."""
-    if is_baseline(run):
-        from fedgs.app.baselines import command
-
-        command.resume(run)
-        return
     from fedgs.app.commands import train as running
 
     running.resume(run)
@@ -227,17 +222,13 @@ def privacy(
 
         reproduction.main(as_json)
         return
-    if runs and any(map(is_baseline, runs)):
-        plans = ("recipe", "config", "at_epsilon", "colluding_nodes")
-        reject({name: given[name] for name in plans}, OF_BASELINE)
-        from fedgs.app.baselines import command
-
-        command.privacy(runs, settings, as_json)
-        return
     if not runs:
         statements = privacy_report.of_settings(
             recipe, config, settings, at_epsilon, colluding_nodes
         )
+    elif any(map(is_baseline, runs)):
+        reject(given | {"delta": None}, OF_BASELINE)
+        statements = privacy_report.of_baseline(runs, settings.get("delta"))
     else:
         kept = ("delta", "at_epsilon", "colluding_nodes")
         others = {name: value for name, value in given.items() if name not in kept}
@@ -256,10 +247,7 @@ def privacy(
 def audit(as_json: JsonOption = False, *, given: dict[str, Any]) -> None:
     """Attack a run's guarantee; exit code 1 if a lower bound exceeds its epsilon."""
     request = AuditRequest(**given)
-    if is_baseline(request.run):
-        from fedgs.app.baselines import release_audit as attacks
-    else:
-        from fedgs.app.commands import audit as attacks
+    from fedgs.app.commands import audit as attacks
 
     if not attacks.audit(request, as_json):
         raise typer.Exit(1)

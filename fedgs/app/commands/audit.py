@@ -15,11 +15,14 @@ import torch
 from fedgs.app.commands.audit_report import conclude
 from fedgs.app.commands.audit_request import AuditRequest
 from fedgs.app.commands.terminal import Progress, say
+from fedgs.app.tables import epsilon
 from fedgs.audit.canaries import Canaries
 from fedgs.audit.finding import Finding
 from fedgs.audit.mechanism import MAX_DRAWS, audit_rounds, recorded_plan
 from fedgs.audit.membership import audit_samples
+from fedgs.audit.one_release import attack_releases
 from fedgs.audit.one_run import audit_run
+from fedgs.baselines.frame import open_run
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
@@ -35,6 +38,7 @@ CANARIES, FEWEST_CANARIES = 100, 10
 NUM_SYNTHETIC = 5000
 NUM_RECORDS = 2500
 NOT_RUN = "not run: give --full"
+Outcome = tuple[list[Finding], dict[str, Any], list[str]]  # findings, report, notes
 NO_STAGES = "not run: it has canaries for gradients only, the run has stages"
 
 
@@ -42,9 +46,43 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
     """Attacks a run and returns whether its epsilons hold.
 
     Raises:
-        UserError: no run folder, a broken ledger, or too few clients for --full.
+        UserError: no run folder, a broken ledger, too few clients for --full, or a
+            method without an attack.
     """
     folder = RunFolder.open(request.run)
+    torch.set_num_threads(1)  # workers are threads, one for each of num_workers
+    attacks = _attack_baseline if folder.is_baseline else _attack_run
+    started = time.monotonic()
+    with Progress() as progress:
+        findings, report, notes = attacks(folder, request, progress)
+    report["seconds"] = round(time.monotonic() - started, 1)
+    return conclude(folder.path, report, findings, notes, as_json)
+
+
+def _attack_baseline(
+    folder: RunFolder, request: AuditRequest, progress: Progress
+) -> Outcome:
+    """Attacks one release of each kind; the worst case is the method's own."""
+    run = open_run(folder.path)
+    if request.full:
+        raise UserError("full: is for runs of `fedgs train`; leave out --full")
+    if not (run.releases and hasattr(run.method, "audit_scores")):
+        what = "has no audit yet" if run.unit != "none" else "claims no epsilon"
+        raise UserError(
+            f"RUN = {request.run}: {run.method.name} {what}; "
+            "`fedgs privacy RUN` states its epsilons"
+        )
+    progress.doing(f"A: {request.trials} releases of each kind")
+    findings = attack_releases(run, request.trials)
+    whole = epsilon(run.guarantees()[0].epsilon)
+    notes = [f"one release each; the whole run claims {whole}"]
+    return findings, {"method": run.method.name}, notes
+
+
+def _attack_run(
+    folder: RunFolder, request: AuditRequest, progress: Progress
+) -> Outcome:
+    """Attacks one round of each kind; with --full, a whole run as well."""
     clients = folder.config.num_clients
     if request.full and clients < FEWEST_CANARIES:
         raise UserError(
@@ -54,34 +92,26 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
     config, events = folder.config, folder.read_ledger().events
     output = folder.path / "audit"
     output.mkdir(exist_ok=True)
-    torch.set_num_threads(1)  # workers are threads, one for each of num_workers
-    started = time.monotonic()
     # A run with stages has no attack B. The bounds of A and B hold together.
     has_b = request.full and config.stages is None
-    with Progress() as progress:
-        progress.doing(f"A: up to {request.trials} rounds of each kind")
-        most_draws = MAX_DRAWS if request.full else QUICK_DRAWS
-        findings = audit_rounds(config, events, request.trials, most_draws, int(has_b))
-        data, one_run = None, NO_STAGES if request.full else NOT_RUN
-        if has_b:
-            data, rounds = load_data(config), request.rounds or config.num_rounds
-            plan = recorded_plan(config, events)
-            more, one_run = _one_run(config, plan, data, rounds, output, progress)
-            findings += more
-        membership = _membership(folder, data, progress)
+    progress.doing(f"A: up to {request.trials} rounds of each kind")
+    most_draws = MAX_DRAWS if request.full else QUICK_DRAWS
+    findings = audit_rounds(config, events, request.trials, most_draws, int(has_b))
+    data, one_run = None, NO_STAGES if request.full else NOT_RUN
+    if has_b:
+        data, rounds = load_data(config), request.rounds or config.num_rounds
+        plan = recorded_plan(config, events)
+        more, one_run = _one_run(config, plan, data, rounds, output, progress)
+        findings += more
+    membership = _membership(folder, data, progress)
     is_seeded = folder.config.noise_seed is not None
-    report = {
-        "is_seeded": is_seeded,
-        "one_run": one_run,
-        "membership": membership,
-        "seconds": round(time.monotonic() - started, 1),
-    }
+    report = {"is_seeded": is_seeded, "one_run": one_run, "membership": membership}
     notes = [f"B, one run with canaries: {one_run}"]
     if isinstance(membership, str):
         notes.append(f"C, membership inference: {membership}")
     if is_seeded:
         say(f"Note: the noise of this run was {SEEDED}", is_error=True)
-    return conclude(folder.path, report, findings, notes, as_json)
+    return findings, report, notes
 
 
 def _one_run(

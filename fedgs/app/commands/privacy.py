@@ -2,11 +2,9 @@
 
 import dataclasses
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
@@ -15,7 +13,7 @@ from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import write_json
-from fedgs.privacy.accountant import Statement, statements
+from fedgs.privacy.accountant import VALID, Statement, statements
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.gaussian import LEAST_DELTA
 from fedgs.privacy.oracle import as_published
@@ -123,6 +121,29 @@ def _target_text(config: RunConfig) -> str:
     )
 
 
+# ------------------------------------------------------------------ a baseline
+
+
+def of_baseline(runs: Sequence[Path], delta: float | None) -> list[Statement]:
+    """Returns what one run of a baseline guarantees, for its owner's eyes.
+
+    Args:
+        runs: run folders; of a baseline only one at a time.
+        delta: in place of the run's own.
+
+    Raises:
+        UserError: several runs, or a broken folder.
+    """
+    if len(runs) > 1:
+        raise UserError(
+            f"RUN = {', '.join(map(str, runs))}: a baseline's run is accounted "
+            "alone; give one RUN, and add epsilons and deltas of one unit and relation"
+        )
+    from fedgs.baselines.frame import open_run  # loads torch
+
+    return open_run(runs[0]).guarantees(delta, with_private=True)
+
+
 # ------------------------------------------------------------------ the label
 
 
@@ -144,33 +165,59 @@ def write_labels(runs: Sequence[Path]) -> None:
 
 
 def show(statements: Sequence[Statement]) -> None:
-    """Prints a table and below it the theorems and conditions of its rows."""
-    console = Console()
-    theorems = list(dict.fromkeys(row.theorem for row in statements))
-    letters = dict(zip(theorems, string.ascii_lowercase, strict=False))
+    """Prints tables, and below them the conditions of their rows."""
+    if not statements:
+        say("epsilon: none; the method guarantees nothing")
+        return
+    for table in tables(statements):
+        table.show()
+    say("No row holds without its conditions:")
+    for condition in conditions_of(statements):
+        say(f"- {condition}")
+
+
+def _holds(row: Statement) -> str:
+    why = "" if row.label == VALID else f", {row.label}"
+    return "yes" if row.guarantee else f"NO{why}"
+
+
+def tables(
+    statements: Sequence[Statement], worth: Callable[[Statement], str] = _holds
+) -> list[Table]:
+    """Returns a table for each unit and number of rounds: never one column.
+
+    Args:
+        statements: at least one.
+        worth: says whether a row is a guarantee.
+    """
     titles: dict[str, list[Statement]] = {}
     for row in statements:
         titles.setdefault(_title(row), []).append(row)
-    for title, rows in titles.items():
-        cells: list[list[str]] = []
-        for row in rows:
-            where = (row.adversary, row.relation, row.client_selection)
-            holds = "yes" if row.guarantee else "NO"
-            cells.append([*where, _number(row), holds, letters[row.theorem]])
-        head = ["adversary", "relation", "selection", rows[0].asked, *LAST_COLUMNS]
-        Table(title, head, cells, numeric=False).show()
-    for theorem, letter in letters.items():
-        console.print(f"theorem {letter}: {theorem}", highlight=False)
-    console.print("No row holds without its conditions:")
-    conditions: dict[str, list[str]] = {}
+    return [_table(title, rows, worth) for title, rows in titles.items()]
+
+
+def _table(
+    title: str, rows: Sequence[Statement], worth: Callable[[Statement], str]
+) -> Table:
+    theorems = dict.fromkeys(row.theorem for row in rows)
+    letters = dict(zip(theorems, string.ascii_lowercase, strict=False))
+    cells: list[list[str]] = []
+    for row in rows:
+        where = (row.adversary, row.relation, row.client_selection)
+        cells.append([*where, _number(row), worth(row), letters[row.theorem]])
+    head = ["adversary", "relation", "selection", rows[0].asked, *LAST_COLUMNS]
+    note = "\n".join(f"theorem {letter}: {name}" for name, letter in letters.items())
+    return Table(title, head, cells, note, numeric=False)
+
+
+def conditions_of(statements: Sequence[Statement]) -> list[str]:
+    """Returns each condition once, with the adversaries against whom it is one."""
+    found: dict[str, dict[str, None]] = {}
     for row in statements:
         amplified = " amplified" if row.theorem.startswith("amplification") else ""
         for condition in row.conditions:
-            where = conditions.setdefault(condition, [])
-            if row.adversary + amplified not in where:
-                where.append(row.adversary + amplified)
-    for condition, where in conditions.items():
-        console.print(f"- {condition} ({', '.join(where)})", highlight=False)
+            found.setdefault(condition, {})[row.adversary + amplified] = None
+    return [f"{condition} ({', '.join(where)})" for condition, where in found.items()]
 
 
 def _title(row: Statement) -> str:

@@ -13,6 +13,7 @@ from typer import Exit as Exit  # experiments end with it, too
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import folded
 from fedgs.errors import UserError, wrap_error
+from fedgs.privacy.accountant import CHANGES
 from fedgs.privacy_label import privacy_label
 from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import check_free
@@ -119,11 +120,7 @@ def to_quote(label: Mapping[str, Any]) -> str:
         return f"none to quote: {label['guarantee']}"
     adversary, relation, delta = (label[n] for n in ("adversary", "relation", "delta"))
     one = f"one {label['who_sees_what'][0]['unit']}"
-    change = {
-        "zero-out": f"{one} contributes or contributes nothing",
-        "replace-one": f"{one} has these data or any other",
-        "add-or-remove": f"{one} is there or not",
-    }[relation]
+    change = f"{one} {CHANGES[relation]}"
     factor = f"{math.exp(epsilon):.3g}" if epsilon < MOST_EXPONENT else "e^epsilon"
     text = (
         f"{epsilon:.4g} (adversary {adversary}, {relation}, delta {delta:g}, unit: "

@@ -1,7 +1,8 @@
-"""What `fedgs train`, `resume` and `sample` do."""
+"""What `fedgs train`, `baseline`, `resume` and `sample` do."""
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from fedgs.app.commands.run_outcome import (
 )
 from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
 from fedgs.app.commands.terminal import Progress, say
+from fedgs.baselines import find, frame
+from fedgs.baselines.target import Asked
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
@@ -29,7 +32,7 @@ from fedgs.round.preparation import (
     planned_run,
 )
 from fedgs.round.run import RunStopped, stop_on_signal
-from fedgs.runs.run_folder import GENERATOR, RunFolder
+from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import Output, check_output, draw_samples
 from server.launch import flower_engine
 
@@ -82,20 +85,51 @@ def _planned(
     return folder, data if resolved.engine == "local" else None
 
 
-def resume(run: Path) -> None:
+def train_baseline(name: str, given: Mapping[str, Any]) -> None:
+    """Creates a run folder of a method of `fedgs.baselines` and trains in it.
+
+    Args:
+        name: of the method, or module:object.
+        given: settings of the method, of `Asked`, and of `RunConfig`.
+
+    Raises:
+        UserError: bad input; nothing was written.
+        typer.Exit: the run stopped early (code 1).
+    """
+    kinds = (find(name, is_typed=True).Settings, Asked)
+    own, asked = (
+        {spec.name: given[spec.name] for spec in fields(kind) if spec.name in given}
+        for kind in kinds
+    )
+    settings = {n: v for n, v in given.items() if n not in own and n not in asked}
+    run, data = frame.new_run(name, own, Asked(**asked), settings)
+    for warning in forecast.warnings_of(run.config, data, run.target_epsilon):
+        say(f"Warning: {warning}", is_error=True)
+    say(f"scores: {forecast.evaluation_note(run.config, data)}")
+    _run(run.folder, data, run)
+
+
+def resume(path: Path, typed: str = "") -> None:
     """Continues a run folder.
+
+    Args:
+        path: of the folder.
+        typed: a method that the user named on the command line, and so trusts.
 
     Raises:
         UserError: not a run folder, or a corrupted one.
         typer.Exit: the run stopped early or failed (code 1).
     """
-    folder = RunFolder.open(run)
-    if (folder.path / GENERATOR).exists():
-        say(f"{run}: is finished, its generator is written")
-        return
-    go_back(folder)
-    data = load_data(folder.config) if folder.config.engine == "local" else None
-    _run(folder, data)
+    folder = RunFolder.open(path)
+    if folder.is_finished:
+        say(f"{path}: is finished, its generator is written")
+    elif folder.is_baseline:
+        baseline = frame.open_run(path, typed)
+        _run(folder, frame.load_run_data(baseline), baseline)
+    else:
+        go_back(folder)
+        is_local = folder.config.engine == "local"
+        _run(folder, load_data(folder.config) if is_local else None)
 
 
 def go_back(folder: RunFolder) -> None:
@@ -112,14 +146,19 @@ def go_back(folder: RunFolder) -> None:
         folder.truncate_metrics(checkpoint[0] if checkpoint else 0)
 
 
-def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> bool:
+def train_from_checkpoint(
+    folder: RunFolder,
+    data: FederatedImages | None,
+    baseline: frame.BaselineRun | None = None,
+) -> bool:
     """Trains a run folder from its last checkpoint on, through its engine.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
 
     Args:
         folder: new, or of `go_back`.
-        data: what the local engine trains on; the Flower engine loads its own.
+        data: what a local run trains on; None: the Flower engine loads its own.
+        baseline: the folder's run, where it is one of `fedgs.baselines`.
 
     Returns:
         Whether the run is complete although it was told to stop, in its last round:
@@ -135,26 +174,32 @@ def train_from_checkpoint(folder: RunFolder, data: FederatedImages | None) -> bo
         stop_on_signal(go_on) as stop,
         Progress(console) as progress,
     ):
-        report = progress.rounds(folder.config.num_rounds)
-        if folder.config.engine == "local":
-            assert data is not None
+        title = "step" if baseline else "round"
+        report = progress.rounds(folder.config.num_rounds, title)
+        if data is not None and baseline:
+            frame.train(baseline, data, report, stop)
+        elif data is not None:
             local.train(folder, data, report, stop)
         else:
             flower_engine.train(folder, report, stop)
         return stop.is_set()
 
 
-def _run(folder: RunFolder, data: FederatedImages | None) -> None:
+def _run(
+    folder: RunFolder,
+    data: FederatedImages | None,
+    baseline: frame.BaselineRun | None = None,
+) -> None:
     path = near(folder.path)
-    say(_description(folder.config))
+    say(baseline.description if baseline else _description(folder.config))
     with exit_if_stopped(f"continue with: fedgs resume {path}"):
         try:
-            train_from_checkpoint(folder, data)
+            train_from_checkpoint(folder, data, baseline)
         except RunStopped as end:
-            if not (folder.path / GENERATOR).exists():
+            if baseline or not folder.is_finished:
                 raise
             say(f"the budget is spent, so the run is complete: {end}")
-    show_end(path)
+    show_end(path, baseline.name if baseline else "")
 
 
 def _description(config: RunConfig) -> str:

@@ -55,9 +55,7 @@ class DebugFacts:
     def statements(self) -> list[Statement]:
         """What all groups released; a client is in one group, so the largest counts."""
         rows = self.diagnosis["privacy"] if self.diagnosis else []
-        return [
-            Statement(**{**row, "conditions": tuple(row["conditions"])}) for row in rows
-        ]
+        return [Statement.from_json(row) for row in rows]
 
     @property
     def headline(self) -> Statement:

@@ -62,8 +62,8 @@ class RunFacts:
         grids: first to last, at least one, at most `MOST_GRIDS`.
         is_finished: whether the generator is written.
         label: see `fedgs.privacy_label`.
-        baseline: the run as one of `fedgs baseline`, which has no events and no
-            statements here; None of `fedgs train`.
+        baseline: the run as one of `fedgs baseline`, which has no events here; None
+            of `fedgs train`.
     """
 
     name: str
@@ -96,7 +96,9 @@ class RunFacts:
     @property
     def headline(self) -> Statement:
         """The statement that the run was made for: its own adversary and relation."""
-        return epsilons.ranked(self.config, self.statements)[0]
+        ranked = self.baseline is None  # a baseline's first line is its own
+        rows = self.statements
+        return epsilons.ranked(self.config, rows)[0] if ranked else rows[0]
 
 
 def read_run(path: Path) -> RunFacts:
@@ -108,19 +110,19 @@ def read_run(path: Path) -> RunFacts:
         UserError: no run folder, a broken file, or no sample grid yet.
     """
     folder = RunFolder.open(path)
-    is_baseline = folder.is_baseline
+    baseline = open_run(folder.path) if folder.is_baseline else None
     return RunFacts(
         name=folder.path.name,
         config=folder.config,
-        events=() if is_baseline else folder.read_ledger().events,
+        events=() if baseline else folder.read_ledger().events,
         metrics=read_json_lines(folder.path / "metrics.jsonl"),
-        statements=() if is_baseline else epsilons.of_run(folder.path),
+        statements=baseline.guarantees() if baseline else epsilons.of_run(path),
         versions=read_json(folder.path / "versions.json"),
         evaluation=_evaluation(folder.path),
         grids=_grids(folder.path),
-        is_finished=(folder.path / "generator.safetensors").exists(),
+        is_finished=folder.is_finished,
         label=privacy_label(folder.path),
-        baseline=open_run(folder.path) if is_baseline else None,
+        baseline=baseline,
     )
 
 

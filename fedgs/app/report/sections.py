@@ -81,9 +81,7 @@ def _card_of_run(facts: RunFacts) -> Card:
     answer, texts = "no epsilon", [words.badge(label["guarantee"], "bad")]
     if epsilon is not None:
         answer = f"{words.stated(epsilon)} at δ = {label['delta']:g}"
-        # In words for epsilons of clients; a baseline's may be of a record.
-        reading = words.reading(epsilon, [label["guarantee"]])
-        texts = [words.badge(*reading)] if facts.baseline is None else []
+        texts = [words.badge(*words.reading(epsilon, [label["guarantee"]]))]
     picture = picture_of(facts, facts.grids[-1], "After")
     about = _guaranteed(facts) if epsilon is not None else {}
     about |= _trained(facts)
@@ -94,10 +92,8 @@ def _guaranteed(facts: RunFacts) -> dict[str, str]:
     """Returns against whom the epsilon holds, and the others that the run states."""
     label = facts.label
     adversary, relation = label["adversary"], label["relation"]
-    about = {"neighbours": relation, "unit": label["unit_of_privacy"]}
-    if facts.baseline is None:
-        meaning = said(facts.headline.conditions, "relation", "")
-        about["neighbours"] = f"{meaning} ({relation})"
+    meaning = said(facts.headline.conditions, "relation", "")
+    about = {"neighbours": f"{meaning} ({relation})", "unit": label["unit_of_privacy"]}
     for entry in label["who_sees_what"]:
         if entry["adversary"] == adversary:
             about["against"] = f"{entry['capability']} ({adversary})"

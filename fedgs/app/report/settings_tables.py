@@ -12,8 +12,7 @@ from typing import Any
 
 from fedgs.app.report.run import RunFacts
 from fedgs.app.tables import Table
-from fedgs.baselines.frame import more_settings
-from fedgs.baselines.target import SHARED_SETTINGS
+from fedgs.baselines.target import settings_read
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.settings import settings_of, settings_with
 
@@ -81,8 +80,7 @@ def _changed(facts: RunFacts) -> dict[str, Any]:
     config, baseline = facts.config, facts.baseline
     specs = settings_of()
     if baseline is not None:
-        read = {*SHARED_SETTINGS, *more_settings(baseline.method), "node_sizes"}
-        specs = settings_of(*read)
+        specs = [*settings_read(baseline.method), *settings_of("node_sizes")]
     values = {spec.name: getattr(config, spec.name) for spec in specs}
     defaults = {spec.name: (spec.default, None) for spec in specs}
     return {name: v for name, v in values.items() if v not in defaults[name]}

@@ -1,51 +1,16 @@
-"""What `fedgs audit` does with a baseline: its own release against its own claim."""
+"""Attack A on a baseline: one release of each kind, by the method's own worst case."""
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from fedgs.app.commands.audit_report import conclude
-from fedgs.app.commands.audit_request import AuditRequest
-from fedgs.app.commands.terminal import Progress
-from fedgs.app.tables import epsilon
 from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.audit.mechanism import CHOICE_SHARE, bound_epsilon
-from fedgs.baselines.contract import Guarantee
-from fedgs.baselines.frame import BaselineRun, open_run
-from fedgs.errors import UserError
+from fedgs.baselines.frame import BaselineRun
+from fedgs.privacy.accountant import VALID
 
 ALIKE = ("kind", "what", "sampling_rate", "noise_per_clip")
-
-
-def audit(request: AuditRequest, as_json: bool) -> bool:
-    """Attacks one release of each kind and returns whether the claims hold.
-
-    The worst-case unit is the method's own `audit_scores`. Everything goes to
-    RUN/audit/.
-
-    Raises:
-        UserError: the method has no such attack, or released nothing.
-    """
-    run = open_run(request.run)
-    if request.full:
-        raise UserError("full: is for runs of `fedgs train`; leave out --full")
-    if not (run.releases and hasattr(run.method, "audit_scores")):
-        what = "has no audit yet" if run.unit != "none" else "claims no epsilon"
-        raise UserError(
-            f"RUN = {request.run}: {run.method.name} {what}; "
-            "`fedgs privacy RUN` states its epsilons"
-        )
-    started = time.monotonic()
-    with Progress() as progress:
-        progress.doing(f"A: {request.trials} releases of each kind")
-        findings = attack_releases(run, request.trials)
-    seconds = round(time.monotonic() - started, 1)
-    report = {"method": run.method.name, "seconds": seconds}
-    whole = [epsilon(row.epsilon) for row in run.guarantees()[:1]]
-    notes = [f"one release each; the whole run claims {', '.join(whole)}"]
-    return conclude(run.folder.path, report, findings, notes, as_json)
 
 
 def attack_releases(run: BaselineRun, trials: int) -> list[Finding]:
@@ -84,7 +49,8 @@ def attack(
         trials: for each of the two neighbours.
         attacks: findings of the audit, which are right together with `CONFIDENCE`.
     """
-    claim = _claim(run, event)
+    rows = run.method.guarantees(run.settings, run.facts, [event], run.config.delta)
+    claim = next(r for r in rows if (r.label, r.unit) == (VALID, run.unit))
     total = int(trials * (1 + CHOICE_SHARE))
     outside, inside = scores(run.settings, run.facts, event, claim.relation, total)
     outside, inside = (np.asarray(x, np.float64) for x in (outside, inside))
@@ -93,9 +59,10 @@ def attack(
     split = int(count * CHOICE_SHARE / (1 + CHOICE_SHARE))
     alpha = (1 - CONFIDENCE) / attacks
     bound, rates = bound_epsilon(outside, inside, split, claim.delta, alpha)
+    what = event.get("what", event.get("kind", "release"))
     return Finding(
-        attack=f"A one release ({_what(event)}), one {claim.unit}",
-        adversary="release",
+        attack=f"A one release ({what}), one {claim.unit}",
+        adversary=claim.adversary,
         relation=claim.relation,
         rounds=1,
         delta=claim.delta,
@@ -104,13 +71,3 @@ def attack(
         theorem=claim.theorem,
         details={"trials": float(count - split), **rates._asdict()},
     )
-
-
-def _what(event: Mapping[str, Any]) -> str:
-    return str(event.get("what", event.get("kind", "release")))
-
-
-def _claim(run: BaselineRun, event: Mapping[str, Any]) -> Guarantee:
-    asked = (run.settings, run.facts, [event], run.config.delta)
-    rows = run.method.guarantees(*asked)
-    return next(row for row in rows if (row.label, row.unit) == ("valid", run.unit))

@@ -1,1 +1,0 @@
-"""What `fedgs baseline` does, and other commands with a run of it."""
