@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from fedgs.config.fields import shortened
 from fedgs.errors import UserError
 
 TRUSTED_VARIABLE = "FEDGS_METHODS"  # "module:object", comma-separated
@@ -26,38 +27,59 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "dp-merf": "fedgs.methods.dp_merf:METHOD",
     }
 )
+PARTS = ("recipe", "terms", "state", "begin", "answer", "finish")  # of a `Method`
+
+
+def place_of(
+    what: str,
+    name: str,
+    places: Mapping[str, str] = METHODS,
+    is_typed: bool = False,
+) -> str:
+    """Returns where a method is, "module:object"; imports nothing.
+
+    Args:
+        what: the name is of, for errors.
+        name: a key of `places`, or "module:object".
+        places: name -> "module:object".
+        is_typed: the user gave the name on the command line.
+
+    Raises:
+        UserError: there is no such method, or its place is not trusted.
+    """
+    place, shown = places.get(name, name), shortened(name)
+    if ":" not in place:
+        known = ", ".join(sorted(places))
+        raise UserError(f"{what} = {shown!r}: give one of {known}, or module:object")
+    trusted = os.environ.get(TRUSTED_VARIABLE, "").split(",")
+    if name not in places and not is_typed and name not in trusted:
+        raise UserError(
+            f"{what} = {shown!r}: names code that is not of fedgs; if you trust it, "
+            f"set {TRUSTED_VARIABLE}={shown}"
+        )
+    return place
 
 
 def load(
     what: str,
     name: str,
     places: Mapping[str, str] = METHODS,
-    parts: Sequence[str] = (),
+    parts: Sequence[str] = PARTS,
     is_typed: bool = False,
 ) -> Any:
     """Returns a method by its name, or by the place of one that is not of fedgs.
 
     Args:
-        what: the name is of, for errors.
-        name: a key of `places`, or "module:object".
-        places: name -> "module:object".
+        what: as of `place_of`, like `name`, `places` and `is_typed`.
+        name: of the method.
+        places: of methods.
         parts: that a method has to have.
-        is_typed: the user gave the name on the command line.
+        is_typed: by the user.
 
     Raises:
-        UserError: there is no such method, or its place is not trusted.
+        UserError: as `place_of`, or it cannot be imported.
     """
-    place = places.get(name, name)
-    if ":" not in place:
-        known = ", ".join(sorted(places))
-        raise UserError(f"{what} = {name!r}: give one of {known}, or module:object")
-    trusted = os.environ.get(TRUSTED_VARIABLE, "").split(",")
-    if name not in places and not is_typed and name not in trusted:
-        raise UserError(
-            f"{what} = {name!r}: names code that is not of fedgs; if you trust it, set "
-            f"{TRUSTED_VARIABLE}={name}"
-        )
-    module, _, attribute = place.partition(":")
+    module, _, attribute = place_of(what, name, places, is_typed).partition(":")
     remedy = "give a method that can be imported (PYTHONPATH), module:object"
     try:
         method = getattr(importlib.import_module(module), attribute)

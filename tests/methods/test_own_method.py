@@ -30,6 +30,7 @@ def test_sixty_lines_get_the_whole_frame(own, fedgs, tmp_path, monkeypatch):
     assert len(own.splitlines()) <= 60
     run = tmp_path / "run"
     refused(fedgs("train", *flags(**GIVEN, output=run)), f"set FEDGS_METHODS={OWN}")
+    assert not run.exists()
     monkeypatch.setenv("FEDGS_METHODS", OWN)
     printed(fedgs("train", *flags(**GIVEN, output=run)))
     rows = json.loads(printed(fedgs("privacy", run, "--json")))
