@@ -17,6 +17,7 @@ Whatever a method draws at random comes from `fedgs.randomness.stream`, so that 
 resumed run has the same bits.
 """
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -151,6 +152,12 @@ class State:
     stages: list[StageRelease] = field(default_factory=list[StageRelease])
     start: Model | None = None
 
+    @classmethod
+    def of(cls, generator: nn.Module, **others: nn.Module | Optimizer) -> Self:
+        """Returns the start of a run, with the generator as its average."""
+        average = copy.deepcopy(generator).eval().requires_grad_(False)
+        return cls({"generator": generator, "ema": average, **others})
+
     @property
     def generator(self) -> Generator:
         """G, as the next round needs it."""
@@ -194,7 +201,8 @@ class Method(ABC):
         recipe: values of a run's settings that it starts from.
         has_discriminators: clients keep a discriminator each, which `prepare` has the
             nodes make before their first round.
-        is_rare: a release is a large part of all, so each is checkpointed at once.
+        is_rare: a release is a large part of all, so each is checkpointed at once; and
+            no time of it is published, as where more images of a client take longer.
     """
 
     recipe: Mapping[str, Scalar] = MappingProxyType({})

@@ -12,7 +12,6 @@ random features for practical privacy-preserving data generation", AISTATS 2021;
 https://github.com/frhrdr/dp-merf.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -98,10 +97,7 @@ class DPMerf(Method):
     def state(self, config: ResolvedConfig) -> State:
         """Initialises the generator from the seed, and no target."""
         generator = build_generator(config, derived_seed(config.seed, "generator"))
-        average = copy.deepcopy(generator).eval().requires_grad_(False)
-        embedding = _embedding(config)
-        parts = {"generator": generator, "ema": average, "embedding": embedding}
-        return State({n: part.to(config.device) for n, part in parts.items()})
+        return State.of(generator.to(config.device), embedding=_embedding(config))
 
     def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
         """Asks for embeddings."""

@@ -20,7 +20,6 @@ Source: Augenstein et al., "Generative models for effective ML on private, decen
 datasets", ICLR 2020, Algorithm 2; reference google-research/federated, gans/.
 """
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -91,8 +90,7 @@ class FedAvgGan(Method):
         for network in networks.values():
             network.to(config.device)
         networks["discriminator"].requires_grad_(False)
-        average = copy.deepcopy(networks["generator"]).eval().requires_grad_(False)
-        return State({**networks, "ema": average})
+        return State.of(**networks)
 
     def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
         """Returns both networks as they are; draws nothing.

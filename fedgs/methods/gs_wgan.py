@@ -18,7 +18,6 @@ differentially private generators", NeurIPS 2020, Algorithms 1 and 2; reference
 source/main.py, source/pretrain.py.
 """
 
-import copy
 from collections.abc import Iterator, Mapping
 from typing import cast
 
@@ -78,10 +77,9 @@ class GsWgan(Method):
             generator.refiner.load_state_dict(refiner_of_fonts(config), strict=False)
         rate = config.generator_learning_rate
         adam = torch.optim.Adam(generator.parameters(), rate, ADAM_BETAS)
-        average = copy.deepcopy(generator).eval().requires_grad_(False)
-        parts = {"generator": generator, "ema": average, "adam": adam}
-        start, _ = public_start(config)
-        return State(parts, start=start)
+        state = State.of(generator, adam=adam)
+        state.start, _ = public_start(config)
+        return state
 
     def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, Images]:
         """Draws the round's F fakes and keeps the graph of the last B, the answered.

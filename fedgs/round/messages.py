@@ -90,7 +90,7 @@ def decode_request(payload: Mapping[str, object], config: ResolvedConfig) -> Req
         UserError: wrong keys, sizes, shapes, types or values; nothing of the request
             is used, and the text quotes nothing of it.
     """
-    round, participants, trainees, keep_round = decode_asked(payload, config)
+    round, participants, trainees, keep_round = _decode_asked(payload, config)
     method, attempt = method_of(config, round), None
     if not (round or method.has_discriminators):
         raise UserError("request of round 0, which the run's method has not: refused")
@@ -110,7 +110,7 @@ def decode_request(payload: Mapping[str, object], config: ResolvedConfig) -> Req
     return request
 
 
-def decode_asked(
+def _decode_asked(
     payload: Mapping[str, object], config: ResolvedConfig
 ) -> tuple[int, Clients, Clients, int]:
     """Returns round, participants, trainees and keep_round of a request, checked.

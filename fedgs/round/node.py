@@ -141,7 +141,7 @@ class Node:
             )
         if method_of(self.config, request.round).has_discriminators:
             self._check_state(request.round)
-        self._check(request)
+        self._check_run()
         event, key = self._event(request), None
         if event is not None and self.config.is_masked:
             key = self._key_for(request)
@@ -308,7 +308,7 @@ class Node:
             ClientRefused: outside the clients' limits.
         """
         try:
-            self._check(request)
+            self._check_run()
             if (event := self._event(request)) is not None:
                 self.count.check(event, self.limits)
         except ClientRefused:
@@ -350,9 +350,6 @@ class Node:
         if not self._is_agreed:
             self.limits.check_run(self.config)
             self._is_agreed = True
-
-    def _check(self, request: Request) -> None:
-        self._check_run()
 
     def _event(self, request: Request) -> Event | None:
         """Returns the release that a request asks for, as the clients count it."""
@@ -415,7 +412,7 @@ class Node:
         is_later = any(r > (stages or -1) for r in state_rounds(self.folder))
         if self._discriminators is not None or is_later:
             return
-        self._check(request)
+        self._check_run()
         self._discriminators = Discriminators(self.config, self.hosted)
         is_public, fakes = self.config.is_warm_start_public, request.tensors
         warm_start(

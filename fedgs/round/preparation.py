@@ -29,6 +29,7 @@ from fedgs.data.sources import READERS, has_test_split, read_records, with_absol
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
 from fedgs.gan.models import build_discriminator
+from fedgs.methods import method_of
 from fedgs.methods.public_data import digests, public_start
 from fedgs.privacy.accountant import Plan
 from fedgs.privacy.budget import calibrate_noise
@@ -386,8 +387,8 @@ def nodes_in_memory(config: ResolvedConfig) -> int:
 
 def clients_needed(config: ResolvedConfig) -> int:
     """Returns how many clients' discriminators the run makes at most."""
-    if config.num_rounds <= config.num_stages:
-        return 0  # no gradient round
+    if not method_of(config, config.num_rounds).has_discriminators:
+        return 0
     if config.discriminator_training == "every_round" or config.is_warm_start_public:
         return config.num_clients
     nodes = min(config.num_nodes, config.clients_per_round * config.num_rounds)

@@ -22,6 +22,7 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.same_clients import Run
 from fedgs.round.messages import decode_request, encode_request
+from fedgs.round.preparation import state_bytes
 from fedgs.round.run import RunStopped
 from refusals import assert_refused
 from runs import at_round, events, interrupt_at, train
@@ -288,3 +289,8 @@ def test_a_hostile_servers_settings_are_refused_before_joining(deploy):
 )
 def test_settings_that_contradict_the_method_are_refused(mode, change, problem):
     assert_refused(problem, tiny_config, **mode | change)
+
+
+@pytest.mark.parametrize("settings", [EVERYONE, MERF])
+def test_no_memory_is_asked_for_discriminators_that_a_method_has_not(settings):
+    assert state_bytes(tiny_config(**settings)) == 0
