@@ -14,7 +14,7 @@ from fedgs.config.amplification_rules import DEPLOYED, why_not_amplified
 from fedgs.config.fields import Problem, refuse, shortened
 from fedgs.config.integers import why_too_coarse
 from fedgs.config.placement import read_sizes
-from fedgs.config.plugins import GS_WGAN, METHODS, place_of
+from fedgs.config.plugins import GS_WGAN, METHODS, load
 from fedgs.config.settings import Settings
 from fedgs.config.stages import FEATURES, FONT_FEATURES, MASS, MOST_FEATURES
 
@@ -211,7 +211,7 @@ def method_problems(config: Settings) -> Iterator[Problem]:
     """Yields which settings of GS-WGAN another method has no use for."""
     if config.method == GS_WGAN:
         return
-    place_of("method", config.method)
+    load("method", config.method)  # or it says what is wrong with the name
     what = f"method = {config.method}"
     if config.batch_size != 1 and config.method in METHODS:
         yield "batch_size", f"{what} has one answer a client; give --batch-size 1"

@@ -30,22 +30,25 @@ METHODS: Mapping[str, str] = MappingProxyType(
 PARTS = ("recipe", "terms", "state", "begin", "answer", "finish")  # of a `Method`
 
 
-def place_of(
+def load(
     what: str,
     name: str,
     places: Mapping[str, str] = METHODS,
+    parts: Sequence[str] = PARTS,
     is_typed: bool = False,
-) -> str:
-    """Returns where a method is, "module:object"; imports nothing.
+) -> Any:
+    """Returns a method by its name, or by the place of one that is not of fedgs.
 
     Args:
         what: the name is of, for errors.
         name: a key of `places`, or "module:object".
         places: name -> "module:object".
+        parts: that a method has to have.
         is_typed: the user gave the name on the command line.
 
     Raises:
-        UserError: there is no such method, or its place is not trusted.
+        UserError: there is no such method, its place is not trusted, or it cannot be
+            imported.
     """
     place, shown = places.get(name, name), shortened(name)
     if ":" not in place:
@@ -57,29 +60,7 @@ def place_of(
             f"{what} = {shown!r}: names code that is not of fedgs; if you trust it, "
             f"set {TRUSTED_VARIABLE}={shown}"
         )
-    return place
-
-
-def load(
-    what: str,
-    name: str,
-    places: Mapping[str, str] = METHODS,
-    parts: Sequence[str] = PARTS,
-    is_typed: bool = False,
-) -> Any:
-    """Returns a method by its name, or by the place of one that is not of fedgs.
-
-    Args:
-        what: as of `place_of`, like `name`, `places` and `is_typed`.
-        name: of the method.
-        places: of methods.
-        parts: that a method has to have.
-        is_typed: by the user.
-
-    Raises:
-        UserError: as `place_of`, or it cannot be imported.
-    """
-    module, _, attribute = place_of(what, name, places, is_typed).partition(":")
+    module, _, attribute = place.partition(":")
     remedy = "give a method that can be imported (PYTHONPATH), module:object"
     try:
         method = getattr(importlib.import_module(module), attribute)

@@ -17,7 +17,6 @@ import psutil
 import torch
 
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.plugins import load as find_method
 from fedgs.config.recipes import HELD_OUT, moments_for
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN, settings_with
@@ -125,7 +124,6 @@ def resolve(
     """
     # Checked before the data are loaded, which may take long, and again with them.
     config = _with_seed(config.validate())
-    find_method("method", config.method)
     data = load(config) if data is None else data
     counted = ",".join(_counted(config, data))
     config = _with_participants(config, data.num_clients)

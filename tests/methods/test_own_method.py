@@ -30,6 +30,8 @@ def test_sixty_lines_get_the_whole_frame(own, fedgs, tmp_path, monkeypatch):
     assert len(own.splitlines()) <= 60
     run = tmp_path / "run"
     refused(fedgs("train", *flags(**GIVEN, output=run)), f"set FEDGS_METHODS={OWN}")
+    unknown = flags(method="nonsense", data="digits", target_epsilon=8, output=run)
+    refused(fedgs("train", *unknown), "method = 'nonsense': give one of")
     assert not run.exists()
     monkeypatch.setenv("FEDGS_METHODS", OWN)
     printed(fedgs("train", *flags(**GIVEN, output=run)))
