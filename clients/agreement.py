@@ -3,6 +3,7 @@
 import dataclasses
 
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import written
 from fedgs.privacy.client_limits import Limits
 from fedgs.round.node import Node
 
@@ -56,9 +57,10 @@ def _stages(config: ResolvedConfig) -> list[str]:
     all_terms = [config.terms(round) for round in range(1, config.num_stages + 1)]
     if not all_terms:
         return []
+    weights = written(config.stage_list)
     each = ", ".join(f"{t.noise_multiplier:.4g}" for t in all_terms)
     return [
-        f"  of these, {len(all_terms)} release embeddings ({config.stages}): "
+        f"  of these, {len(all_terms)} release embeddings ({weights}): "
         f"noise_multiplier {each}"
     ]
 

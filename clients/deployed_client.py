@@ -34,8 +34,8 @@ from clients.agreement import agreement
 from clients.node_cache import NodeCache, cached_worker, drop_worker, forget
 from fedgs.config.checks import same_source_problems
 from fedgs.config.fields import refuse
+from fedgs.config.method_settings import settings_with
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import settings_with
 from fedgs.data import partition, sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.federated import FederatedImages

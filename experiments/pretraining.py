@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedgs.config.recipes import recipe
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.data.readers import fonts
 from fedgs.files import write_json
 from fedgs.gan.models import GeneratorRefined, build_generator
@@ -70,9 +70,7 @@ def codes(generator: GeneratorRefined, images: Tensor, labels: Labels) -> Tensor
     return found
 
 
-def trained_refiner(
-    config: ResolvedConfig, images: Tensor, labels: Labels
-) -> TensorDict:
+def trained_refiner(config: GsWganConfig, images: Tensor, labels: Labels) -> TensorDict:
     """Trains a refiner on pairs of a Gaussian's image and a digit near it."""
     generator = build_generator(config, 0)
     assert isinstance(generator, GeneratorRefined)
@@ -105,7 +103,7 @@ def main() -> None:
     labels = torch.from_numpy(records.labels.copy()).long()
     sizes = {"num_classes": 10, "num_clients": 2, "clients_per_round": 2, "seed": 0}
     sizes |= {"noise_multiplier": 1.0}
-    config = ResolvedConfig.from_flat(sizes, recipe("warm-start"))
+    config = GsWganConfig.from_flat(sizes, recipe("warm-start"))
     trunk = trained_trunk(images, labels)
     refiner = trained_refiner(config, images, labels)
     tensors = {TRUNK + name: value.half() for name, value in trunk.items()}

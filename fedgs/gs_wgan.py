@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.optim import Adam
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan import client_training, losses, models
 from fedgs.mechanism import sanitizer
@@ -52,7 +52,7 @@ class Trained(NamedTuple):
 # ------------------------------------------------------------------ server
 
 
-def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
+def train(config: GsWganConfig, data: FederatedImages) -> Trained:
     """Trains a generator, one client after the other.
 
     Privacy: releases (epsilon, delta)-DP output; events: in every round, one Gaussian
@@ -123,7 +123,7 @@ def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
     return Trained(generator, average, cost)  # 14
 
 
-def select(config: ResolvedConfig, round: int) -> list[int]:
+def select(config: GsWganConfig, round: int) -> list[int]:
     """Returns who takes part in a round (6)."""
     if config.client_selection == "all":
         return list(range(config.num_clients))
@@ -133,7 +133,7 @@ def select(config: ResolvedConfig, round: int) -> list[int]:
 
 
 def draw_latents(
-    config: ResolvedConfig, count: int, purpose: str, *indices: int
+    config: GsWganConfig, count: int, purpose: str, *indices: int
 ) -> tuple[Latents, Labels]:
     """Draws z ~ P_z and labels for some fakes, from a stream of their own."""
     rng = stream(config.seed, purpose, *indices)
@@ -150,7 +150,7 @@ class Client:
     Privacy: reads private data; what `answer` returns is sent with noise only.
     """
 
-    def __init__(self, config: ResolvedConfig, data: FederatedImages, k: int) -> None:
+    def __init__(self, config: GsWganConfig, data: FederatedImages, k: int) -> None:
         """Initialises the discriminator (18)."""
         self.config, self.data, self.k = config, data, k
         seed = derived_seed(config.seed, "discriminator", k)

@@ -15,7 +15,7 @@ from torch import nn
 from fedgs.config.fields import Scalar
 from fedgs.config.recipes import DEFAULT, is_left_open, overridden
 from fedgs.config.recipes import recipe as named_recipe
-from fedgs.config.run_config import ResolvedConfig, RunConfig, check_names
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.federated import FederatedImages
 from fedgs.data.given import Column, read_given
@@ -87,7 +87,6 @@ def train(
     >>> run.sample(5, labels=1).images.shape, run.epsilon() <= 10
     ((5, 1, 16, 16), True)
     """
-    check_names(settings)
     given = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}
     is_open = recipe is None and is_left_open(given)
     if recipe is None:

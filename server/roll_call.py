@@ -20,8 +20,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedgs.config.method_settings import settings_with
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import settings_with
 from fedgs.errors import UserError, first_n
 from fedgs.event_log import log_event
 from fedgs.mechanism.masks import Announced

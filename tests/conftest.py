@@ -69,7 +69,7 @@ def _batched_calls(request: pytest.FixtureRequest, monkeypatch) -> None:
     """Has a test with `stacking` or `chunk_size` train discriminators in this way."""
     if "stacking" in request.fixturenames:
         is_stacked = request.getfixturevalue("stacking") == "stacked"
-        name = "fedgs.config.settings.STACKED_UP_TO"
+        name = "fedgs.config.method_settings.STACKED_UP_TO"
         monkeypatch.setattr(name, 10_000 if is_stacked else 0)
     if "chunk_size" in request.fixturenames:
         size = request.getfixturevalue("chunk_size")

@@ -9,8 +9,8 @@ from experiments.debug.debug_request import DebugRequest
 from fedgs.app.commands.select_clients import select_clients
 from fedgs.cohorts.files import Cohort, write_cohort
 from fedgs.cohorts.selection import ABOVE, SELECTED, Selection
+from fedgs.config.method_settings import settings_of
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import settings_of
 from fedgs.data.cohort import cohort_of_data
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError, first_n

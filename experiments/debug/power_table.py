@@ -24,7 +24,7 @@ from experiments.debug.power import STORED
 from experiments.store import Store
 from fedgs.app.flags import OutputOption, run_command
 from fedgs.config.recipes import CLASS_MEANS, configure
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig, narrowed
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
@@ -88,15 +88,16 @@ def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
     return found
 
 
-def _setting() -> tuple[ResolvedConfig, FederatedImages]:
+def _setting() -> tuple[GsWganConfig, FederatedImages]:
     settings = {"data": "fonts", "noise_multiplier": 1.0, "output": "-", "seed": 0}
     settings |= {"clients_per_node": CLIENTS}
     config = configure(CLASS_MEANS, None, settings)
-    return resolve(config, load_data(config))
+    resolved, data = resolve(config, load_data(config))
+    return narrowed(resolved, GsWganConfig), data
 
 
 def _trial(
-    config: ResolvedConfig,
+    config: GsWganConfig,
     data: FederatedImages,
     trial: int,
     cells: Mapping[str, Mapping[str, Any]],
@@ -141,7 +142,7 @@ def spoilt(
 
 
 def samples(
-    config: ResolvedConfig,
+    config: GsWganConfig,
     data: FederatedImages,
     clients: NDArray[np.int64],
     signal: float,

@@ -13,7 +13,7 @@ import torch
 
 from fedgs.app.tables import Table
 from fedgs.config.recipes import full_participation
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.gan.discriminators import Discriminators
 from fedgs.process import forget_peak_memory, keep_freed_memory, peak_memory
 from fedgs.round.preparation import check_device
@@ -40,14 +40,14 @@ def bench(device: str) -> None:
     steps_table(device)
 
 
-def _config(**overrides: object) -> ResolvedConfig:
+def _config(**overrides: object) -> GsWganConfig:
     """Returns settings of full participation, for one client unless another is said."""
     settings = {"num_classes": 10, "seed": 0, "noise_multiplier": 1.0}
     settings |= {"target_epsilon": None, "num_clients": 1, "clients_per_round": 1}
-    return ResolvedConfig.from_flat(settings | overrides, full_participation())
+    return GsWganConfig.from_flat(settings | overrides, full_participation())
 
 
-def training_step(config: ResolvedConfig, state: Discriminators) -> Callable[[], None]:
+def training_step(config: GsWganConfig, state: Discriminators) -> Callable[[], None]:
     """Returns a function that takes one step with every client's discriminator.
 
     All clients train on the same random images: their memory is not what is measured.

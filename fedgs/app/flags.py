@@ -17,8 +17,8 @@ import click
 import typer
 
 from fedgs.app.tables import folded
+from fedgs.config.method_settings import field_type, settings_of
 from fedgs.config.recipes import RECIPES
-from fedgs.config.settings import field_type, settings_of
 from fedgs.errors import UserError
 
 RecipeOption = Annotated[

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
@@ -59,7 +59,7 @@ class Canaries:
     @classmethod
     def draw(
         cls,
-        config: ResolvedConfig,
+        config: GsWganConfig,
         num_canaries: int,
         relation: str,
         rng: np.random.Generator,
@@ -88,13 +88,13 @@ class Canaries:
             relation,
         )
 
-    def images(self, config: ResolvedConfig) -> Tensor:
+    def images(self, config: GsWganConfig) -> Tensor:
         """Returns e_i as images (m, C, S, S)."""
         if config.dct_size is not None:
             return from_dct(self.directions, config.image_size)
         return self.directions
 
-    def gradients(self, config: ResolvedConfig) -> dict[int, Tensor]:
+    def gradients(self, config: GsWganConfig) -> dict[int, Tensor]:
         """Returns what each client answers to every fake, float32 (C, S, S)."""
         signs = np.where(self.is_in, INSIDE, OUTSIDE[self.relation])
         images = self.images(config) * LENGTH * config.clip_bound
@@ -108,7 +108,7 @@ class CanaryDiscriminators(Discriminators):
     """A node's discriminators, of which some answer with a fixed gradient."""
 
     def __init__(
-        self, config: ResolvedConfig, hosted: Sequence[int], fixed: Mapping[int, Tensor]
+        self, config: GsWganConfig, hosted: Sequence[int], fixed: Mapping[int, Tensor]
     ) -> None:
         """Initialises all; `fixed` holds the gradients (C, S, S) by client."""
         super().__init__(config, hosted)
@@ -132,10 +132,11 @@ class CanaryNodes(LocalNodes):
     """
 
     def __init__(
-        self, config: ResolvedConfig, data: FederatedImages, canaries: Canaries
+        self, config: GsWganConfig, data: FederatedImages, canaries: Canaries
     ) -> None:
         """Starts the worker threads."""
         super().__init__(config, data, Path(config.output))  # saves nothing
+        self.settings = config
         self.canaries = canaries
         self.fixed = canaries.gradients(config)
         self.stacks: dict[int, CanaryDiscriminators] = {}
@@ -157,7 +158,7 @@ class CanaryNodes(LocalNodes):
         return ""  # a client's own count has no part in this
 
     def _answer(self, node_id: int, request: Request) -> Release | None:
-        config, hosted = self.config, self.config.hosting.hosted(node_id)
+        config, hosted = self.settings, self.config.hosting.hosted(node_id)
         if request.round > 0:
             stack = self.stacks[node_id]
             return answer_of(config, Hosted(self.data, hosted, node_id, stack), request)
@@ -170,7 +171,7 @@ class CanaryNodes(LocalNodes):
 
     def _known(self, node: int, request: Request) -> Tensor:
         """Returns what the node's other clients contributed, summed over the fakes."""
-        config, clients = self.config, self.config.hosting.hosted(node)
+        config, clients = self.settings, self.config.hosting.hosted(node)
         hosted = Hosted(self.data, clients, node, self.stacks[node])
         asked = clients_of(request.participants, clients)
         others = [client for client in asked if client not in self.fixed]

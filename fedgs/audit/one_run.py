@@ -33,7 +33,7 @@ import numpy as np
 from fedgs.audit.bounds import Scores, one_run_epsilon
 from fedgs.audit.canaries import INSIDE, OUTSIDE, Canaries, CanaryNodes
 from fedgs.audit.finding import CONFIDENCE, Finding
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.methods import new_state
 from fedgs.privacy.gaussian import fixed_law
@@ -49,7 +49,7 @@ NUM_IMAGES = 2000  # behind a mean image
 
 
 def audit_run(
-    config: ResolvedConfig,
+    config: GsWganConfig,
     plan: Plan,
     data: FederatedImages,
     canaries: Canaries,
@@ -98,7 +98,7 @@ def audit_run(
     return [_finding(*asked, *view) for view in views]
 
 
-def as_audited(config: ResolvedConfig) -> ResolvedConfig:
+def as_audited(config: GsWganConfig) -> GsWganConfig:
     """Returns the settings with which a run is trained again: nothing that ends it."""
     return dataclasses.replace(
         config,
@@ -110,14 +110,14 @@ def as_audited(config: ResolvedConfig) -> ResolvedConfig:
     )
 
 
-def _centred(config: ResolvedConfig, canaries: Canaries, sums: Scores) -> Scores:
+def _centred(config: GsWganConfig, canaries: Canaries, sums: Scores) -> Scores:
     """Returns scores whose sign is the likelier coin."""
     middle = (INSIDE + OUTSIDE[canaries.relation]) / 2  # signs of the gradient
     length = config.clip_bound * config.batch_size  # of one round
     return sums - middle * length * canaries.counts
 
 
-def _mean_image(config: ResolvedConfig, generator: Any) -> Scores:
+def _mean_image(config: GsWganConfig, generator: Any) -> Scores:
     labels = uniform_labels(config, NUM_IMAGES, seed=0)
     return draw(config, generator, labels, seed=0).mean(0, dtype=np.float64)
 

@@ -15,14 +15,12 @@ Rules that the contract test checks, or that reviewers do:
 - A guarantee that the settings cannot give is a `UserError` of `calibrated` or
   `guarantees`, with the reason and what to use instead.
 - Settings that RunConfig has too, such as the width of the generator or the latent, are
-  read from `config`; `recipe` has the method's own values of those.
+  read from `config`; `recipe` has the method's own values of those, which become flags.
 
 Optional, found by name:
 
 - `Settings` may have a property `unit` ("none", "record", "user"), where it depends on
   the settings. It replaces that of the method.
-- `more_settings: tuple[str, ...]`: settings of `RunConfig` that the method reads and
-  that become flags of it.
 - `audit_scores(settings, facts, event, relation, trials) -> (outside, inside)`: runs
   the release of one event of the ledger so often with a worst-case unit that takes part
   (inside) and with its neighbour under the relation (outside), by the code of the
@@ -40,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgs.config.fields import Scalar
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import NetworkConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import Generator
 from fedgs.privacy.accountant import Statement
@@ -168,7 +166,7 @@ class Baseline(Protocol):
         ...
 
     def trainer(
-        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
+        self, settings: Any, config: NetworkConfig, data: FederatedImages, seed: int
     ) -> Trainer:
         """Starts a training.
 

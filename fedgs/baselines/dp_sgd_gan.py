@@ -208,7 +208,6 @@ class DPSGDGan:
     recipe: Mapping[str, Scalar]
     is_dp_cgan: bool
     unit: str = "record"
-    more_settings: tuple[str, ...] = (*RATES, "ema_decay")
     trainer = DPSGDGanTrainer
 
     def calibrated(

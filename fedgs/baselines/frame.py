@@ -24,8 +24,9 @@ from fedgs.baselines.releases import Release, ReleaseLedger
 from fedgs.baselines.target import Asked
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.fields import coerce_fields
+from fedgs.config.plugins import CENTRAL
 from fedgs.config.recipes import overridden
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.run_config import NetworkConfig, ResolvedConfig, RunConfig, narrowed
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
@@ -58,8 +59,9 @@ from fedgs.runs.run_folder import (
 )
 from fedgs.shapes import TensorDict
 
-# The accountant of GS-WGAN must find nothing in a baseline's settings to account.
-NOT_GS_WGAN = {
+# The noise is the method's own: of the settings that all runs share, none is added.
+OF_CENTRAL = {
+    "method": CENTRAL,
     "noise_multiplier": 0.0,
     "target_epsilon": "",
     "client_selection": "all",
@@ -202,7 +204,7 @@ def new_run(
     """
     method = find(name, is_typed=True)
     own = made_settings(method, settings)
-    config = overridden(RunConfig(), dict(method.recipe) | given | NOT_GS_WGAN)
+    config = overridden(RunConfig(), dict(method.recipe) | given | OF_CENTRAL)
     config = with_held_out(config, given)
     check_run(method, config)
     config = free_output(config, method.name.replace(":", "-"))
@@ -212,7 +214,8 @@ def new_run(
     facts = facts_of(data, asked.max_images_per_user)
     if asked.target_epsilon is not None:
         own = method.calibrated(own, facts, asked.target_epsilon, resolved.delta)
-    trainer = method.trainer(own, resolved, data, resolved.seed)  # may refuse
+    networks = narrowed(resolved, NetworkConfig)
+    trainer = method.trainer(own, networks, data, resolved.seed)  # may refuse
     resolved = dataclasses.replace(resolved, num_rounds=trainer.num_steps)
     content = {  # for `open_run`
         "name": name,
@@ -369,7 +372,8 @@ def train(run: BaselineRun, data: FederatedImages, report: Report, stop: Stop) -
     """
     torch.set_num_threads(1)
     with run.folder.locked():
-        trainer = run.method.trainer(run.settings, run.config, data, run.config.seed)
+        config = narrowed(run.config, NetworkConfig)
+        trainer = run.method.trainer(run.settings, config, data, config.seed)
         with closing(run.folder.ledger(ReleaseLedger)) as ledger:
             BaselineSession(run, trainer, ledger, report).train(stop)
 

@@ -8,7 +8,7 @@ from dataclasses import Field, dataclass
 from typing import Any
 
 from fedgs.config.fields import coerce_fields, flag
-from fedgs.config.settings import settings_of
+from fedgs.config.method_settings import settings_of
 from fedgs.errors import reject
 
 # Groups and names of the settings of `RunConfig` that a baseline's run has as well.
@@ -16,9 +16,9 @@ SHARED_SETTINGS = ("Data", "Model", "num_clients", "delta", "adversary")
 SHARED_SETTINGS += ("noise_seed", "output", "seed", "device", "checkpoint_every")
 
 
-def settings_read(method: object) -> list[Field[Any]]:
-    """Returns the settings of `RunConfig` that a method's run has."""
-    return settings_of(*SHARED_SETTINGS, *getattr(method, "more_settings", ()))
+def settings_read(method: Any) -> list[Field[Any]]:
+    """Returns the settings of a run that a method reads: its recipe's, and shared."""
+    return settings_of(*SHARED_SETTINGS, *method.recipe)
 
 
 # Settings of a method that say its noise: a target finds it.

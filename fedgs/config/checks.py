@@ -14,9 +14,8 @@ from fedgs.config.amplification_rules import DEPLOYED, why_not_amplified
 from fedgs.config.fields import Problem, refuse, shortened
 from fedgs.config.integers import why_too_coarse
 from fedgs.config.placement import read_sizes
-from fedgs.config.plugins import GS_WGAN, METHODS, load
+from fedgs.config.plugins import GS_WGAN
 from fedgs.config.settings import Settings
-from fedgs.config.stages import FEATURES, FONT_FEATURES, MASS, MOST_FEATURES
 
 FEMNIST_CLASSES = ("all", "merged", "digits", "letters", "merged-letters")
 NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"  # also a file's name: of its key
@@ -60,6 +59,9 @@ def data_problems(config: Settings) -> Iterator[Problem]:
             "could not find those held out; leave out --test-fraction, or name a "
             "column of clients: --data hf:NAME?client=COLUMN",
         )
+    # Of a deployment, the data are known to its clients only.
+    if config.nodes is None:
+        yield from same_source_problems(config)
     is_shuffled = config.partition in ("iid", "dirichlet")
     if config.cohort is not None and is_shuffled:
         why = f"partition = {config.partition} makes clients that no file can name"
@@ -146,9 +148,6 @@ def privacy_problems(config: Settings) -> Iterator[Problem]:
         yield from _amplification_problems(config)
     if config.secure_aggregation:
         yield from _aggregation_problems(config)
-    if config.dct_size is not None and config.dct_size > config.image_size:
-        most = f"image_size = {config.image_size}"
-        yield "dct_size", f"give --dct-size at most {most}"
 
 
 def _amplification_problems(config: Settings) -> Iterator[Problem]:
@@ -199,73 +198,6 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
             yield "secure_aggregation", why
 
 
-def training_problems(config: Settings) -> Iterator[Problem]:
-    """Yields whether a round has fewer fakes than are answered."""
-    fakes = config.fakes_per_round
-    if fakes is not None and fakes < config.batch_size:
-        least = f"batch_size = {config.batch_size}"
-        yield "fakes_per_round", f"give --fakes-per-round at least {least}"
-
-
-def method_problems(config: Settings) -> Iterator[Problem]:
-    """Yields which settings of GS-WGAN another method has no use for."""
-    if config.method == GS_WGAN:
-        return
-    load("method", config.method)  # or it says what is wrong with the name
-    what = f"method = {config.method}"
-    if config.batch_size != 1 and config.method in METHODS:
-        yield "batch_size", f"{what} has one answer a client; give --batch-size 1"
-    for name in ("stages", "dct_size", "fakes_per_round"):
-        if getattr(config, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            yield name, f"is of method = {GS_WGAN}, {what}; leave out {flag}"
-    if config.method == "fedavg-gan" and config.spectral_norm:
-        why = "its vectors are state beside the weights, which clients do not send"
-        yield "spectral_norm", f"{why}; give --no-spectral-norm"
-
-
-def release_problems(config: Settings) -> Iterator[Problem]:
-    """Yields what of the stages' releases contradicts the run's."""
-    if config.stages is None:
-        return
-    if config.client_selection != "all":
-        yield (
-            "stages",
-            f"every client takes part in a stage, client_selection = "
-            f"{config.client_selection}; give --client-selection all",
-        )
-    if config.num_rounds < config.num_stages:
-        least = f"one for each of the {config.num_stages} stages"
-        yield "num_rounds", f"give --num-rounds at least {least}"
-    if config.clip_bound > MASS:
-        why = f"an embedding may be as short as {MASS:g}, beyond that is only noise"
-        yield "clip_bound", f"{why}; give --clip-bound at most {MASS:g}"
-
-
-def stage_problems(config: Settings) -> Iterator[Problem]:
-    """Yields what is wrong with the stages; reading them refuses malformed ones."""
-    if config.stages is None:
-        if config.public_data is not None:
-            yield "public_data", "there are no stages; give --stages, or leave it out"
-        if config.generator == "refined":
-            yield "generator", "is fitted to features; give --stages with them"
-        return
-    yield from _public_problems(config)
-    yield from _moment_problems(config)
-
-
-def _public_problems(config: Settings) -> Iterator[Problem]:
-    """Yields why public images cannot be a start; `public_model` checks themselves."""
-    if config.public_data is None:
-        return
-    # Of a deployment, the data are known to its clients only.
-    if config.nodes is None:
-        yield from same_source_problems(config)
-    if config.latent_dim > config.moment_features:
-        most = f"the {config.moment_features} low frequencies of moment_size"
-        yield "latent_dim", f"give --latent-dim at most {most}"
-
-
 def same_source_problems(config: Settings) -> Iterator[Problem]:
     """Yields whether `public_data` names the private images in other words."""
     public = config.public_data
@@ -293,34 +225,6 @@ def _source(data: str) -> str:
     return "nist" if re.search("(?<![a-z])(q|e|fe)?mnist", name) else name
 
 
-def _moment_problems(config: Settings) -> Iterator[Problem]:
-    """Yields what is wrong with the order and the size of moments."""
-    if config.moment_size > config.image_size:
-        yield "moment_size", f"give --moment-size at most {config.image_size}"
-    kinds = [stage.kind for stage in config.stage_list]
-    if config.knows_fonts and config.image_channels != 1:
-        why = f"{FONT_FEATURES} are of grey images"
-        yield "stages", f"{why}; give --stages with features instead"
-    kinds = kinds[:-1] if config.has_features and len(kinds) > 1 else kinds
-    # Each needs what the one before found.
-    first = ["means", "scatter"] if config.public_data is None else []
-    in_order = [*first, *["moments"] * len(kinds)][: len(kinds)]
-    if kinds[-1] == "parts" and len(kinds) > len(first):
-        in_order[-1] = "parts"
-    if kinds != in_order:
-        order = ", ".join([*first, "any number of moments, parts once, features"])
-        yield "stages", f"moments come in the order {order}; give --stages so"
-    for name, kind in (("moment_size", "scatter"), ("latent_dim", "moments")):
-        if FEATURES[kind](config.moment_features, config.latent_dim) > MOST_FEATURES:
-            why = f"more than {MOST_FEATURES} products of two coordinates"
-            yield name, f"{why}; give a smaller --{name.replace('_', '-')}"
-    generator = "refined" if config.has_features else "gaussian"
-    for name, needed in (("generator", generator), ("latent", "normal")):
-        if getattr(config, name) != needed:
-            why = "stages determine it"
-            yield name, f"{why}; give --{name} {needed}"
-
-
 def check_data(config: Settings) -> None:
     """Checks the settings of the data alone; `RunConfig.validate` checks all.
 
@@ -335,14 +239,10 @@ OF_PLANS = (
     node_size_problems,
     federation_problems,
     privacy_problems,
-    release_problems,
 )
 CHECKS = (
     model_problems,
     data_problems,
     *OF_PLANS,
     node_problems,
-    training_problems,
-    method_problems,
-    stage_problems,
 )

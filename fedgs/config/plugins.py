@@ -19,6 +19,7 @@ from fedgs.errors import UserError
 
 TRUSTED_VARIABLE = "FEDGS_METHODS"  # "module:object", comma-separated
 GS_WGAN = "gs-wgan"
+CENTRAL = "central"  # what the runs of `fedgs.baselines` have as their `method`
 # Of a run's setting `method`: each an object of `fedgs.methods.base.Method`.
 METHODS: Mapping[str, str] = MappingProxyType(
     {
@@ -27,7 +28,15 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "dp-merf": "fedgs.methods.dp_merf:METHOD",
     }
 )
-PARTS = ("recipe", "terms", "state", "begin", "answer", "finish")  # of a `Method`
+PARTS = (
+    "Settings",
+    "recipe",
+    "terms",
+    "state",
+    "begin",
+    "answer",
+    "finish",
+)  # of a `Method`
 
 
 def load(

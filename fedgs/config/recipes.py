@@ -15,16 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedgs.config.plugins import load
+from fedgs.config.method_settings import settings_of
+from fedgs.config.plugins import GS_WGAN, METHODS, load
 from fedgs.config.run_config import RunConfig, check_names
 from fedgs.config.settings import (
     REFERENCE_NOISE_MULTIPLIER,
     REFERENCE_NUM_CLIENTS,
     REFERENCE_NUM_ROUNDS,
-    settings_of,
 )
 from fedgs.config.stages import written
 from fedgs.errors import UserError, wrap_error
+
+
+def _recipe(**settings: Any) -> RunConfig:
+    return RunConfig.from_flat(settings)
 
 
 def algorithm_1() -> RunConfig:
@@ -32,7 +36,7 @@ def algorithm_1() -> RunConfig:
 
     Source: Chen, Orekondy, Fritz, NeurIPS 2020, Algorithm 1 and appendix C.1.
     """
-    return RunConfig(
+    return _recipe(
         partition="iid",
         num_clients=REFERENCE_NUM_CLIENTS,
         num_rounds=REFERENCE_NUM_ROUNDS,
@@ -46,7 +50,7 @@ def algorithm_2() -> RunConfig:
     Source: Chen, Orekondy, Fritz, NeurIPS 2020, Algorithm 2 and appendix C.1. The
     paper has 866 users of Federated EMNIST; here the data decides.
     """
-    return RunConfig(
+    return _recipe(
         partition="by-client",
         num_rounds=30_000,
         noise_multiplier=REFERENCE_NOISE_MULTIPLIER,
@@ -55,7 +59,7 @@ def algorithm_2() -> RunConfig:
 
 def full_participation() -> RunConfig:
     """Every client in every round, small models, low-frequency gradients."""
-    return RunConfig(
+    return _recipe(
         client_selection="all",
         clients_per_round=None,
         discriminator_training="every_round",
@@ -151,10 +155,10 @@ def of_method(name: str) -> RunConfig:
     Raises:
         UserError: there is no such method, or its place is not trusted.
     """
-    shared: dict[str, Any] = {"clients_per_node": 49, "batch_size": 1}
-    shared |= {"client_selection": "all", "clients_per_round": None}
+    shared: dict[str, Any] = {"clients_per_node": 49, "client_selection": "all"}
+    shared |= {"clients_per_round": None}
     shared |= {"target_epsilon": 10.0, "relation": "zero-out"}
-    return RunConfig(**{**shared, **load("method", name).recipe, "method": name})
+    return _recipe(**{**shared, **load("method", name).recipe, "method": name})
 
 
 def class_means() -> RunConfig:
@@ -170,9 +174,8 @@ def demo() -> RunConfig:
 CLASS_MEANS, DEFAULT = "class-means", "warm-start"
 # What `fedgs train` without a recipe leaves to the user, and what decides a method.
 OF_MOMENTS = {"moment_size", "latent_dim"}
-OF_METHOD = {"client_selection", "clients_per_round", "discriminator_training"}
-OF_METHOD |= {"noise_multiplier", "clip_bound", "batch_size"}
-OF_METHOD |= {"dct_size", "amplification"}
+OF_METHOD = {"client_selection", "clients_per_round", "noise_multiplier"}
+OF_METHOD |= {"clip_bound", "amplification"}
 HELD_OUT = 0.1  # of every owner's images, where the data have no test split
 # Least `signal_of`, and what it pays for: the side of the low frequencies, and the axes
 # along which parts of classes are measured; 0: no parts, whose moments would have more
@@ -195,8 +198,8 @@ def is_left_open(given: Mapping[str, Any]) -> bool:
     >>> is_left_open({"target_epsilon": 10.0, "num_rounds": 500})
     False
     """
-    of_method = {spec.name for spec in settings_of("Training", "Model")} | OF_METHOD
-    chosen = of_method & given.keys()
+    specs = settings_of("Training", "GS-WGAN", "Model")
+    chosen = ({spec.name for spec in specs} | OF_METHOD) & given.keys()
     return "target_epsilon" in given and chosen <= OF_MOMENTS
 
 
@@ -264,7 +267,7 @@ def recipe(name: str) -> RunConfig:
     Raises:
         UserError: unknown name, or a place that is not trusted.
     """
-    if ":" in name:
+    if ":" in name or (name in METHODS and name not in RECIPES):
         return of_method(name)
     if name not in RECIPES:
         raise UserError(f"recipe = {name!r}: give --recipe one of {', '.join(RECIPES)}")
@@ -310,29 +313,35 @@ def configure(
     Raises:
         UserError: an unknown recipe, setting or value, or an unreadable file.
     """
-    config = recipe(recipe_name) if recipe_name is not None else RunConfig()
+    config = recipe(recipe_name) if recipe_name is not None else _recipe()
     config = dataclasses.replace(config, engine=engine)
-    for source in (settings_in(config_file), given):
+    for source in (settings_in(config_file, config.method), given):
         config = overridden(config, source)
     return config.validate()
 
 
-def settings_in(config_file: Path | None) -> dict[str, Any]:
+def settings_in(config_file: Path | None, method: str = GS_WGAN) -> dict[str, Any]:
     """Returns the settings that a TOML file names; none without a file.
 
+    Args:
+        config_file: in it a table, named as the method, may hold the method's own.
+        method: of the run.
+
     Raises:
-        UserError: an unreadable file, an unknown setting, or a table in it.
+        UserError: an unreadable file, or another table.
     """
     if config_file is None:
         return {}
     problem = f"config = {config_file}: cannot be read"
     with wrap_error((OSError, ValueError), problem, "give --config a TOML file"):
         settings = tomllib.loads(config_file.read_text())
-    check_names(settings)
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            raise UserError(
-                f"config = {config_file}: [{name}] is a table; give its settings "
-                "without one, each on a line of its own"
-            )
-    return settings
+    tables = {n: own for n, own in settings.items() if isinstance(own, dict)}
+    if other := tables.keys() - {method}:
+        raise UserError(
+            f"config = {config_file}: [{min(other)}] is a table; only the run's method "
+            f"has one, [{method}], and other settings stand before it"
+        )
+    shared = {n: value for n, value in settings.items() if n not in tables}
+    found = shared | tables.get(method, {})
+    check_names(found, method=method)
+    return found

@@ -5,22 +5,31 @@ This module imports no tensor library.
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 from fedgs.config.checks import CHECKS
 from fedgs.config.fields import Scalar, again, entry, refuse, shortened
-from fedgs.config.settings import Settings, settings_of
+from fedgs.config.method_settings import (
+    GsWganSettings,
+    NetworkSettings,
+    settings_of,
+)
+from fedgs.config.plugins import CENTRAL, GS_WGAN, load
+from fedgs.config.settings import Settings
 from fedgs.errors import UserError
+
+ConfigT = TypeVar("ConfigT", bound="RunConfig")
 
 
 @dataclass(frozen=True)
 class RunConfig(Settings):
-    """All settings of one training run; see each field's help text.
+    """The settings of a training run that all methods share; see each field's help.
 
-    Nothing here may be computed from private data.
+    `from_flat` adds those of its method. Nothing may be computed from private data.
     """
 
     def validate(self) -> Self:
@@ -31,12 +40,13 @@ class RunConfig(Settings):
         """
         for problems in CHECKS:
             refuse(self, problems(self))
+        refuse(self, self.problems())
         return self
 
     def to_flat(self) -> dict[str, Scalar]:
         """Returns the settings as flat scalars, unset ones as the empty string."""
-        names = [spec.name for spec in dataclasses.fields(RunConfig)]
-        values = {name: getattr(self, name) for name in names}
+        names = [spec.name for spec in dataclasses.fields(self)]
+        values = {name: getattr(self, name) for name in names if name != "counted"}
         return {n: "" if value is None else value for n, value in values.items()}
 
     @property
@@ -57,6 +67,8 @@ class RunConfig(Settings):
     ) -> Self:
         """Builds a configuration from flat scalars, on top of `base`.
 
+        Its class is `class_of` the settings of the method that they name.
+
         Args:
             values: setting name to value; the empty string means unset.
             base: the configuration that `values` override; defaults when None.
@@ -64,32 +76,83 @@ class RunConfig(Settings):
         Raises:
             UserError: an unknown name, or a value outside its range.
         """
-        known = {spec.name for spec in dataclasses.fields(cls)}
-        check_names(values, known)
         inherited: dict[str, Any] = {} if base is None else base.to_flat()
+        method = str(values.get("method", inherited.get("method", GS_WGAN)))
+        made = class_of(cls, own_settings(method))
+        known = {spec.name for spec in dataclasses.fields(made)}
+        check_names(values, known, method)
         # A base may be of a class with more settings.
         inherited = {name: inherited[name] for name in inherited if name in known}
-        return cls(**inherited | dict(values))
+        return made(**inherited | dict(values))
 
 
-def check_names(names: Iterable[str], known: Collection[str] = ()) -> None:
-    """Refuses names that are none of a setting.
+def own_settings(method: str) -> type[Settings]:
+    """Returns the class that declares a method's settings; torch may be loaded.
+
+    Raises:
+        UserError: there is no such method, or its place is not trusted.
+    """
+    known = {GS_WGAN: GsWganSettings, CENTRAL: NetworkSettings}
+    return known.get(method) or load("method", method).Settings
+
+
+@functools.cache
+def class_of(kind: type[ConfigT], own: type[Settings]) -> type[ConfigT]:
+    """Returns a class of configurations with a method's settings beside the shared.
+
+    Args:
+        kind: `RunConfig`, `ResolvedConfig` or what this has returned.
+        own: declares the settings.
+    """
+    root: type[RunConfig] = RunConfig
+    if issubclass(kind, ResolvedConfig):
+        has_networks = issubclass(own, NetworkSettings)
+        root = NetworkConfig if has_networks else ResolvedConfig
+    if (root, own) == (NetworkConfig, GsWganSettings):
+        return cast(type[ConfigT], GsWganConfig)
+    made = type(f"{own.__name__}{root.__name__}", (root, own), {})
+    return cast(type[ConfigT], dataclass(frozen=True)(made))
+
+
+def narrowed(config: RunConfig, kind: type[ConfigT]) -> ConfigT:
+    """Returns the configuration of a run whose method has the settings of a kind.
+
+    Raises:
+        UserError: it is of a method without them.
+    """
+    if not isinstance(config, kind):
+        raise UserError(f"method = {config.method}: is not of {kind.__name__}")
+    return config
+
+
+def check_names(
+    names: Iterable[str], known: Collection[str] = (), method: str = GS_WGAN
+) -> None:
+    """Refuses names that are none of a run's settings.
 
     Args:
         names: to check.
-        known: all settings that people set when empty.
+        known: the run's settings; those that people set when empty.
+        method: of the run.
 
     Raises:
         UserError: the first unknown one, and what is nearest.
     """
-    known = known or [spec.name for spec in settings_of()]
+    if not known:
+        made = class_of(RunConfig, own_settings(method))
+        specs = dataclasses.fields(made)
+        known = [spec.name for spec in specs if "group" in spec.metadata]
+    flags = [spec.name for spec in settings_of()]
     for name in names:
-        if name not in known:
-            nearest = difflib.get_close_matches(shortened(name), known, 1, 0.0)
-            raise UserError(
-                f"{name}: unknown setting; the nearest is {nearest[0]}, and `fedgs "
-                "train --help-all` lists them all"
-            )
+        if name in known:
+            continue
+        if name in flags:
+            raise UserError(f"{name}: method = {method} has no such setting")
+        nearest = difflib.get_close_matches(shortened(name), known, 1, 0.0)
+        raise UserError(
+            f"{name}: unknown setting; the nearest is {nearest[0]}, and `fedgs "
+            "train --help-all` lists them all"
+        )
 
 
 @dataclass(frozen=True)
@@ -128,3 +191,13 @@ class ResolvedConfig(RunConfig):
     def schedule_seed(self) -> int:
         """Seed that decides who participates: the selection's own, or the run's."""
         return self.seed if self.selection_seed is None else self.selection_seed
+
+
+@dataclass(frozen=True)
+class NetworkConfig(ResolvedConfig, NetworkSettings):
+    """What a run of any method with networks uses; an annotation."""
+
+
+@dataclass(frozen=True)
+class GsWganConfig(NetworkConfig, GsWganSettings):
+    """What a run of GS-WGAN uses."""

@@ -1,4 +1,6 @@
-"""Every setting of a run as a field, and what follows from the fields alone.
+"""The settings that all runs share, and what follows from them alone.
+
+A method's own are of a class over this one (`fedgs.config.method_settings`).
 
 The field names are the public names: TOML keys, command-line flags (with `-` for `_`),
 Flower's `[tool.flwr.app.config]` and the run folder's `config.json` all use them.
@@ -11,41 +13,25 @@ import dataclasses
 import functools
 import typing
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fedgs.config.fields import (
-    NOISE,
-    Trait,
-    check_range,
-    coerced,
-    entry,
-    option,
-    scalar_type,
-)
+from fedgs.config.fields import NOISE, Problem, check_range, coerced, entry, option
 from fedgs.config.hub import HubSource, read_hub
 from fedgs.config.integers import clip_units
 from fedgs.config.placement import Placement, hosting, read_sizes
 from fedgs.config.plugins import GS_WGAN, load
-from fedgs.config.stages import (
-    FEATURES,
-    FONT_FEATURES,
-    PARTS,
-    Stage,
-    Terms,
-    read_stages,
-)
+from fedgs.config.stages import FONT_FEATURES, Stage, Terms
 from fedgs.errors import UserError
 
 # GS-WGAN source/config.py defaults, as published (Chen, Orekondy, Fritz, NeurIPS 2020).
 REFERENCE_NOISE_MULTIPLIER = 1.07
 REFERENCE_NUM_CLIENTS = 1000
 REFERENCE_NUM_ROUNDS = 20_000
-REFERENCE_WARM_START_ROUNDS = 2_000
 
 GIVEN = "given"  # the setting `data` where a program gave the images itself
-GROUPS = ("Data", "Federation", "Privacy", "Training", "Model", "Runtime")
-STACKED_UP_TO = 32  # width of discriminators, on a CPU: there the loop wins above it
+GROUPS = ("Data", "Federation", "Privacy", "Training", "GS-WGAN", "Model", "Runtime")
 
 # The names of `fedgs.data.transformations`, which loads what this module must not.
 CORRUPTIONS = (
@@ -59,7 +45,7 @@ CORRUPTIONS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one run and what follows from them; use `RunConfig`.
+    """The settings that the runs of all methods have; use `RunConfig`.
 
     Nothing here may be computed from private data.
     """
@@ -164,14 +150,6 @@ class Settings:
         traits=("mechanism",),
         choices=("uniform", "balanced", "all"),
     )
-    discriminator_training: str = option(
-        "selected",
-        "Federation",
-        "Whose discriminators train in a round: selected (the paper), "
-        "every_round (all clients) or frozen (none after the warm start).",
-        traits=("mechanism",),
-        choices=("selected", "every_round", "frozen"),
-    )
     clients_per_node: int = option(
         1,
         "Federation",
@@ -247,20 +225,6 @@ class Settings:
         traits=("mechanism",),
         above=0,
     )
-    batch_size: int = option(
-        32,
-        "Privacy",
-        "B, fakes answered by a release.",
-        traits=("mechanism",),
-        at_least=1,
-    )
-    dct_size: int | None = option(
-        None,
-        "Privacy",
-        "Clip and noise the k x k low frequencies (DCT) of a gradient, not its pixels "
-        "(the paper); never tuned on private data.",
-        at_least=1,
-    )
     amplification: bool = option(
         False,
         "Privacy",
@@ -290,97 +254,13 @@ class Settings:
         traits=("mechanism",),
         at_least=1,
     )
-    method: str = option(
-        GS_WGAN,
-        "Training",
-        "gs-wgan; fedavg-gan (its n_dis steps are of both networks, its rates of SGD); "
-        "dp-merf; or module:object, a method of your own.",
-    )
-    stages: str | None = option(
-        None,
-        "Training",
-        "What the first rounds release, one each, and its share of the privacy spent: "
-        "means:0.25,scatter:0.25,moments:0.5 for a Gaussian of each class, ...,parts "
-        "for four, ...,features for a refiner behind them, or font-features, of a "
-        "network of fonts. Of a stage of weight w, noise_std = 2 * clip_bound * "
-        "noise_multiplier / sqrt(w); without weights equal, sum 1.",
-        traits=("mechanism",),
-    )
-    moment_size: int = option(
-        10,
-        "Training",
-        "Side k of the k x k low frequencies (DCT) whose moments stages release.",
-        at_least=1,
-    )
+
     public_data: str | None = option(
         None,
         "Training",
-        "Public images that stages start from, with the run's labels: a "
-        "value of data, such as fonts. The server reads them, clients do not.",
+        "Public images that stages start from, with the run's labels: a value of "
+        "data, such as fonts. The server reads them, clients do not.",
     )
-    discriminator_steps: int = option(
-        5, "Training", "n_dis, discriminator steps of a round.", at_least=1
-    )
-    discriminator_batch_size: int = option(
-        32,
-        "Training",
-        "Real and fake images of a discriminator step; drawn with replacement.",
-        at_least=1,
-    )
-    fakes_per_round: int | None = option(
-        None,
-        "Training",
-        "Size of the one set of fakes that a round's steps draw from, and those of the "
-        "warm start; unset: n_dis fresh batches, the last one answered, and a warm "
-        "start against an own generator that is thrown away (the paper).",
-        at_least=1,
-    )
-    warm_start_rounds: int = option(
-        REFERENCE_WARM_START_ROUNDS,
-        "Training",
-        "T_w, warm-start rounds of n_dis discriminator steps.",
-        at_least=0,
-    )
-    generator_learning_rate: float = option(
-        1e-4, "Training", "Adam's step size for the generator.", above=0
-    )
-    discriminator_learning_rate: float = option(
-        1e-4, "Training", "Adam's step size for the discriminators.", above=0
-    )
-    ema_decay: float = option(
-        0.999,
-        "Training",
-        "Decay of the averaged generator, min(1 - 1/(t+1), ema_decay).",
-        at_least=0,
-        below=1,
-    )
-
-    # Model
-    generator: str = option(
-        "resnet",
-        "Model",
-        "Generator: resnet or dcgan (the paper), the light upsample, gaussian: one "
-        "Gaussian for each class, which stages determine, refined: a U-net behind it, "
-        "or coded: linear layers through a short code.",
-        choices=("resnet", "dcgan", "upsample", "gaussian", "refined", "coded"),
-    )
-    generator_dim: int = option(64, "Model", "Width of the generator.", at_least=1)
-    discriminator_dim: int = option(
-        64, "Model", "Width d of the discriminator: channels d, 2d, 4d.", at_least=1
-    )
-    spectral_norm: bool = option(
-        True,
-        "Model",
-        "Spectral normalisation of the discriminator, and ReLU; else leaky ReLU.",
-    )
-    latent: str = option(
-        "bernoulli",
-        "Model",
-        "Latent z: bernoulli bits (the paper; 10 bits and 10 labels give at most "
-        "10,240 distinct images), normal, or uniform on [0, 1) (PATE-GAN).",
-        choices=("bernoulli", "normal", "uniform"),
-    )
-    latent_dim: int = option(10, "Model", "Length of z.", at_least=1)
 
     # Runtime
     engine: str = option(
@@ -422,7 +302,8 @@ class Settings:
         at_least=1,
     )
 
-    # Set by commands, and never by people
+    # Set by recipes or commands, and never by people
+    method: str = entry(GS_WGAN)  # a name of `METHODS`, or module:object
     nodes: str | None = entry(None)  # names of a deployment's, in their clients' order
     selection_seed: int | None = entry(None, traits=("stays",), at_least=0)
     corruption: str = entry("none", choices=CORRUPTIONS)  # a planted bug
@@ -436,7 +317,7 @@ class Settings:
         Raises:
             UserError: a value of the wrong type or outside its range.
         """
-        hints = _types_of(type(self))
+        hints = types_of(type(self))
         for spec in dataclasses.fields(self):
             value = coerced(spec.name, hints[spec.name], getattr(self, spec.name))
             object.__setattr__(self, spec.name, value)
@@ -453,16 +334,6 @@ class Settings:
         return self.seed if self.selection_seed is None else self.selection_seed
 
     @property
-    def stacked(self) -> bool:
-        """Whether many discriminators train in one batched call, or in turn."""
-        return self.device != "cpu" or self.discriminator_dim <= STACKED_UP_TO
-
-    @property
-    def is_warm_start_public(self) -> bool:
-        """Whether the warm start is on the server's first fakes."""
-        return self.fakes_per_round is not None
-
-    @property
     def hub(self) -> HubSource | None:
         """The Hugging Face data set that `data` names, None if it names none."""
         return read_hub(self.data)
@@ -471,14 +342,6 @@ class Settings:
     def partitioner(self) -> str | None:
         """The partitioner of flwr-datasets that makes the clients of a `hub` source."""
         return self.hub.partitioner if self.hub else None
-
-    @property
-    def fakes_sent(self) -> int:
-        """Number of fake images that one round sends to every participant."""
-        if self.fakes_per_round is not None:
-            return self.fakes_per_round
-        steps = self.discriminator_steps * self.discriminator_batch_size
-        return max(steps, self.batch_size)
 
     @property
     def num_nodes(self) -> int:
@@ -521,21 +384,70 @@ class Settings:
     @property
     def noise_std(self) -> float:
         """Standard deviation of one node's noise, 2 * clip_bound * noise_multiplier."""
-        return 2.0 * self.clip_bound * self._known_noise
+        return 2.0 * self.clip_bound * self.known_noise
 
     @property
-    def _known_noise(self) -> float:
+    def known_noise(self) -> float:
+        """The noise multiplier.
+
+        Raises:
+            UserError: it is unset.
+        """
         if self.noise_multiplier is None:
             raise UserError(
                 "noise_multiplier is unset: give --noise-multiplier or --target-epsilon"
             )
         return self.noise_multiplier
 
+    # What a method's own settings may say otherwise.
+    discriminator_training = "selected"
+    batch_size = 1
+    warm_start_rounds = 0
+
     @property
-    def release_shape(self) -> tuple[int, int, int, int]:
-        """Shape (B, channels, side, side) of B gradients in their basis."""
-        side = self.dct_size or self.image_size
-        return (self.batch_size, self.image_channels, side, side)
+    def is_warm_start_public(self) -> bool:
+        """Whether the warm start is on the server's first fakes."""
+        return False
+
+    @property
+    def fakes_sent(self) -> int:
+        """Number of fake images that one round sends to every participant."""
+        return 0
+
+    @property
+    def stage_list(self) -> tuple[Stage, ...]:
+        """The stages that the run begins with, one round each; empty without."""
+        return ()
+
+    @property
+    def num_stages(self) -> int:
+        """S, the rounds 1 to S release embeddings; 0 without stages."""
+        return len(self.stage_list)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the last stage is one of features, which a refiner is fitted to."""
+        kinds = [stage.kind for stage in self.stage_list]
+        return kinds[-1:] in (["features"], [FONT_FEATURES])
+
+    @property
+    def knows_fonts(self) -> bool:
+        """Whether features, and a refiner's start, are of public fonts."""
+        return False
+
+    def problems(self) -> Iterator[Problem]:
+        """Yields which of a method's own settings contradict each other or others."""
+        if self.public_data is not None and not self.num_stages:
+            yield "public_data", "there are no stages; give --stages, or leave it out"
+
+    def terms(self, round: int) -> Terms:
+        """Returns what the release of a round, from 1, is agreed to be.
+
+        Raises:
+            UserError: noise_multiplier or num_classes is unset.
+        """
+        terms: Terms = load("method", self.method).terms(self, round)
+        return terms
 
     @property
     def is_masked(self) -> bool:
@@ -555,63 +467,10 @@ class Settings:
             clients = _known(self.num_clients)
         return clip_units(terms.noise_multiplier, clients)
 
-    @property
-    def stage_list(self) -> tuple[Stage, ...]:
-        """The stages that the run begins with, one round each; empty without."""
-        return read_stages(self.stages)
-
-    @property
-    def moment_features(self) -> int:
-        """Number of low frequencies of one image, over all channels."""
-        return self.image_channels * self.moment_size**2
-
-    @property
-    def num_stages(self) -> int:
-        """S, the rounds 1 to S release embeddings; 0 without stages."""
-        return len(self.stage_list)
-
-    @property
-    def has_features(self) -> bool:
-        """Whether the last stage is one of features, which a refiner is fitted to."""
-        kinds = [stage.kind for stage in self.stage_list]
-        return kinds[-1:] in (["features"], [FONT_FEATURES])
-
-    @property
-    def knows_fonts(self) -> bool:
-        """Whether its features, and its refiner's start, are of public fonts."""
-        return any(stage.kind == FONT_FEATURES for stage in self.stage_list)
-
-    @property
-    def num_parts(self) -> int:
-        """Gaussians of each class of the generator `gaussian`."""
-        return PARTS if any(s.kind == "parts" for s in self.stage_list) else 1
-
-    def terms(self, round: int) -> Terms:
-        """Returns what the release of a round, from 1, is agreed to be.
-
-        Raises:
-            UserError: noise_multiplier or num_classes is unset.
-
-        Source: docs/privacy.md, "Embedding releases".
-        """
-        multiplier = self._known_noise
-        if self.method != GS_WGAN:
-            terms: Terms = load("method", self.method).terms(self, round)
-            return terms
-        if not 1 <= round <= self.num_stages:
-            return Terms("gradient", multiplier, self.clip_bound, self.release_shape)
-        stage = self.stage_list[round - 1]
-        if self.num_classes is None:
-            raise UserError("num_classes is unset: give --num-classes")
-        groups = stage.num_groups(self.num_classes)
-        count = FEATURES[stage.kind](self.moment_features, self.latent_dim)
-        shape = (1, 1, groups, 1 + count)
-        multiplier /= stage.weight**0.5
-        return Terms("embedding", multiplier, self.clip_bound, shape)
-
 
 @functools.cache
-def _types_of(kind: type[Settings]) -> dict[str, Any]:
+def types_of(kind: type[Settings]) -> dict[str, Any]:
+    """Returns the types of a class of settings, by name."""
     return typing.get_type_hints(kind)
 
 
@@ -619,25 +478,3 @@ def _known(num_clients: int | None) -> int:
     if num_clients is None:
         raise UserError("num_clients is unset: give --num-clients or data with clients")
     return num_clients
-
-
-def settings_with(trait: Trait) -> tuple[str, ...]:
-    """Returns the names of the fields that have a trait, in their order."""
-    specs = dataclasses.fields(Settings)
-    return tuple(s.name for s in specs if trait in s.metadata.get("traits", ()))
-
-
-def settings_of(*chosen: str) -> "list[dataclasses.Field[Any]]":
-    """Returns the fields that people set, in their order.
-
-    Args:
-        *chosen: groups, and names; all when empty.
-    """
-    specs = [s for s in dataclasses.fields(Settings) if "group" in s.metadata]
-    names = {*(chosen or GROUPS)}
-    return [s for s in specs if {s.name, s.metadata["group"]} & names]
-
-
-def field_type(name: str) -> tuple[type, bool]:
-    """Returns the scalar type of a setting and whether it may be unset."""
-    return scalar_type(_types_of(Settings)[name])

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import (
     FONT_FEATURES,
     LAYER_FEATURES,
@@ -75,23 +75,23 @@ class Kind(NamedTuple):
         groups: (tensors, images, labels) -> the group of each image, its class at most.
     """
 
-    shapes: Callable[[ResolvedConfig], Shapes]
+    shapes: Callable[[GsWganConfig], Shapes]
     features: Callable[[TensorDict, Images, Labels], Tensor]
     groups: Callable[[TensorDict, Images, Labels], Labels] = lambda net, x, y: y
 
 
-def _model_shapes(config: ResolvedConfig) -> Shapes:
+def _model_shapes(config: GsWganConfig) -> Shapes:
     classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
     return {"mean": (classes, size), "axes": (size, axes), "centre": (classes, axes)}
 
 
-def _part_shapes(config: ResolvedConfig) -> Shapes:
+def _part_shapes(config: GsWganConfig) -> Shapes:
     classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
     of_classes = {"middle": (classes, axes), "split": (classes, axes, SPLITS)}
     return {"axes": (size, axes), "centre": (classes * PARTS, axes), **of_classes}
 
 
-def _trunk_shapes(config: ResolvedConfig) -> Shapes:
+def _trunk_shapes(config: GsWganConfig) -> Shapes:
     size = sum(LAYER_FEATURES)
     axes = (LAYER_FEATURES[-1], TRUNK_AXES)
     return {"mean": (size,), "scale": (size,), "axes": axes}

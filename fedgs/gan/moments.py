@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import PARTS, SPLITS
 from fedgs.gan.features import (
     IMAGES_AT_ONCE,
@@ -84,7 +84,7 @@ class Model:
 
 
 def model_of(
-    config: ResolvedConfig, releases: Sequence[StageRelease], start: Model | None = None
+    config: GsWganConfig, releases: Sequence[StageRelease], start: Model | None = None
 ) -> Model:
     """Returns what the releases of moments so far say; before the first, the start."""
     model = _blank(config) if start is None else start
@@ -126,7 +126,7 @@ def in_parts(model: Model) -> Model:
     )
 
 
-def start_of(config: ResolvedConfig, images: Tensor, labels: Labels) -> Model:
+def start_of(config: GsWganConfig, images: Tensor, labels: Labels) -> Model:
     """Returns the model of public images, along their `latent_dim` longest axes.
 
     Privacy: public, as the images are.
@@ -155,7 +155,7 @@ def start_of(config: ResolvedConfig, images: Tensor, labels: Labels) -> Model:
     return Model(mean, to_axes, back, centre, covariance, is_public=True)
 
 
-def _blank(config: ResolvedConfig) -> Model:
+def _blank(config: GsWganConfig) -> Model:
     """Returns the model that knows nothing."""
     classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
 
@@ -266,7 +266,7 @@ def symmetric(values: Tensor, size: int) -> Tensor:
 
 
 @torch.no_grad()
-def set_generator(config: ResolvedConfig, model: Model, *generators: Generator) -> None:
+def set_generator(config: GsWganConfig, model: Model, *generators: Generator) -> None:
     """Gives generators the model's Gaussians: mean + factor^T z in pixels.
 
     Variances that noise made negative are 0.

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import LAYER_FEATURES, TRUNK_AXES
 from fedgs.gan.features import KINDS, StageRelease
 from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update_ema
@@ -42,9 +42,7 @@ MEMORY = 0.95
 AVERAGED = 0.98  # decay of the averaged refiner
 
 
-def reference(
-    config: ResolvedConfig, generator: Generator
-) -> tuple[TensorDict, Tensor]:
+def reference(config: GsWganConfig, generator: Generator) -> tuple[TensorDict, Tensor]:
     """Returns how features are scaled, and their means, by the generator's own samples.
 
     Each layer has mean length 1 around its mean. The axes are the longest of the last
@@ -82,7 +80,7 @@ def reference(
 
 
 def class_means(
-    config: ResolvedConfig, net: TensorDict, images: Images, labels: Labels
+    config: GsWganConfig, net: TensorDict, images: Images, labels: Labels
 ) -> Tensor:
     """Returns the mean features of each class, which all have as many images.
 
@@ -98,7 +96,7 @@ def class_means(
 
 
 def _drawn(
-    config: ResolvedConfig, generator: Generator, step: int
+    config: GsWganConfig, generator: Generator, step: int
 ) -> tuple[Images, Labels]:
     """Draws as many images of each class, in turns; the same ones for the same step."""
     labels = torch.arange(config.num_classes).repeat(SAMPLES)
@@ -109,7 +107,7 @@ def _drawn(
 
 
 def refine(
-    config: ResolvedConfig,
+    config: GsWganConfig,
     release: StageRelease,
     generator: GeneratorRefined,
     average: GeneratorRefined,

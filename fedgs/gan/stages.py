@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import MASS
 from fedgs.gan.features import StageRelease
 from fedgs.gan.moments import Model, expected, in_parts, model_of
@@ -24,7 +24,7 @@ LEAST_WEIGHT = 1e-6  # of all clients, of the most that they can have
 
 
 def make_stage(
-    config: ResolvedConfig,
+    config: GsWganConfig,
     releases: Sequence[StageRelease],
     round: int,
     start: Model | None = None,
@@ -49,7 +49,7 @@ def make_stage(
 
 
 def released(
-    config: ResolvedConfig,
+    config: GsWganConfig,
     round: int,
     networks: tuple[TensorDict, ...],
     centre: Tensor,

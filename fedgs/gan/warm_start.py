@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators, ModuleStack
@@ -22,7 +22,7 @@ PURPOSE = "warm-start-data"
 
 
 def warm_start(
-    config: ResolvedConfig,
+    config: GsWganConfig,
     discriminators: Discriminators,
     data: FederatedImages,
     hosted: Sequence[int],
@@ -55,7 +55,7 @@ def warm_start(
 
 
 def _against_own_generators(
-    config: ResolvedConfig,
+    config: GsWganConfig,
     discriminators: Discriminators,
     data: FederatedImages,
     clients: Sequence[int],
@@ -72,7 +72,7 @@ def _against_own_generators(
 class LocalGenerators:
     """The warm start's own generators of some clients; never stored, never sent."""
 
-    def __init__(self, config: ResolvedConfig, clients: Sequence[int]) -> None:
+    def __init__(self, config: GsWganConfig, clients: Sequence[int]) -> None:
         self.config, self.clients = config, clients
         seed = self.seed = config.seed
         self.stack = ModuleStack(

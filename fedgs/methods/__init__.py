@@ -1,6 +1,6 @@
 """Methods of federated training, a file each: what a round asks and changes."""
 
-from typing import cast
+from typing import Any, cast
 
 from fedgs.config.plugins import GS_WGAN, load
 from fedgs.config.run_config import ResolvedConfig
@@ -8,7 +8,7 @@ from fedgs.methods.base import Method, State
 from fedgs.methods.moments import MOMENTS
 
 
-def method_of(config: ResolvedConfig, round: int) -> Method:
+def method_of(config: ResolvedConfig, round: int) -> Method[Any]:
     """Returns the method of a round: moments in the stages, then the run's own.
 
     Args:
@@ -20,7 +20,7 @@ def method_of(config: ResolvedConfig, round: int) -> Method:
     """
     if config.method == GS_WGAN and 1 <= round <= config.num_stages:
         return MOMENTS
-    return cast(Method, load("method", config.method))
+    return cast(Method[Any], load("method", config.method))
 
 
 def new_state(config: ResolvedConfig) -> State:

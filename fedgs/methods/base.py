@@ -24,13 +24,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedgs.config.fields import Scalar
+from fedgs.config.method_settings import NetworkSettings
 from fedgs.config.placement import Placement
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
@@ -44,6 +45,8 @@ from fedgs.mechanism.masks import Attempt
 from fedgs.mechanism.sanitizer import PerSampleGradients
 from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
 from fedgs.shapes import Images, Labels, TensorDict
+
+ConfigT = TypeVar("ConfigT", bound=ResolvedConfig)
 
 
 class Declared(NamedTuple):
@@ -194,10 +197,11 @@ class Hosted(NamedTuple):
         return images, torch.from_numpy(self.data.labels[records]).to(device)
 
 
-class Method(ABC):
+class Method(ABC, Generic[ConfigT]):
     """One method of federated training; an object without state of its own.
 
     Attributes:
+        Settings: declares its settings, beside those of all runs.
         recipe: values of a run's settings that it starts from.
         has_discriminators: clients keep a discriminator each, which `prepare` has the
             nodes make before their first round.
@@ -205,35 +209,34 @@ class Method(ABC):
             no time of it is published, as where more images of a client take longer.
     """
 
+    Settings: type = NetworkSettings
     recipe: Mapping[str, Scalar] = MappingProxyType({})
     has_discriminators = False
     is_rare = False
 
     @abstractmethod
-    def terms(self, config: ResolvedConfig, round: int) -> Terms:
+    def terms(self, config: ConfigT, round: int) -> Terms:
         """Returns what one node's release of a round is agreed to be: C, noise, shape.
 
         Privacy: public; it is all that accounting, limits and audits ask a method.
         """
 
     @abstractmethod
-    def state(self, config: ResolvedConfig) -> State:
+    def state(self, config: ConfigT) -> State:
         """Returns the server before the first round, from the run's seed."""
 
     @abstractmethod
-    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
+    def declared(self, config: ConfigT, round: int) -> Mapping[str, Declared]:
         """Returns the tensors of a round's request by name: nothing else is decoded."""
 
     @abstractmethod
-    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, Any]:
+    def begin(self, config: ConfigT, state: State) -> tuple[Request, Any]:
         """Returns the next round's request, and what `finish` needs beside answers.
 
         Privacy: post-processing of DP output.
         """
 
-    def check(  # noqa: B027 - shapes may be enough
-        self, config: ResolvedConfig, request: Request
-    ) -> None:
+    def check(self, config: ConfigT, request: Request) -> None:
         """Refuses values that no honest server asks with; shapes are checked before.
 
         Raises:
@@ -242,7 +245,7 @@ class Method(ABC):
 
     @abstractmethod
     def answer(
-        self, config: ResolvedConfig, hosted: Hosted, request: Request
+        self, config: ConfigT, hosted: Hosted, request: Request
     ) -> Iterator[PerSampleGradients]:
         """Yields what participants answer, (n, B, ...) for n of them, in their order.
 
@@ -254,7 +257,7 @@ class Method(ABC):
     @abstractmethod
     def finish(
         self,
-        config: ResolvedConfig,
+        config: ConfigT,
         state: State,
         pending: Any,
         total: Tensor,
@@ -273,7 +276,7 @@ class Method(ABC):
         """
 
     def settle(
-        self, config: ResolvedConfig, state: State, check: Callable[[int, int], None]
+        self, config: ConfigT, state: State, check: Callable[[int, int], None]
     ) -> bool:
         """Does long work on what a rare round released, once its checkpoint is written.
 
@@ -292,6 +295,6 @@ class Method(ABC):
         """
         return False
 
-    def prepare(self, config: ResolvedConfig, state: State) -> Request:
+    def prepare(self, config: ConfigT, state: State) -> Request:
         """Returns the request of round 0, by which nodes make discriminators."""
         raise UserError(f"method = {config.method}: has no discriminators to prepare")

@@ -22,6 +22,7 @@ datasets", ICLR 2020, Algorithm 2; reference google-research/federated, gans/.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -31,7 +32,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.fields import Problem
+from fedgs.config.method_settings import NetworkSettings
+from fedgs.config.run_config import NetworkConfig
 from fedgs.config.stages import Terms
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -55,9 +58,22 @@ WEIGHT_DECAY = 2.5e-5  # of both networks; Augenstein et al., their code's defau
 NETWORKS = ("generator", "discriminator")
 
 
-class FedAvgGan(Method):
+@dataclass(frozen=True)
+class FedAvgGanSettings(NetworkSettings):
+    """Settings of both networks, whose rates are of SGD."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Yields why the discriminator is more than the weights that clients send."""
+        yield from super().problems()
+        if self.spectral_norm:
+            why = "its vectors are state beside the weights, which clients do not send"
+            yield "spectral_norm", f"{why}; give --no-spectral-norm"
+
+
+class FedAvgGan(Method[NetworkConfig]):
     """Clients answer with the clipped update of a discriminator that all share."""
 
+    Settings = FedAvgGanSettings
     recipe = MappingProxyType(
         {
             "num_rounds": 1000,
@@ -75,16 +91,16 @@ class FedAvgGan(Method):
         }
     )
 
-    def terms(self, config: ResolvedConfig, round: int) -> Terms:
+    def terms(self, config: NetworkConfig, round: int) -> Terms:
         """Returns one update, clipped to C, as a row of weights."""
         shape = (1, 1, 1, _num_weights(config))
         return Terms("update", config.noise_multiplier, config.clip_bound, shape)
 
-    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
+    def declared(self, config: NetworkConfig, round: int) -> Mapping[str, Declared]:
         """Returns the tensors of both networks under "<network>.<name>"."""
         return {n: Declared(tuple(v.shape)) for n, v in _named(new_networks(config))}
 
-    def state(self, config: ResolvedConfig) -> State:
+    def state(self, config: NetworkConfig) -> State:
         """Initialises both networks from the seed."""
         networks = new_networks(config)
         for network in networks.values():
@@ -92,7 +108,7 @@ class FedAvgGan(Method):
         networks["discriminator"].requires_grad_(False)
         return State.of(**networks)
 
-    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
+    def begin(self, config: NetworkConfig, state: State) -> tuple[Request, None]:
         """Returns both networks as they are; draws nothing.
 
         Privacy: post-processing of DP output.
@@ -101,13 +117,13 @@ class FedAvgGan(Method):
         tensors = {name: value.detach().cpu() for name, value in _named(networks)}
         return asked(config, state, tensors), None
 
-    def check(self, config: ResolvedConfig, request: Request) -> None:
+    def check(self, config: NetworkConfig, request: Request) -> None:
         """Refuses a request that trains others than it asks."""
         if request.trainees != request.participants:
             raise UserError("request that is no round of Fed-Avg GAN: refused")
 
     def answer(
-        self, config: ResolvedConfig, hosted: Hosted, request: Request
+        self, config: NetworkConfig, hosted: Hosted, request: Request
     ) -> Iterator[PerSampleGradients]:
         """Yields the updates of chunks of clients: one sample, clipped as a whole.
 
@@ -119,7 +135,7 @@ class FedAvgGan(Method):
 
     def finish(
         self,
-        config: ResolvedConfig,
+        config: NetworkConfig,
         state: State,
         pending: None,
         total: Tensor,
@@ -141,7 +157,7 @@ class FedAvgGan(Method):
 METHOD = FedAvgGan()
 
 
-def new_networks(config: ResolvedConfig) -> dict[str, nn.Module]:
+def new_networks(config: NetworkConfig) -> dict[str, nn.Module]:
     """Returns both networks as they are before the first round."""
     return {
         "generator": build_generator(config, config.seed),
@@ -150,7 +166,7 @@ def new_networks(config: ResolvedConfig) -> dict[str, nn.Module]:
 
 
 @lru_cache(maxsize=8)
-def _num_weights(config: ResolvedConfig) -> int:
+def _num_weights(config: NetworkConfig) -> int:
     return sum(p.numel() for p in build_discriminator(config, 0).parameters())
 
 
@@ -172,7 +188,7 @@ def _network(state: State, name: str) -> nn.Module:
 
 
 def client_updates(
-    config: ResolvedConfig,
+    config: NetworkConfig,
     data: FederatedImages,
     request: Request,
     clients: Sequence[int],
@@ -207,7 +223,7 @@ def client_updates(
 
 
 def _draw(
-    config: ResolvedConfig,
+    config: NetworkConfig,
     data: FederatedImages,
     generator: nn.Module,
     client: int,
@@ -233,7 +249,7 @@ def _draw(
 
 
 def _trained(
-    config: ResolvedConfig,
+    config: NetworkConfig,
     template: nn.Module,
     start: TensorDict,
     real: Tensor,
@@ -263,7 +279,7 @@ def _trained(
 # ------------------------------------------------------------------ server
 
 
-def _train_generator(config: ResolvedConfig, state: State) -> None:
+def _train_generator(config: NetworkConfig, state: State) -> None:
     """Takes the generator's SGD steps: post-processing of the discriminator."""
     discriminator = _network(state, "discriminator")
     rate = config.generator_learning_rate

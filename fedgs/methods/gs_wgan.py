@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.method_settings import GsWganSettings
+from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.gan.client_training import Draws, train_discriminators
@@ -48,16 +49,17 @@ from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import ImageGrads, Images, Labels, Positions
 
 
-class GsWgan(Method):
+class GsWgan(Method[GsWganConfig]):
     """Clients' own discriminators answer at the server's fakes."""
 
+    Settings = GsWganSettings
     has_discriminators = True
 
-    def terms(self, config: ResolvedConfig, round: int) -> Terms:
+    def terms(self, config: GsWganConfig, round: int) -> Terms:
         """Returns B gradients of the fakes, each clipped to C."""
         return config.terms(round)
 
-    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
+    def declared(self, config: GsWganConfig, round: int) -> Mapping[str, Declared]:
         """Returns F fakes in [0, 1], 0 = background, and their labels."""
         side, channels = config.image_size, config.image_channels
         images = Declared((config.fakes_sent, channels, side, side))
@@ -68,7 +70,7 @@ class GsWgan(Method):
 
     # -------------------------------------------------------------- server
 
-    def state(self, config: ResolvedConfig) -> State:
+    def state(self, config: GsWganConfig) -> State:
         """Initialises the generator, its optimizer and its average from the seed."""
         seed = derived_seed(config.seed, "generator")
         # 4: theta_G, and Adam for line 11.
@@ -81,7 +83,7 @@ class GsWgan(Method):
         state.start, _ = public_start(config)
         return state
 
-    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, Images]:
+    def begin(self, config: GsWganConfig, state: State) -> tuple[Request, Images]:
         """Draws the round's F fakes and keeps the graph of the last B, the answered.
 
         Privacy: post-processing of DP output.
@@ -114,7 +116,7 @@ class GsWgan(Method):
         )
         return request, answered
 
-    def prepare(self, config: ResolvedConfig, state: State) -> Request:
+    def prepare(self, config: GsWganConfig, state: State) -> Request:
         """Draws the fakes of the warm start: round 0, which nobody answers.
 
         A local warm start needs none; its request has black images. After stages they
@@ -136,7 +138,7 @@ class GsWgan(Method):
 
     def finish(
         self,
-        config: ResolvedConfig,
+        config: GsWganConfig,
         state: State,
         pending: Images,
         total: Tensor,
@@ -161,7 +163,7 @@ class GsWgan(Method):
 
     # -------------------------------------------------------------- client
 
-    def check(self, config: ResolvedConfig, request: Request) -> None:
+    def check(self, config: GsWganConfig, request: Request) -> None:
         """Refuses fakes and labels outside their ranges."""
         images, labels = request.tensors["images"], request.tensors["labels"]
         if not bool(((images >= 0) & (images <= 1)).all()):
@@ -170,7 +172,7 @@ class GsWgan(Method):
             raise UserError(f"labels outside [0, {config.num_classes}): refused")
 
     def answer(
-        self, config: ResolvedConfig, hosted: Hosted, request: Request
+        self, config: GsWganConfig, hosted: Hosted, request: Request
     ) -> Iterator[PerSampleGradients]:
         """Trains the node's discriminators, then asks them (lines 28-32).
 
@@ -210,7 +212,7 @@ METHOD = GsWgan()
 
 
 def query(
-    config: ResolvedConfig,
+    config: GsWganConfig,
     discriminators: Discriminators,
     chunk: Positions,
     fakes: Images,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.gan import refinement
@@ -28,20 +28,20 @@ from fedgs.shapes import TensorDict
 CENTRE = "centre"
 
 
-class Moments(Method):
+class Moments(Method[GsWganConfig]):
     """Clients answer with the mean features of their images, once a stage."""
 
     is_rare = True
 
-    def terms(self, config: ResolvedConfig, round: int) -> Terms:
+    def terms(self, config: GsWganConfig, round: int) -> Terms:
         """Returns one embedding, clipped to C, by network, group and feature."""
         return config.terms(round)
 
-    def state(self, config: ResolvedConfig) -> State:
+    def state(self, config: GsWganConfig) -> State:
         """Is never asked for: stages begin the run of a method with a generator."""
         raise NotImplementedError
 
-    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
+    def declared(self, config: GsWganConfig, round: int) -> Mapping[str, Declared]:
         """Returns the tensors of the feature networks, and what clients subtract."""
         kind = KINDS[config.stage_list[round - 1].kind]
         count, groups, columns = config.terms(round).shape[1:]
@@ -52,7 +52,7 @@ class Moments(Method):
         }
         return networks | {CENTRE: Declared((count, groups, columns - 1))}  # no mass
 
-    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, Request]:
+    def begin(self, config: GsWganConfig, state: State) -> tuple[Request, Request]:
         """Makes the stage's feature networks and what clients subtract.
 
         Privacy: post-processing of DP output.
@@ -71,13 +71,13 @@ class Moments(Method):
         request = Request(round, named | {CENTRE: centre})
         return request, request
 
-    def check(self, config: ResolvedConfig, request: Request) -> None:
+    def check(self, config: GsWganConfig, request: Request) -> None:
         """Refuses a stage that is not to everyone."""
         if (request.participants, request.trainees) != (EVERYONE, EVERYONE):
             raise UserError("request for a stage that is not to everyone: refused")
 
     def answer(
-        self, config: ResolvedConfig, hosted: Hosted, request: Request
+        self, config: GsWganConfig, hosted: Hosted, request: Request
     ) -> Iterator[PerSampleGradients]:
         """Yields each client's embedding: one sample, which is clipped as a whole.
 
@@ -96,7 +96,7 @@ class Moments(Method):
 
     def finish(
         self,
-        config: ResolvedConfig,
+        config: GsWganConfig,
         state: State,
         pending: Request,
         total: Tensor,
@@ -113,7 +113,7 @@ class Moments(Method):
         state.round += 1
 
     def settle(
-        self, config: ResolvedConfig, state: State, check: Callable[[int, int], None]
+        self, config: GsWganConfig, state: State, check: Callable[[int, int], None]
     ) -> bool:
         """Fits the refiner to the release of the last stage, if it is one of features.
 

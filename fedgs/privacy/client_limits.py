@@ -194,7 +194,7 @@ class Limits:
             holds = config.batch_size <= most
             yield "max_batch_size", "batch_size", holds, f"at most {most}"
         if not self.allow_embeddings:
-            setting = "method" if config.stages is None else "stages"
+            setting = "stages" if config.num_stages else "method"
             holds = all(terms.release != "embedding" for terms in _all_terms(config))
             remedy = f"no --stages, or {_ALLOW_EMBEDDINGS}"
             yield "allow_embeddings", setting, holds, remedy

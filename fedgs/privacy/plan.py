@@ -12,7 +12,7 @@ Source: docs/privacy.md, "Relation and sensitivity", "Three adversaries, three c
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,9 +20,9 @@ from fedgs.config.amplification_rules import why_not_amplified
 from fedgs.config.checks import OF_PLANS
 from fedgs.config.fields import refuse
 from fedgs.config.integers import proven_multiplier
+from fedgs.config.method_settings import GsWganSettings, release_problems, settings_with
 from fedgs.config.placement import Placement, hosting
-from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import settings_with
+from fedgs.config.run_config import RunConfig, class_of
 from fedgs.config.stages import read_stages, written
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import Sampled
@@ -125,7 +125,7 @@ class Plan:
     num_clients: int
     clients_per_round: int
     num_rounds: int
-    batch_size: int
+    batch_size: int = 1
     clip_bound: float = 1.0
     noise_multiplier: float | None = None
     clients_per_node: int = 1
@@ -148,8 +148,8 @@ class Plan:
         values["client_selection"] = self.client_selection or "uniform"
         if values.pop("noise_source") not in ("os", "seeded"):
             raise UserError(f"noise_source = {self.noise_source!r}: give os or seeded")
-        config = RunConfig(**values)
-        for problems in OF_PLANS:
+        config = class_of(RunConfig, GsWganSettings)(**values)
+        for problems in (*OF_PLANS, release_problems):
             refuse(config, problems(config))
 
     @classmethod
@@ -161,7 +161,8 @@ class Plan:
         """
         if config.num_clients is None:
             raise UserError("num_clients is unset: give --num-clients")
-        values = {name: getattr(config, name) for name in settings_with("mechanism")}
+        has = {spec.name for spec in fields(config)} & {*settings_with("mechanism")}
+        values = {name: getattr(config, name) for name in has}
         if config.client_selection == "all":
             values["clients_per_round"] = config.num_clients
         return cls(

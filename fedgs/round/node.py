@@ -18,8 +18,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.settings import settings_with
+from fedgs.config.method_settings import settings_with
+from fedgs.config.run_config import GsWganConfig, ResolvedConfig, narrowed
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.files import make_folder, write_tensors
@@ -399,7 +399,8 @@ class Node:
 
     def _load(self, tensors: TensorDict) -> None:
         if self._discriminators is None:
-            self._discriminators = Discriminators(self.config, self.hosted)
+            config = narrowed(self.config, GsWganConfig)
+            self._discriminators = Discriminators(config, self.hosted)
         try:
             self._discriminators.load_state(tensors)
         except ValueError as error:
@@ -413,10 +414,11 @@ class Node:
         if self._discriminators is not None or is_later:
             return
         self._check_run()
-        self._discriminators = Discriminators(self.config, self.hosted)
-        is_public, fakes = self.config.is_warm_start_public, request.tensors
+        config = narrowed(self.config, GsWganConfig)
+        self._discriminators = Discriminators(config, self.hosted)
+        is_public, fakes = config.is_warm_start_public, request.tensors
         warm_start(
-            self.config,
+            config,
             self._discriminators,
             self.data,
             self.hosted,

@@ -17,10 +17,11 @@ import psutil
 import torch
 
 from fedgs.cohorts.files import selection_costs
+from fedgs.config.method_settings import settings_with
 from fedgs.config.recipes import HELD_OUT, moments_for
-from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.settings import GIVEN, settings_with
-from fedgs.config.stages import FONT_FEATURES
+from fedgs.config.run_config import NetworkConfig, ResolvedConfig, RunConfig, narrowed
+from fedgs.config.settings import GIVEN
+from fedgs.config.stages import FONT_FEATURES, written
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
@@ -232,8 +233,8 @@ def fitted_to_data(
     (channels, *sides), load = source
     own: dict[str, Any] = {"image_channels": 3 if channels == 3 else 1}
     own["image_size"] = next((s for s in FITTING_SIDES if s >= max(sides)), 64)
-    if channels == 3 and config.stages:
-        own["stages"] = config.stages.replace(FONT_FEATURES, "features")
+    if channels == 3 and (stages := written(config.stage_list)):
+        own["stages"] = stages.replace(FONT_FEATURES, "features")
     config = dataclasses.replace(config, **own | _those(given, own))
     resolved, data = resolve(config, load=load)
     data = with_counted(data, given)
@@ -361,8 +362,9 @@ def check_capacity(config: ResolvedConfig, folder: Path) -> None:
     limits["disk"] = (3 * state, shutil.disk_usage(folder).free)
     for what, (needed, there) in limits.items():
         if needed > there:
+            networks = narrowed(config, NetworkConfig)
             raise UserError(
-                f"discriminator_dim = {config.discriminator_dim}: the discriminators "
+                f"discriminator_dim = {networks.discriminator_dim}: the discriminators "
                 f"of {clients_needed(config)} clients need about {needed / 1e9:.1f} GB "
                 f"of {what}, {there / 1e9:.1f} GB are free; give a smaller "
                 "--discriminator-dim, --num-clients or --num-rounds"
@@ -395,6 +397,8 @@ def clients_needed(config: ResolvedConfig) -> int:
 
 def state_bytes(config: ResolvedConfig) -> int:
     """Returns the size of the run's discriminators with their Adam moments."""
-    params = build_discriminator(config, 0).parameters()
+    if not (count := clients_needed(config)):
+        return 0
+    params = build_discriminator(narrowed(config, NetworkConfig), 0).parameters()
     # Each parameter with its two moments, in 4 bytes.
-    return clients_needed(config) * 3 * 4 * sum(param.numel() for param in params)
+    return count * 3 * 4 * sum(param.numel() for param in params)

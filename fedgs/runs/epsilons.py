@@ -11,8 +11,9 @@ from fedgs.cohorts.files import (
     selection_condition,
     selection_costs,
 )
+from fedgs.config.method_settings import settings_with
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import GIVEN, settings_with
+from fedgs.config.settings import GIVEN
 from fedgs.errors import UserError
 from fedgs.privacy.accountant import Statement, statements_of_runs
 from fedgs.privacy.same_clients import Run

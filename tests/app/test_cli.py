@@ -20,7 +20,7 @@ import tiny
 from command_line import flags, printed, refused
 from fedgs.app.cli import main as cli
 from fedgs.app.commands import train as running
-from fedgs.config.settings import settings_of
+from fedgs.config.method_settings import settings_of
 from fedgs.files import write_json
 from fedgs.privacy.ledger import Ledger
 from fedgs.privacy_label import privacy_label

@@ -42,6 +42,7 @@ from server.launch.certs import make_certificates
 from server.launch.flower_app import free_port
 from server.launch.server_command import Server
 from server.launch.superlink import MOST_BYTES, Guard
+from tiny import run_config
 
 PLAN = {
     "num_clients": 2,
@@ -156,7 +157,7 @@ def test_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
 
 def test_a_run_accepts_the_names_that_have_keys():
     def checks(name):
-        run = RunConfig(engine="flower", nodes=name, client_selection="all")
+        run = run_config(engine="flower", nodes=name, client_selection="all")
         return run.validate, lambda: check_name(name)
 
     for name in ("a" * 63, "A.b-c_1"):

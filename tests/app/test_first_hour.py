@@ -25,12 +25,12 @@ from fedgs.config.recipes import (
     overridden,
     recipe,
 )
-from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
 from fedgs.round import local
 from fedgs.round.preparation import with_noise
 from fedgs.runs.run_folder import RunFolder
+from tiny import run_config
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-hour.md"
 OWNERS, EACH = 30, 8
@@ -221,7 +221,7 @@ def test_what_cannot_be_evaluated_is_said_before_an_epsilon_is_spent():
         (0.0, "nothing is held out: give --test-fraction, or"),
         (0.05, "will not be possible: test_fraction 0.05 of so few"),
     ):
-        config = RunConfig(data="npz:a.npz", test_fraction=share)
+        config = run_config(data="npz:a.npz", test_fraction=share)
         assert said in forecast.evaluation_note(config, data)
 
 
@@ -260,7 +260,7 @@ ROUNDS |= {"clients_per_round": 10, "warm_start_rounds": 3, "seed": 0, "num_work
 )
 def test_time_of_gradients_counts_every_clients_steps(monkeypatch, given, seconds):
     config = with_noise(
-        RunConfig(**ROUNDS | {"num_classes": 2, "noise_multiplier": 1.0} | given)
+        run_config(**ROUNDS | {"num_classes": 2, "noise_multiplier": 1.0} | given)
     )
     monkeypatch.setattr(forecast, "_timed_round", lambda *_: (2.0, 0.1))
     assert forecast.seconds_of_gradients(config, None) == pytest.approx(seconds)

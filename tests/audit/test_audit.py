@@ -13,11 +13,10 @@ from command_line import refused
 from fedgs.app.commands import audit
 from fedgs.audit import mechanism, one_run
 from fedgs.audit.finding import CONFIDENCE
-from fedgs.config.run_config import RunConfig
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.round.preparation import resolve
 from fedgs.runs.run_folder import RunFolder
-from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
+from tiny import FULL_PARTICIPATION, run_config, tiny_config, tiny_data
 
 CLIENTS = 12
 QUICK = ("--trials", 3000)
@@ -46,7 +45,7 @@ def run(tmp_path_factory) -> Path:
     path = folder / "data.npz"
     np.savez(path, images=data.images, labels=data.labels, clients=clients)
     values = {"data": f"npz:{path}", "output": str(folder / "run"), **SETTINGS}
-    config, data = resolve(RunConfig(clients_per_round=None, **values))
+    config, data = resolve(run_config(clients_per_round=None, **values))
     created = RunFolder.create(config)
     runs.train(created, data=data)
     return created.path

@@ -20,7 +20,7 @@ from fedgs.audit.mechanism import (
     recorded_plan,
     weakest_rounds,
 )
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.run_config import GsWganConfig, RunConfig
 from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.methods.schedule import select
@@ -234,7 +234,7 @@ def test_one_round_refutes_the_published_composition():
     claimed = autodp_epsilon(noise_multiplier, batch_size, rate, DELTA)
     drawn = {"num_clients": num_clients, "clients_per_round": 1, "num_classes": 10}
     noise = {"noise_multiplier": noise_multiplier, "batch_size": batch_size}
-    config = ResolvedConfig(**drawn, **noise, seed=0)
+    config = GsWganConfig(**drawn, **noise, seed=0)
     total = int(trials * (1 + CHOICE_SHARE))
     is_asked = np.random.default_rng(0).random(total) < rate
     inside = node_scores(config, np.where(is_asked, 1.0, -1.0))

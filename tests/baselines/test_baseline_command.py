@@ -17,7 +17,7 @@ from fedgs.baselines import METHODS
 from fedgs.baselines.contract import Statement
 from fedgs.baselines.frame import CURATOR, open_run
 from fedgs.config.fields import flag
-from fedgs.config.settings import settings_with
+from fedgs.config.method_settings import settings_with
 from fedgs.gan.models import build_generator
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon

@@ -10,11 +10,11 @@ from baselines import small_trainer
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_sgd_gan import LayeredDiscriminator, Settings, dp_sgd_gan
-from fedgs.config.run_config import RunConfig
 from fedgs.gan.models import Discriminator, build
 from fedgs.randomness import stream
+from tiny import run_config
 
-CONFIG = RunConfig(
+CONFIG = run_config(
     num_classes=3,
     image_size=16,
     discriminator_dim=2,

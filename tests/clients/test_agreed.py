@@ -27,7 +27,7 @@ from fedgs.round.run import new_event
 from refusals import assert_refused
 from server import nodes
 from server.roll_call import public_settings
-from tiny import NUM_CLASSES, SIDE, record_calls, tiny_config
+from tiny import NUM_CLASSES, SIDE, record_calls, run_config, tiny_config
 
 pytestmark = pytest.mark.usefixtures("server_process", "clock")
 COST = release_cost(0.5, 4)  # of a release of the tiny problem
@@ -108,7 +108,7 @@ def test_a_record_is_safe_from_servers_that_cut_the_data_anew(tmp_path, partitio
 def test_a_partitioner_not_by_natural_names_makes_shards(tmp_path, monkeypatch):
     site = _site(tmp_path, 3, PEOPLE)
     records = sources.load_records(
-        RunConfig(data=site.settings["data"], image_size=SIDE)
+        run_config(data=site.settings["data"], image_size=SIDE)
     )
     monkeypatch.setattr(sources, "load_records", lambda config: records)
     for partitioner, counted in (

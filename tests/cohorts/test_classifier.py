@@ -7,18 +7,17 @@ import pytest
 import torch
 
 from fedgs.cohorts import classifier
-from fedgs.config.run_config import RunConfig
-from tiny import tiny_config
+from tiny import run_config, tiny_config
 
 
 def test_network_has_the_references_weights():
-    config = RunConfig(data="femnist", num_classes=36)
+    config = run_config(data="femnist", num_classes=36)
     model = classifier.Classifier(config)
     # Keras: 320 + 18,496 + 36,928 + 36,928 + 2,340.
     assert sum(param.numel() for param in model.parameters()) == 95_012
     assert model(torch.rand(2, 1, 28, 28)).shape == (2, 36)
     for side in (16, 32, 64):
-        config = RunConfig(num_classes=3, image_size=side, image_channels=3, seed=1)
+        config = run_config(num_classes=3, image_size=side, image_channels=3, seed=1)
         model = classifier.build_classifier(config)
         assert model(torch.rand(2, 3, side, side)).shape == (2, 3)
 

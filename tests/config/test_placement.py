@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import runs
 from fedgs.config.placement import Placement, hosting, read_sizes
 from fedgs.config.recipes import overridden
-from fedgs.config.run_config import RunConfig
 from fedgs.methods.schedule import nodes_of
 from fedgs.privacy.accountant import statements
 from fedgs.round.preparation import (
@@ -22,7 +21,7 @@ from fedgs.round.preparation import (
 from fedgs.runs.run_folder import RunFolder
 from plans import FULL
 from refusals import assert_refused
-from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
+from tiny import FULL_PARTICIPATION, run_config, tiny_config, tiny_data
 
 PLAN = dataclasses.replace(FULL, num_clients=10, clients_per_round=10)
 
@@ -61,11 +60,11 @@ def test_fewest_nodes_and_most_clients_are_those_of_the_best_choice(nodes):
 )
 def test_sizes_that_are_no_numbers_are_refused(text):
     assert_refused(r"node_sizes = .*--node-sizes", read_sizes, text)
-    assert_refused(r"node_sizes = .*--node-sizes", lambda: RunConfig(node_sizes=text))
+    assert_refused(r"node_sizes = .*--node-sizes", lambda: run_config(node_sizes=text))
 
 
 def test_a_later_source_decides_how_nodes_are_described():
-    first = RunConfig(clients_per_node=3, num_clients=6)
+    first = run_config(clients_per_node=3, num_clients=6)
     sizes = overridden(first, {"node_sizes": "5,2"})
     assert (sizes.num_clients, sizes.num_nodes) == (7, 2)
     again = overridden(sizes, {"node_sizes": "5,3"})
@@ -84,25 +83,25 @@ def test_a_worker_may_hold_the_largest_node():
 
 
 def test_sizes_replace_clients_per_node():
-    config = RunConfig(num_clients=8, clients_per_node=49, node_sizes="5, 1,2")
+    config = run_config(num_clients=8, clients_per_node=49, node_sizes="5, 1,2")
     assert (config.num_nodes, config.largest_node) == (3, 5)
     assert nodes_of(config.validate(), (0, 4, 7)) == [0, 2]
     assert hosting(8, 49, "5, 1,2").sizes == (5, 1, 2)
-    assert RunConfig(node_sizes="5, 1 ,2").num_clients == 8
-    assert RunConfig(node_sizes="5, 1 ,2") == RunConfig(node_sizes="5,1,2")
+    assert run_config(node_sizes="5, 1 ,2").num_clients == 8
+    assert run_config(node_sizes="5, 1 ,2") == run_config(node_sizes="5,1,2")
 
 
 def test_sizes_of_another_number_of_clients_are_refused():
     words, config = r"= '5,1'.* 6 clients.* = 8.*--node", {"node_sizes": "5,1"}
-    assert_refused(words, lambda: RunConfig(num_clients=8, **config).validate())
+    assert_refused(words, lambda: run_config(num_clients=8, **config).validate())
 
 
 def test_a_deployment_has_the_clients_of_its_silos():
     settings = {"engine": "flower", "num_classes": 2, "noise_multiplier": 1.0}
-    config = RunConfig(nodes="a,b", node_sizes="5,1", **settings)
+    config = run_config(nodes="a,b", node_sizes="5,1", **settings)
     assert resolve_deployed(config).num_clients == 6
     words = "2 names.*node_sizes = 5,1,2 needs 3 nodes"
-    config = RunConfig(nodes="a,b", node_sizes="5,1,2", **settings)
+    config = run_config(nodes="a,b", node_sizes="5,1,2", **settings)
     assert_refused(words, resolve_deployed, config)
 
 

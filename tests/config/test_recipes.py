@@ -11,6 +11,7 @@ from fedgs.config.run_config import RunConfig, check_names
 from fedgs.data.partition import DIGITS_NUM_CLIENTS
 from fedgs.gan import losses, models
 from refusals import assert_refused
+from tiny import run_config
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 LEFT_TO_THE_USER = ("data", "data_dir", "download", "output", "engine")
@@ -90,7 +91,7 @@ def test_the_demo_is_gs_wgan_at_another_size():
 def test_recipe_is_valid_and_carries_no_data_output_or_engine(name):
     config = recipe(name).validate()
     assert {key: getattr(config, key) for key in LEFT_TO_THE_USER} == {
-        key: getattr(RunConfig(), key) for key in LEFT_TO_THE_USER
+        key: getattr(run_config(), key) for key in LEFT_TO_THE_USER
     }
 
 

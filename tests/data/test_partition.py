@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedgs.config.run_config import RunConfig
 from fedgs.data.partition import by_client, dirichlet, iid, split
 from refusals import assert_refused
+from tiny import run_config
 
 LABELS = np.arange(600) % 10
 OWNERS = np.array(["bob", "ann", "bob", "cleo", "ann", "bob"])
@@ -17,7 +17,7 @@ def rng(seed=0):
 
 def config(**settings):
     settings = {"data": "npz:toy.npz", "seed": 0, **settings}
-    return RunConfig(**settings)
+    return run_config(**settings)
 
 
 def assert_disjoint(groups, num_records):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from experiments.debug import suspects
 from experiments.debug.bug_detection import outcome
-from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import CORRUPTIONS
 from fedgs.data.federated import to_float
 from fedgs.data.load import load_data
@@ -19,6 +18,7 @@ from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, ONE_OF, diagnose
 from fedgs.evaluation.images import LabelledImages
 from fedgs.randomness import stream
 from refusals import assert_refused
+from tiny import run_config
 
 G = 4
 BY_NAME = {entry.name: entry for entry in TRANSFORMATIONS}
@@ -98,7 +98,7 @@ def test_a_bug_that_is_not_found_is_not_cleared_either(digits, name):
 def writers(data_dir):
     """Real images of eight random groups of writers, by seed; 500 of each group."""
     place = {"data": "mnist-by-writer", "data_dir": str(data_dir), "image_size": 16}
-    data = load_data(RunConfig(**place, seed=20))
+    data = load_data(run_config(**place, seed=20))
 
     def of(seed):
         rng, found = stream(seed, "catalogue-table"), []

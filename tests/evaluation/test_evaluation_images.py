@@ -11,6 +11,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.evaluation import images
 from fedgs.evaluation.images import LabelledImages, RealImages
 from refusals import assert_refused
+from tiny import run_config
 
 FLOATS = np.full((12, 16, 16), 0.5, np.float32)
 LABELS = np.arange(12) % 3
@@ -51,7 +52,7 @@ def test_bad_file_is_refused(tmp_path, changes, said):
 
 
 def config(folder: Path, **settings: object) -> RunConfig:
-    return RunConfig(data="mnist", data_dir=str(folder), **settings)
+    return run_config(data="mnist", data_dir=str(folder), **settings)
 
 
 def test_real_images_are_clean_complete_and_at_most_as_many_as_asked_for(tmp_path):
@@ -72,7 +73,7 @@ def test_real_images_are_clean_complete_and_at_most_as_many_as_asked_for(tmp_pat
 
 
 def test_what_a_run_held_out_is_tested_on_and_not_trained_on():
-    real = images.load_real(RunConfig(data="digits", test_fraction=0.25))
+    real = images.load_real(run_config(data="digits", test_fraction=0.25))
     assert (len(real.train.labels), len(real.test.labels)) == (1348, 449)
     train = {image.tobytes() for image in real.train.images}
     held_out = {image.tobytes() for image in real.test.images}

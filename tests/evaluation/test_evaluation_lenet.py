@@ -7,11 +7,10 @@ import pytest
 from safetensors.torch import load_file
 
 from evaluation_data import labelled
-from fedgs.config.run_config import RunConfig
 from fedgs.evaluation import lenet
 from fedgs.evaluation.images import RealImages, load_real
 from refusals import assert_refused
-from tiny import NUM_CLASSES, record_calls
+from tiny import NUM_CLASSES, record_calls, run_config
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +67,7 @@ def test_cache_that_cannot_be_made_is_refused(monkeypatch, tmp_path):
     ("data", "least"), [("mnist", 0.992), ("fashion-mnist", 0.925)]
 )
 def test_accuracy_on_the_real_data_is_close_to_the_papers(data_dir, data, least):
-    config = RunConfig(data=data, data_dir=str(data_dir))
+    config = run_config(data=data, data_dir=str(data_dir))
     real = load_real(config)
     found = lenet.outputs(get(real.train, real.num_classes), real.test.images)
     assert lenet.test_accuracy(found, real) >= least

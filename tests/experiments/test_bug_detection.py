@@ -27,7 +27,7 @@ from fedgs.cohorts.files import (
     write_cohort,
 )
 from fedgs.config.recipes import class_means
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.corruption import corrupted_clients
 from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.privacy.accountant import statements
@@ -40,6 +40,7 @@ from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from plans import epsilon
 from runs import generator
+from tiny import run_config
 
 OWNERS = 24  # two cohorts of 12, groups of 3
 SMALL = {
@@ -176,7 +177,7 @@ def test_epsilon_is_that_of_one_group(original):
 
 
 def test_the_largest_epsilon_of_the_groups_counts():
-    config = RunConfig(num_clients=3, clients_per_round=3, noise_multiplier=2)
+    config = run_config(num_clients=3, clients_per_round=3, noise_multiplier=2)
     configs = [dataclasses.replace(config, num_rounds=count) for count in (2, 4, 2)]
     groups = [statements(Plan.from_config(each), 1e-5) for each in configs]
     found = bug_detection.worst_case(groups)
@@ -196,7 +197,7 @@ def test_an_experiment_plants_its_bug_everywhere(debug, data, tmp_path, monkeypa
     names = read_cohort(path / "groups" / "suspicious-0.txt").names
     assert set(names) <= set(selected.names)
     of_all = {"image_size": 16, "seed": 3, "clients_per_round": 1}
-    original = RunConfig(**of_all, data=data, corruption="invert")
+    original = run_config(**of_all, data=data, corruption="invert")
     spoilt = corrupted_clients(original, names)
     assert corrupted_clients(config, names).tolist() == spoilt.tolist()
     groups = [path / "groups" / f"{run}.txt" for run in plan["runs"]["healthy"]]
@@ -463,5 +464,5 @@ def test_a_selection_replaces_what_an_interrupted_one_left(tmp_path, monkeypatch
     look = lambda config, _: left.append(Path(config.output).exists())  # noqa: E731
     monkeypatch.setattr(debug_cohorts, "select_clients", look)
     (tmp_path / "cohorts").mkdir()
-    debug_cohorts.select(tmp_path / "cohorts", RunConfig())
+    debug_cohorts.select(tmp_path / "cohorts", run_config())
     assert left == [False]

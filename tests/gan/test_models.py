@@ -18,7 +18,7 @@ from fedgs.gan.models import (
     update_ema,
 )
 from fedgs.shapes import TensorDict
-from tiny import digest
+from tiny import digest, run_config
 
 GENERATORS = ("resnet", "dcgan", "upsample", "coded")
 BATCH, SEED = 3, 2**63 - 1
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("global_state_is_kept")
 
 def _config(**settings: object) -> RunConfig:
     narrow = {"num_classes": 5, "generator_dim": 2, "discriminator_dim": 2}
-    return RunConfig(**(narrow | settings))
+    return run_config(**(narrow | settings))
 
 
 def _inputs(config: RunConfig, count: int = BATCH) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ def test_networks_take_and_make_images_of_every_shape(kind, side, channels):
     ],
 )
 def test_weights_are_counted_with_biases(build, settings, weights):
-    network = build(RunConfig(num_classes=10, **settings), 0)
+    network = build(run_config(num_classes=10, **settings), 0)
     assert sum(param.numel() for param in network.parameters()) == weights
 
 

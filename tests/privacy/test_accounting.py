@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accountant import SEEDED, statements
 from fedgs.privacy.amplification import PLD_THEOREM
 from fedgs.privacy.gaussian import LEAST_DELTA, epsilon_from_mu
@@ -17,6 +16,7 @@ from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan
 from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, everybody, theorems
 from refusals import assert_refused
 from tests.support.ledgers import statements_from_ledger
+from tiny import run_config
 
 DRAWN = {"client_selection": "uniform", "engine": "flower"}
 EVERY = {"discriminator_training": "every_round"}
@@ -150,7 +150,7 @@ def test_a_plan_that_selects_everybody_is_full_participation():
         (lambda: replace(TABLE_2, clients_per_round=867), "clients_per_round"),
         (lambda: replace(TABLE_2, noise_source="dice"), "noise_source"),
         (lambda: replace(FULL, min_answers=540), "min_answers"),
-        (lambda: Plan.from_config(RunConfig()), "num_clients"),
+        (lambda: Plan.from_config(run_config()), "num_clients"),
         (lambda: replace(TABLE_1, noise_multiplier=1e-300), "1e-300: .* least 1e-100"),
         (lambda: epsilon_from_mu(1, 1e-301), "1e-301: give --delta at least 1e-300"),
         *[

@@ -7,7 +7,6 @@ from itertools import count
 
 import pytest
 
-from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accountant import statements, statements_of_runs
 from fedgs.privacy.budget import Budget, calibrate_noise, is_spent, largest_num_rounds
 from fedgs.privacy.plan import Plan
@@ -26,6 +25,7 @@ from plans import (
     frozen,
 )
 from refusals import assert_refused
+from tiny import run_config
 
 DELTA = 1e-5
 DRAWN = replace(FULL, client_selection="uniform")
@@ -205,7 +205,7 @@ def test_a_budget_stops_before_it_is_exceeded(coarse_grid, name):
 
     def spent(events):
         own = {n: getattr(plan, n) for n in ("clients_per_round", "amplification")}
-        config = RunConfig(engine="flower", num_rounds=events[-1].round, **own)
+        config = run_config(engine="flower", num_rounds=events[-1].round, **own)
         stated = statements_of_runs([Run(config, events)], DELTA, **more)
         return least(stated, adversary, relation)
 

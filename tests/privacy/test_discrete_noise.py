@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from fedgs.config.integers import LEAST_NOISE, PROVEN, clip_units, noise_units
-from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.client_ledger import ClientLedger, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits
@@ -22,7 +21,7 @@ from fedgs.privacy.plan import Plan
 from plans import epsilon, epsilons, event
 from refusals import assert_refused
 from tests.support.ledgers import statements_from_ledger
-from tiny import tiny_config
+from tiny import run_config, tiny_config
 
 DELTA = 1e-5
 SILOS = Plan(
@@ -205,5 +204,5 @@ def test_sums_that_hide_nothing_or_say_nothing_are_refused(changes, message):
     values = {"num_clients": 539, "client_selection": "all", "engine": "flower"}
     values |= {"clients_per_round": None, "noise_multiplier": 1.0}
     values |= {"clients_per_node": 49, "secure_aggregation": True}
-    RunConfig(**values).validate()
-    assert_refused(message, RunConfig(**values | changes).validate)
+    run_config(**values).validate()
+    assert_refused(message, run_config(**values | changes).validate)

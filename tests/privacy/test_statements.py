@@ -8,7 +8,6 @@ from itertools import product
 import pytest
 from scipy.stats import binom
 
-from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accountant import statements, statements_of_runs
 from fedgs.privacy.amplification import PLD_THEOREM, Sampled, SampledBound
 from fedgs.privacy.budget import Budget
@@ -20,6 +19,7 @@ from fedgs.privacy.selection_cost import Target
 from fedgs.round.run import new_event
 from plans import STAGED, epsilon, epsilons, event, everybody, frozen, theorems
 from refusals import assert_refused
+from tiny import run_config
 
 AT = 1.0  # epsilon
 COST = (2 * 2 / 40.0) ** 2  # mu^2 of one `event`: (2 C sqrt(B) / noise)^2
@@ -31,7 +31,7 @@ ALL = {"client_selection": "all", "participants": "all"}
 def run(events, **settings):
     """A run that planned no more rounds than its events have, unless told otherwise."""
     known = {"num_rounds": max((e.round for e in events), default=1), "seed": 1}
-    return Run(RunConfig(**{"engine": "flower", **known, **settings}), tuple(events))
+    return Run(run_config(**{"engine": "flower", **known, **settings}), tuple(events))
 
 
 def rounds(count, make=event, **changes):

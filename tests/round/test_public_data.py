@@ -17,6 +17,7 @@ from runs import train
 from tiny import (
     MOMENTS,
     embedding_round,
+    run_config,
     stage_request,
     tiny_config,
     tiny_data,
@@ -53,7 +54,7 @@ def test_private_images_under_another_name_are_no_public_start(
     (tmp_path / "link").symlink_to(tmp_path / "x")
     names = private.format(tmp_path), public.format(tmp_path)
     for data, start in (names, names[::-1]):
-        config = RunConfig(data=data, public_data=start)
+        config = run_config(data=data, public_data=start)
         problems = [name for name, _ in same_source_problems(config)]
         assert problems == ["public_data"] * are_same_people
 
@@ -142,5 +143,5 @@ def test_the_size_of_images_that_was_taken_from_them_is_in_every_row(tmp_path):
 
 def test_of_data_that_everybody_has_nothing_is_counted():
     pytest.importorskip("sklearn", reason="needs the digits of scikit-learn")
-    config, _ = resolve(RunConfig(noise_multiplier=1.0, seed=1))
+    config, _ = resolve(run_config(noise_multiplier=1.0, seed=1))
     assert config.counted == ""

@@ -34,7 +34,7 @@ from runs import (
     keep_lines,
     num_answers,
 )
-from tiny import tiny_config, write_tiny_npz
+from tiny import run_config, tiny_config, write_tiny_npz
 
 GIGABYTE = 10**9
 
@@ -352,7 +352,7 @@ def tiny_npz(tmp_path) -> str:
 
 
 def test_resolving_fixes_clients_classes_seed_and_noise(tiny_npz):
-    config = RunConfig(
+    config = run_config(
         data=tiny_npz,
         image_size=16,
         client_selection="all",
@@ -378,7 +378,7 @@ def test_resolving_fixes_clients_classes_seed_and_noise(tiny_npz):
 )
 def test_settings_that_the_data_contradicts_are_refused(tiny_npz, settings, named):
     base = {"data": tiny_npz, "image_size": 16, "noise_multiplier": 1.0}
-    assert_refused(named, preparation.resolve, RunConfig(**base | settings))
+    assert_refused(named, preparation.resolve, run_config(**base | settings))
 
 
 # ------------------------------------------------------------------ capacity
@@ -403,7 +403,7 @@ def test_run_that_does_not_fit_is_refused_with_the_estimate(
     available = SimpleNamespace(available=memory)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=disk))
-    paper = RunConfig(num_clients=1000, num_classes=10, **settings)
+    paper = run_config(num_clients=1000, num_classes=10, **settings)
     if needed is None:
         preparation.check_capacity(paper, tmp_path / "not" / "there")
     else:

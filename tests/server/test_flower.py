@@ -24,7 +24,7 @@ import tiny
 from command_line import flags
 from fedgs import process
 from fedgs.config.recipes import recipe
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.privacy.ledger import Ledger
 from fedgs.process import (
@@ -40,7 +40,7 @@ from runs import generator, rounds_done, train
 from server.launch import flower_engine
 from server.launch.control import FlowerFailed
 from server.launch.flower_app import free_port
-from tiny import tiny_config, write_tiny_npz
+from tiny import run_config, tiny_config, write_tiny_npz
 
 FULL = tiny.FULL_PARTICIPATION | {"discriminator_training": "every_round"}
 
@@ -73,7 +73,7 @@ def local_twin(settings: dict[str, object], output: Path) -> bytes:
     """The generator that the local engine trains with one worker."""
     twin = {"engine": "local", "num_workers": 1, "output": str(output)}
     twin["clients_per_round"] = None
-    config, data = resolve(RunConfig(**settings | twin))
+    config, data = resolve(run_config(**settings | twin))
     folder = RunFolder.create(config)
     train(folder, data=data)
     return generator(output)

@@ -1,8 +1,8 @@
 """States the guarantee of events as a run of these settings would."""
 
-from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accountant import statements_of_runs
 from fedgs.privacy.same_clients import Run
+from tiny import run_config
 
 
 def statements_from_ledger(
@@ -21,5 +21,5 @@ def statements_from_ledger(
     events = tuple(events)
     planned = num_rounds or max((event.round for event in events), default=1)
     own = {"engine": "flower", "clients_per_round": None} | settings
-    run = Run(RunConfig(num_rounds=planned, **own), events)
+    run = Run(run_config(num_rounds=planned, **own), events)
     return statements_of_runs([run], delta, at_epsilon, colluding=colluding)

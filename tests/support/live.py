@@ -13,12 +13,12 @@ import pytest
 import runs
 import tiny
 from command_line import flags
-from fedgs.config.run_config import RunConfig
 from fedgs.data.load import load_data
 from fedgs.process import SERVER_VARIABLE, processes_of
 from hosts import Machines, Network, Process
 from server.launch.certs import make_certificates
 from server.launch.flower_app import free_port
+from tiny import run_config
 
 CLIENTS = ("a", "b")
 OF_THE_DATA = ("data", "clients_per_round", "clients_per_node", "num_workers")
@@ -32,7 +32,7 @@ SETTINGS |= {"num_rounds": 20, "checkpoint_every": 3, "round_timeout": 900}
 def prepare(folder: Path) -> Path:
     """Writes the clients' digits (a.npz, b.npz), those of all, and the limits."""
     pytest.importorskip("sklearn", reason="needs the digits of scikit-learn")
-    data = load_data(RunConfig(data="digits", num_clients=4, image_size=16, seed=1))
+    data = load_data(run_config(data="digits", num_clients=4, image_size=16, seed=1))
     for name, clients in (("a", (0, 1, 2)), ("b", (3,)), ("all", range(4))):
         kept = np.concatenate([data.client_records[c][:60] for c in clients])
         arrays = {"images": data.images[kept], "labels": data.labels[kept]}

@@ -9,10 +9,11 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
+from tiny import run_config
 
 
 def configured(data: str = "digits", **settings: object) -> RunConfig:
-    return RunConfig(**{"data": data, "seed": 0, **settings}).validate()
+    return run_config(**{"data": data, "seed": 0, **settings}).validate()
 
 
 def load(data: str = "digits", **settings: object) -> FederatedImages:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import SelectionCost
@@ -22,7 +22,7 @@ TABLE_1 = replace(TABLE_2, num_clients=1000, num_rounds=20_000, engine="local")
 ALL = {"num_clients": 539, "clients_per_round": 539, "client_selection": "all"}
 FULL = Plan(**ALL, num_rounds=150, batch_size=32, noise_multiplier=1.2)
 # Two releases of embeddings, then four of gradients.
-STAGED = ResolvedConfig(
+STAGED = GsWganConfig(
     **ALL,
     num_classes=10,
     clients_per_node=49,

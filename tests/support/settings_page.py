@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from fedgs.config.method_settings import settings_of
 from fedgs.config.recipes import recipe
-from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import GROUPS, settings_of
+from fedgs.config.settings import GROUPS
+from tiny import run_config
 
 PAGE = "settings.md"
 HEAD = """\
@@ -31,7 +32,7 @@ def on_files(files: Any, config: Any) -> None:
 
 def page() -> str:
     """Returns the page, in Markdown."""
-    configs = [RunConfig(), recipe("moments"), recipe("full-participation")]
+    configs = [run_config(), recipe("moments"), recipe("full-participation")]
     parts = [HEAD]
     for group in GROUPS:
         parts.append(f"\n## {group}\n\n{COLUMNS}|---|---|---|---|---|\n")

@@ -33,7 +33,7 @@ MODES = {
 }
 # Of a run on Flower whose rounds cost little.
 SHORT = {"engine": "flower", "checkpoint_every": 2}
-SHORT |= {"warm_start_rounds": 1, "discriminator_steps": 1}
+SHORT |= {"discriminator_steps": 1}
 Spoil = Callable[[Any, Message, Message], Message | None]
 Make = Callable[[Message, Message], Message | None]
 

@@ -66,6 +66,11 @@ REFINED = MOMENTS | {"stages": MOMENTS["stages"] + ",features:2", "num_rounds": 
 REFINED |= {"generator": "refined", "generator_dim": 2}
 
 
+def run_config(**settings: object) -> RunConfig:
+    """Returns settings as a user gives them, of GS-WGAN unless they say another."""
+    return RunConfig.from_flat(settings)
+
+
 def tiny_config(kind: Any = ResolvedConfig, **overrides: object) -> Any:
     """Returns a resolved and valid configuration of the tiny problem.
 
@@ -74,8 +79,8 @@ def tiny_config(kind: Any = ResolvedConfig, **overrides: object) -> Any:
     """
     settings = SETTINGS | overrides
     if settings.get("client_selection") == "all":
-        settings["clients_per_round"] = settings["num_clients"]
-    return kind(**settings).validate()
+        overrides["clients_per_round"] = settings["num_clients"]
+    return kind.from_flat(overrides, run_config(**SETTINGS)).validate()
 
 
 def tiny_data(config: RunConfig) -> FederatedImages:

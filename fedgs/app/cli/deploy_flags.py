@@ -13,7 +13,7 @@ from fedgs.app.flags import (
     request_flags,
     settings_flags,
 )
-from fedgs.config.settings import settings_with
+from fedgs.config.method_settings import settings_with
 from server.launch.server_command import Server
 from server.launch.submit import Submission
 

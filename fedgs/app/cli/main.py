@@ -101,7 +101,7 @@ def _format_warning(
     return FORMAT_WARNING(message, category, *where, **line)
 
 
-@app.command(epilog="Defaults: `warm-start`, which --target-epsilon alone chooses.")
+@app.command(epilog="Defaults: `warm-start`, which a target epsilon alone chooses.")
 @settings_flags(shown=MOST_USED, defaults=vars(CHOSEN))
 def train(
     recipe: RecipeOption = None,
@@ -115,7 +115,7 @@ def train(
 ) -> None:
     """Train a generator. Settings: recipe, then TOML file, then flags.
 
-    With --target-epsilon and no method: `warm-start`, fitted to the clients.
+    With a target epsilon and no recipe: `warm-start`, fitted to the clients.
     """
     is_open = recipe is None and config is None and is_left_open(settings)
     # Fails before torch is imported.
@@ -123,7 +123,8 @@ def train(
     from fedgs.app.commands import train as running
     from fedgs.round.preparation import with_held_out
 
-    configured = with_held_out(configured, settings_in(config) | settings)
+    known = settings_in(config, configured.method) | settings
+    configured = with_held_out(configured, known)
     name = recipe or (DEFAULT if is_open else "run")
     running.train(configured, name, settings if is_open else None, dry_run)
 
@@ -176,7 +177,7 @@ def evaluate(
 
 
 @app.command()
-@settings_flags("Federation", "Privacy", "Training", "Runtime")
+@settings_flags("Federation", "Privacy", "Training", "GS-WGAN", "Runtime")
 def privacy(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Run folders, on the same clients.")
@@ -314,7 +315,7 @@ def inspect_data(
 
 @app.command()
 @settings_flags(
-    *("Data", "Privacy", "Training", "Model", "Runtime"),
+    *("Data", "Privacy", "Training", "GS-WGAN", "Model", "Runtime"),
     shown=MOST_USED_TO_DEBUG,
     defaults={"engine": "flower"},
 )

@@ -23,7 +23,7 @@ from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_release import attack_releases
 from fedgs.audit.one_run import audit_run
 from fedgs.baselines.frame import open_run
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GsWganConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
@@ -93,12 +93,12 @@ def _attack_run(
     output = folder.path / "audit"
     output.mkdir(exist_ok=True)
     # A run with stages has no attack B. The bounds of A and B hold together.
-    has_b = request.full and config.stages is None
+    has_b = request.full and not config.num_stages
     progress.doing(f"A: up to {request.trials} rounds of each kind")
     most_draws = MAX_DRAWS if request.full else QUICK_DRAWS
     findings = audit_rounds(config, events, request.trials, most_draws, int(has_b))
     data, one_run = None, NO_STAGES if request.full else NOT_RUN
-    if has_b:
+    if has_b and isinstance(config, GsWganConfig):
         data, rounds = load_data(config), request.rounds or config.num_rounds
         plan = recorded_plan(config, events)
         more, one_run = _one_run(config, plan, data, rounds, output, progress)
@@ -115,7 +115,7 @@ def _attack_run(
 
 
 def _one_run(
-    config: ResolvedConfig,
+    config: GsWganConfig,
     plan: Plan,
     data: FederatedImages,
     num_rounds: int,

@@ -17,8 +17,8 @@ from fedgs.app.evaluation.request import METRICS, READING, SHAPE, EvaluationRequ
 from fedgs.app.evaluation.scoring import Scoring
 from fedgs.app.evaluation.scoring import Sizes as Sizes
 from fedgs.config.checks import check_data
+from fedgs.config.method_settings import settings_with
 from fedgs.config.run_config import RunConfig
-from fedgs.config.settings import settings_with
 from fedgs.data import sources
 from fedgs.errors import UserError, check_names, reject
 from fedgs.evaluation import images, inception, quality

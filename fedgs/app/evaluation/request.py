@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgs.config.fields import check_ranges, flag
-from fedgs.config.settings import settings_with
+from fedgs.config.method_settings import settings_with
 
 READING = settings_with("reading")
 SHAPE = tuple(name for name in settings_with("images") if name not in READING)

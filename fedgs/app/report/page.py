@@ -20,7 +20,7 @@ from fedgs.app.report import words
 from fedgs.app.report.debug import DebugFacts, is_debug, read_debug_folder
 from fedgs.app.report.run import RunFacts, read_run
 from fedgs.app.report.sections import Page
-from fedgs.config.settings import settings_with
+from fedgs.config.method_settings import settings_with
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import write_atomically
 from fedgs.privacy.accountant import Statement

@@ -13,8 +13,9 @@ from typing import Any
 from fedgs.app.report.run import RunFacts
 from fedgs.app.tables import Table
 from fedgs.baselines.target import settings_read
+from fedgs.config.method_settings import settings_of, settings_with
+from fedgs.config.plugins import GS_WGAN
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.settings import settings_of, settings_with
 
 HIDDEN = ("seed", "selection_seed", "noise_seed")  # tell who was selected
 
@@ -78,7 +79,7 @@ def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
 def _changed(facts: RunFacts) -> dict[str, Any]:
     """Returns the run's settings that are not the defaults, if it reads them."""
     config, baseline = facts.config, facts.baseline
-    specs = settings_of()
+    specs = [s for s in dataclasses.fields(config) if "group" in s.metadata]
     if baseline is not None:
         specs = [*settings_read(baseline.method), *settings_of("node_sizes")]
     values = {spec.name: getattr(config, spec.name) for spec in specs}
@@ -89,6 +90,8 @@ def _changed(facts: RunFacts) -> dict[str, Any]:
 def train_command(facts: RunFacts) -> str:
     """Returns the command that trains this run again."""
     config, baseline, words = facts.config, facts.baseline, ["fedgs", "train"]
+    if config.method != GS_WGAN:
+        words += ["--recipe", config.method]
     if baseline is not None:
         words = ["fedgs", "baseline", baseline.name]
         own = {
