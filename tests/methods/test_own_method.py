@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,8 @@ def test_sixty_lines_get_the_whole_frame(own, fedgs, tmp_path, monkeypatch):
     assert len(own.splitlines()) <= 60
     run = tmp_path / "run"
     refused(fedgs("train", *flags(**GIVEN, output=run)), f"set FEDGS_METHODS={OWN}")
-    unknown = flags(method="nonsense", data="digits", target_epsilon=8, output=run)
-    refused(fedgs("train", *unknown), "method = 'nonsense': give one of")
+    unknown = flags(recipe="nonsense", data="digits", target_epsilon=8, output=run)
+    refused(fedgs("train", *unknown), "recipe = 'nonsense': give --recipe one of")
     assert not run.exists()
     monkeypatch.setenv("FEDGS_METHODS", OWN)
     printed(fedgs("train", *flags(**GIVEN, output=run)))
@@ -50,3 +51,39 @@ def test_sixty_lines_get_the_whole_frame(own, fedgs, tmp_path, monkeypatch):
     assert OWN in report.read_text()
     words = ("audit", run, "--trials", 5000, "--json")
     assert json.loads(printed(fedgs(*words)))["holds"]
+
+
+SETTINGS = """
+from dataclasses import dataclass
+from fedgs.config.fields import option
+from fedgs.config.method_settings import NetworkSettings
+
+@dataclass(frozen=True)
+class OwnSettings(NetworkSettings):
+    weight: float = option(1.0, "Training", "Of nothing.", above=0)
+
+ClassMeans.Settings = OwnSettings
+"""
+
+
+def test_its_own_settings_have_a_table_and_nobody_elses(
+    own, fedgs, tmp_path, monkeypatch
+):
+    (tmp_path / "own_means.py").write_text(own + SETTINGS)
+    monkeypatch.delitem(sys.modules, "own_means", raising=False)
+    monkeypatch.setenv("FEDGS_METHODS", OWN)
+    run, file = tmp_path / "run", tmp_path / "run.toml"
+
+    def train(text: str, **others: object) -> tuple[int, str, str]:
+        file.write_text(text)
+        return fedgs("train", *flags(**GIVEN | others, output=run, config=file))
+
+    refused(train(f'["{OWN}"]\nweight = 0'), "weight = 0.0: give")
+    refused(train('["gs-wgan"]\nweight = 2'), "only the run's method has one")
+    refused(train("stages = 'means'"), "stages: method = own_means:METHOD has no such")
+    refused(train("weight = 2", recipe="moments"), "weight: unknown setting")
+    assert not run.exists()
+    printed(train(f'seed = 1\n["{OWN}"]\nweight = 2'))
+    config = RunFolder.open(run).config
+    assert config.to_flat()["weight"] == 2
+    assert "discriminator_training" not in config.to_flat()

@@ -24,7 +24,7 @@ ROUNDS = 20
 # So that the norms are the signal's, not the noise's.
 QUIET = {"spectral_norm": False, "latent": "normal", "noise_multiplier": 0.0}
 FEW = {"num_rounds": 6}
-UPDATES = {"method": "fedavg-gan", "clients_per_round": 4, "batch_size": 1}
+UPDATES = {"method": "fedavg-gan", "clients_per_round": 4}
 UPDATES |= {"client_selection": "balanced", "clients_per_node": 2}
 UPDATES |= {"generator_learning_rate": 0.05, "discriminator_learning_rate": 0.05}
 TRAJECTORIES = {

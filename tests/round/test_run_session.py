@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
 from fedgs.methods.base import Request
@@ -403,7 +403,13 @@ def test_run_that_does_not_fit_is_refused_with_the_estimate(
     available = SimpleNamespace(available=memory)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=disk))
-    paper = run_config(num_clients=1000, num_classes=10, **settings)
+    shared = {
+        "num_clients": 1000,
+        "num_classes": 10,
+        "noise_multiplier": 1.0,
+        "seed": 0,
+    }
+    paper = ResolvedConfig.from_flat(shared | settings)
     if needed is None:
         preparation.check_capacity(paper, tmp_path / "not" / "there")
     else:

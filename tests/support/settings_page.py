@@ -13,14 +13,16 @@ HEAD = """\
 
 Every setting of a run is a flag of `fedgs train`, a key of a TOML file (`--config`) and
 a keyword of `fedgs.train`: `--batch-size 16`, `batch_size = 16`. A flag overrides the
-file, and the file the recipe. `fedgs train --help-all` prints them, too.
+file, and the file the recipe. `fedgs train --help-all` prints them, too. Those of
+GS-WGAN, Training and Model are a method's own, where it reads them; a file may have
+them in a table of its name, `[gs-wgan]`.
 
-The default is that without a recipe. `moments` is the recipe of a target epsilon alone,
+The default is that without a recipe. `warm-start` is that of a target epsilon alone,
 which also takes size and channels of the images, low frequencies by the number of
 clients, and holds out a tenth of every owner's images; `full-participation` is GS-WGAN
 with every client in every round. Where they say nothing, the default holds.
 """
-COLUMNS = "| setting | what it is | default | `moments` | `full-participation` |\n"
+COLUMNS = "| setting | what it is | default | `warm-start` | `full-participation` |\n"
 
 
 def on_files(files: Any, config: Any) -> None:
@@ -32,7 +34,7 @@ def on_files(files: Any, config: Any) -> None:
 
 def page() -> str:
     """Returns the page, in Markdown."""
-    configs = [run_config(), recipe("moments"), recipe("full-participation")]
+    configs = [run_config(), recipe("warm-start"), recipe("full-participation")]
     parts = [HEAD]
     for group in GROUPS:
         parts.append(f"\n## {group}\n\n{COLUMNS}|---|---|---|---|---|\n")
