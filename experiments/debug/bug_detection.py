@@ -42,7 +42,7 @@ from fedgs.app.commands.terminal import say
 from fedgs.app.commands.train import go_back, train_from_checkpoint
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.recipes import CLASS_MEANS, configure, is_left_open
-from fedgs.config.run_config import NetworkConfig, ResolvedConfig, RunConfig, narrowed
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data import sources
 from fedgs.data.cohort import keep_cohort
 from fedgs.data.federated import FederatedImages
@@ -294,14 +294,13 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
     }
     config = folders["healthy"][0].config
     num_classes = config.num_classes
-    own = narrowed(config, NetworkConfig)
     diagnosis = diagnose(
         samples["healthy"],
         samples["suspicious"],
         num_classes,
         request.rule,
         (*TRANSFORMATIONS, *suspects),
-        own.moment_size if own.generator == "gaussian" else None,
+        config.moment_size if config.generator == "gaussian" else None,
         has_shared_start=config.public_data is not None,
     )
     verdicts.draw(path / "diagnosis.png", samples, num_classes)

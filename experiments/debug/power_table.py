@@ -24,7 +24,7 @@ from experiments.debug.power import STORED
 from experiments.store import Store
 from fedgs.app.flags import OutputOption, run_command
 from fedgs.config.recipes import CLASS_MEANS, configure
-from fedgs.config.run_config import GsWganConfig, narrowed
+from fedgs.config.run_config import GsWganConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
@@ -93,7 +93,7 @@ def _setting() -> tuple[GsWganConfig, FederatedImages]:
     settings |= {"clients_per_node": CLIENTS}
     config = configure(CLASS_MEANS, None, settings)
     resolved, data = resolve(config, load_data(config))
-    return narrowed(resolved, GsWganConfig), data
+    return of_gs_wgan(resolved), data
 
 
 def _trial(

@@ -28,7 +28,7 @@ from experiments.paper import figure_drawing
 from fedgs.app.commands.run_outcome import exit_if_stopped
 from fedgs.app.flags import RecipeOption, run_command, settings_flags
 from fedgs.config.recipes import configure
-from fedgs.config.run_config import GsWganConfig, RunConfig, narrowed
+from fedgs.config.run_config import RunConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
@@ -83,7 +83,7 @@ class ProbedNode(Node):
         return answer
 
     def _measure(self, request: Request) -> Tensor:
-        config = narrowed(self.config, GsWganConfig)
+        config = of_gs_wgan(self.config)
         request = dataclasses.replace(request, trainees=())
         hosted = Hosted(self.data, self.hosted, self.node_id, self._discriminators)
         parts: list[Tensor] = []

@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgs.config.fields import Scalar
-from fedgs.config.run_config import NetworkConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import Generator
 from fedgs.privacy.accountant import Statement
@@ -166,7 +166,7 @@ class Baseline(Protocol):
         ...
 
     def trainer(
-        self, settings: Any, config: NetworkConfig, data: FederatedImages, seed: int
+        self, settings: Any, config: ResolvedConfig, data: FederatedImages, seed: int
     ) -> Trainer:
         """Starts a training.
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgs.baselines.contract import AuditScores, Event, Facts, Statement
-from fedgs.config.run_config import NetworkConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.errors import imported
 from fedgs.mechanism.noise import NoiseStream
@@ -147,7 +147,7 @@ def noisy(total: Tensor, noise_std: float, source: NoiseStream) -> Tensor:
     return (total.cpu().double() + noise).float().to(total.device)
 
 
-def noise_source(config: NetworkConfig, step: int) -> NoiseStream:
+def noise_source(config: ResolvedConfig, step: int) -> NoiseStream:
     """Returns the noise of one step of a training."""
     return NoiseStream(config.noise_seed, 0, step)
 

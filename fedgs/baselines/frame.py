@@ -26,7 +26,7 @@ from fedgs.cohorts.files import selection_costs
 from fedgs.config.fields import coerce_fields
 from fedgs.config.plugins import CENTRAL
 from fedgs.config.recipes import overridden
-from fedgs.config.run_config import NetworkConfig, ResolvedConfig, RunConfig, narrowed
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
@@ -214,8 +214,7 @@ def new_run(
     facts = facts_of(data, asked.max_images_per_user)
     if asked.target_epsilon is not None:
         own = method.calibrated(own, facts, asked.target_epsilon, resolved.delta)
-    networks = narrowed(resolved, NetworkConfig)
-    trainer = method.trainer(own, networks, data, resolved.seed)  # may refuse
+    trainer = method.trainer(own, resolved, data, resolved.seed)  # may refuse
     resolved = dataclasses.replace(resolved, num_rounds=trainer.num_steps)
     content = {  # for `open_run`
         "name": name,
@@ -372,8 +371,7 @@ def train(run: BaselineRun, data: FederatedImages, report: Report, stop: Stop) -
     """
     torch.set_num_threads(1)
     with run.folder.locked():
-        config = narrowed(run.config, NetworkConfig)
-        trainer = run.method.trainer(run.settings, config, data, config.seed)
+        trainer = run.method.trainer(run.settings, run.config, data, run.config.seed)
         with closing(run.folder.ledger(ReleaseLedger)) as ledger:
             BaselineSession(run, trainer, ledger, report).train(stop)
 

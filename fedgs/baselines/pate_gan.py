@@ -50,7 +50,7 @@ from fedgs.baselines.teachers import (
 )
 from fedgs.baselines.trainer import descend
 from fedgs.config.fields import Scalar, again, entry, flag
-from fedgs.config.run_config import NetworkConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.gan.models import build
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.randomness import derived_seed, stream
@@ -83,7 +83,7 @@ class Settings(TeacherSettings):
 class Judge(nn.Module):
     """Teacher and student: one hidden layer of ReLU on the image and its label."""
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes two linear layers."""
         super().__init__()
         self.num_labels = config.num_classes
@@ -99,7 +99,7 @@ class Judge(nn.Module):
         return self.output(F.relu(self.hidden(inputs))).squeeze(1)
 
 
-def _judge(config: NetworkConfig, seed: int) -> Judge:
+def _judge(config: ResolvedConfig, seed: int) -> Judge:
     return build(Judge, config, seed)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedgs.config.run_config import NetworkConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import Generator, build_generator, sample_labels, sample_latents
 from fedgs.randomness import derived_seed
@@ -34,7 +34,7 @@ class NetworkTrainer(Generic[AnySettings]):
     def __init__(
         self,
         settings: AnySettings,
-        config: NetworkConfig,
+        config: ResolvedConfig,
         data: FederatedImages,
         seed: int,
     ) -> None:

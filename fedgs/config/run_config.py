@@ -102,26 +102,23 @@ def class_of(kind: type[ConfigT], own: type[Settings]) -> type[ConfigT]:
 
     Args:
         kind: `RunConfig`, `ResolvedConfig` or what this has returned.
-        own: declares the settings.
+        own: declares the settings; a `NetworkSettings`.
     """
-    root: type[RunConfig] = RunConfig
-    if issubclass(kind, ResolvedConfig):
-        has_networks = issubclass(own, NetworkSettings)
-        root = NetworkConfig if has_networks else ResolvedConfig
-    if (root, own) == (NetworkConfig, GsWganSettings):
+    root = ResolvedConfig if issubclass(kind, ResolvedConfig) else RunConfig
+    if (root, own) == (ResolvedConfig, GsWganSettings):
         return cast(type[ConfigT], GsWganConfig)
     made = type(f"{own.__name__}{root.__name__}", (root, own), {})
     return cast(type[ConfigT], dataclass(frozen=True)(made))
 
 
-def narrowed(config: RunConfig, kind: type[ConfigT]) -> ConfigT:
-    """Returns the configuration of a run whose method has the settings of a kind.
+def of_gs_wgan(config: RunConfig) -> "GsWganConfig":
+    """Returns the same configuration, of a run of GS-WGAN.
 
     Raises:
-        UserError: it is of a method without them.
+        UserError: it is of another method.
     """
-    if not isinstance(config, kind):
-        raise UserError(f"method = {config.method}: is not of {kind.__name__}")
+    if not isinstance(config, GsWganConfig):
+        raise UserError(f"method = {config.method}: is not {GS_WGAN}")
     return config
 
 
@@ -156,7 +153,7 @@ def check_names(
 
 
 @dataclass(frozen=True)
-class ResolvedConfig(RunConfig):
+class ResolvedConfig(RunConfig, NetworkSettings):
     """What a run uses: the settings that `RunConfig` may leave open are set.
 
     `fedgs.round.preparation.resolve` fixes them; a run folder holds no other. What
@@ -194,10 +191,5 @@ class ResolvedConfig(RunConfig):
 
 
 @dataclass(frozen=True)
-class NetworkConfig(ResolvedConfig, NetworkSettings):
-    """What a run of any method with networks uses; an annotation."""
-
-
-@dataclass(frozen=True)
-class GsWganConfig(NetworkConfig, GsWganSettings):
+class GsWganConfig(ResolvedConfig, GsWganSettings):
     """What a run of GS-WGAN uses."""

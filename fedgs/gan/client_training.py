@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedgs.config.run_config import NetworkConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.randomness import stream
@@ -49,7 +49,7 @@ class Draws:
 
     def __init__(
         self,
-        config: NetworkConfig,
+        config: ResolvedConfig,
         data: FederatedImages,
         clients: Sequence[int],
         purpose: str,
@@ -111,7 +111,7 @@ def draw_matching(
 
 
 def train_discriminators(
-    config: NetworkConfig,
+    config: ResolvedConfig,
     discriminators: Discriminators,
     chunk: Positions,
     draws: Draws,

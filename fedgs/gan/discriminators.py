@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedgs.config.run_config import NetworkConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.gan.losses import discriminator_loss, generator_image_grads
 from fedgs.gan.models import ADAM_BETAS, advance_spectral_vectors, build_discriminator
 from fedgs.randomness import derived_seed
@@ -212,7 +212,7 @@ class Discriminators(ModuleStack):
 
     def __init__(
         self,
-        config: NetworkConfig,
+        config: ResolvedConfig,
         client_ids: Sequence[int],
         is_stacked: bool | None = None,
     ) -> None:

@@ -36,7 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgs.config.run_config import NetworkConfig, ResolvedConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.shapes import Images, Labels, Latents, Scores, TensorDict
 
 NORM_EPSILON = 1e-10  # GS-WGAN source/ops.py, pixel_norm and l2_norm
@@ -114,7 +114,7 @@ def _pixel_norm(features: Tensor) -> Tensor:
 class Generator(nn.Module):
     """What the generators share; each defines `_logits` on the joined input."""
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Reads the sizes of the input and the output from the configuration."""
         super().__init__()
         self.side = config.image_size
@@ -177,7 +177,7 @@ class GeneratorResNet(Generator):
     16, 32, 64: two to four blocks reach the side; the last convolution is padded by 1.
     """
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes as many blocks as it takes to double 4 up to the side or beyond."""
         super().__init__(config)
         channels = 4 * config.generator_dim
@@ -207,7 +207,7 @@ class GeneratorDCGAN(Generator):
     1, 2). 16, 32 and 64: three doublings from S/8 by kernels of 4, stride 2, padding 1.
     """
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes the layers; the paper's kernels at side 28."""
         super().__init__(config)
         d = config.generator_dim
@@ -242,7 +242,7 @@ class GeneratorUpsample(Generator):
     for hundreds of rounds on a CPU.
     """
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes a linear layer to (S/4, S/4) and three convolutions."""
         super().__init__(config)
         d = config.generator_dim
@@ -271,7 +271,7 @@ class GeneratorCoded(Generator):
     sample is a function of its own latent alone.
     """
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes three linear layers to the code and two from it."""
         super().__init__(config)
         d, self.channels = config.generator_dim, config.image_channels
@@ -294,7 +294,7 @@ class GeneratorCoded(Generator):
         return self.decoder(self._codes(inputs)).unflatten(1, shape)
 
 
-def coded_decoder(config: NetworkConfig) -> nn.Sequential:
+def coded_decoder(config: ResolvedConfig) -> nn.Sequential:
     """Makes the layers from a code to an image's logits, (B, C * S * S)."""
     d, pixels = config.generator_dim, config.image_channels * config.image_size**2
     activation = nn.LeakyReLU(LEAKY_SLOPE)
@@ -313,7 +313,7 @@ class GeneratorGaussian(Generator):
     released means and covariances; before, it is the background with faint noise.
     """
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes mean (L, C, S, S) and factor (L, latent_dim, C, S, S), L parts."""
         super().__init__(config)
         image = (config.image_channels, self.side, self.side)
@@ -347,7 +347,7 @@ class GeneratorRefined(GeneratorGaussian):
     Differs from the reference: not in the paper. `fedgs.gan.refinement` fits it.
     """
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes the Gaussians, which no gradient moves, and the refiner."""
         super().__init__(config)
         self.requires_grad_(False)
@@ -371,7 +371,7 @@ class Refiner(nn.Module):
     Source: Ronneberger et al., "U-net", MICCAI 2015, with additive class embeddings.
     """
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes the layers; the last one and the embedding are 0."""
         super().__init__()
         d, channels = config.generator_dim, config.image_channels
@@ -417,7 +417,7 @@ class Discriminator(nn.Module):
     the gradient of one image's score is a function of that image alone.
     """
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: ResolvedConfig) -> None:
         """Makes the layers, normalised if `config.spectral_norm`."""
         super().__init__()
         d = config.discriminator_dim
@@ -467,7 +467,7 @@ GENERATORS: dict[str, type[Generator]] = {
 }
 
 
-def build_generator(config: NetworkConfig, rng_seed: int) -> Generator:
+def build_generator(config: ResolvedConfig, rng_seed: int) -> Generator:
     """Builds `config.generator` on the CPU with PyTorch's default initialisation.
 
     The weights are a function of `rng_seed`, an integer in [0, 2**63). torch's global
@@ -476,13 +476,13 @@ def build_generator(config: NetworkConfig, rng_seed: int) -> Generator:
     return build(GENERATORS[config.generator], config, rng_seed)
 
 
-def build_discriminator(config: NetworkConfig, rng_seed: int) -> Discriminator:
+def build_discriminator(config: ResolvedConfig, rng_seed: int) -> Discriminator:
     """Builds the discriminator on the CPU; see `build_generator`."""
     return build(Discriminator, config, rng_seed)
 
 
 def build(
-    kind: Callable[[NetworkConfig], ModelT], config: NetworkConfig, rng_seed: int
+    kind: Callable[[ResolvedConfig], ModelT], config: ResolvedConfig, rng_seed: int
 ) -> ModelT:
     """Builds a network on the CPU from the seed alone; see `build_generator`."""
     # default_generator: torch.manual_seed would reseed every GPU as well.
@@ -526,7 +526,7 @@ def ema_weight(step: int, decay: float) -> float:
 
 
 def sample_latents(
-    config: NetworkConfig, rng: np.random.Generator, count: int
+    config: ResolvedConfig, rng: np.random.Generator, count: int
 ) -> Latents:
     """Draws z: fair bits {0, 1} (bernoulli, the paper), N(0, 1) or U[0, 1).
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedgs.config.run_config import GsWganConfig
+from fedgs.config.run_config import GsWganConfig, ResolvedConfig
 from fedgs.config.stages import PARTS, SPLITS
 from fedgs.gan.features import (
     IMAGES_AT_ONCE,
@@ -126,7 +126,7 @@ def in_parts(model: Model) -> Model:
     )
 
 
-def start_of(config: GsWganConfig, images: Tensor, labels: Labels) -> Model:
+def start_of(config: ResolvedConfig, images: Tensor, labels: Labels) -> Model:
     """Returns the model of public images, along their `latent_dim` longest axes.
 
     Privacy: public, as the images are.

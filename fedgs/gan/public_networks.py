@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from safetensors.torch import load
 from torch import Tensor
 
-from fedgs.config.run_config import NetworkConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.randomness import stream
 from fedgs.shapes import Images, TensorDict
@@ -93,7 +93,7 @@ def fonts_trunk() -> TensorDict:
     return _of_fonts(TRUNK)
 
 
-def refiner_of_fonts(config: NetworkConfig) -> TensorDict:
+def refiner_of_fonts(config: ResolvedConfig) -> TensorDict:
     """Returns the weights that a refiner begins with: none where it has another width.
 
     Of other classes than ten, the classes' embedding is left out.

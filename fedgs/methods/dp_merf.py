@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgs.config.run_config import NetworkConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.gan.models import build_generator, sample_latents
 from fedgs.mechanism.sanitizer import PerSampleGradients
@@ -68,7 +68,7 @@ class Embedding(nn.Module):
         return F.one_hot(labels, len(self.target)).to(features).T @ features * scale
 
 
-class DPMerf(Method[NetworkConfig]):
+class DPMerf(Method[ResolvedConfig]):
     """Clients answer with their mean embedding; the server fits its generator to it."""
 
     recipe = MappingProxyType(
@@ -85,26 +85,26 @@ class DPMerf(Method[NetworkConfig]):
     )
     is_rare = True
 
-    def terms(self, config: NetworkConfig, round: int) -> Terms:
+    def terms(self, config: ResolvedConfig, round: int) -> Terms:
         """Returns one embedding by class and feature, clipped to C."""
         shape = (1, 1, config.num_classes, NUM_FEATURES)
         return Terms("embedding", config.noise_multiplier, config.clip_bound, shape)
 
-    def declared(self, config: NetworkConfig, round: int) -> Mapping[str, Declared]:
+    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
         """Returns nothing: clients draw W themselves."""
         return {}
 
-    def state(self, config: NetworkConfig) -> State:
+    def state(self, config: ResolvedConfig) -> State:
         """Initialises the generator from the seed, and no target."""
         generator = build_generator(config, derived_seed(config.seed, "generator"))
         return State.of(generator.to(config.device), embedding=_embedding(config))
 
-    def begin(self, config: NetworkConfig, state: State) -> tuple[Request, None]:
+    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
         """Asks for embeddings."""
         return asked(config, state, {}), None
 
     def answer(
-        self, config: NetworkConfig, hosted: Hosted, request: Request
+        self, config: ResolvedConfig, hosted: Hosted, request: Request
     ) -> Iterator[PerSampleGradients]:
         """Yields each client's mean embedding: one sample of one client.
 
@@ -122,7 +122,7 @@ class DPMerf(Method[NetworkConfig]):
 
     def finish(
         self,
-        config: NetworkConfig,
+        config: ResolvedConfig,
         state: State,
         pending: None,
         total: Tensor,
@@ -136,7 +136,7 @@ class DPMerf(Method[NetworkConfig]):
         state.round += 1
 
     def settle(
-        self, config: NetworkConfig, state: State, check: Callable[[int, int], None]
+        self, config: ResolvedConfig, state: State, check: Callable[[int, int], None]
     ) -> bool:
         """Fits the generator to the released mean, with classes alike.
 
@@ -168,7 +168,7 @@ def _of(state: State) -> Embedding:
     return cast(Embedding, state.parts["embedding"])
 
 
-def _embedding(config: NetworkConfig) -> Embedding:
+def _embedding(config: ResolvedConfig) -> Embedding:
     size = config.image_channels * config.image_size**2
     made = (NUM_FEATURES, KERNEL_VARIANCE, config.seed)
     return Embedding(config.num_classes, size, *made).to(config.device)

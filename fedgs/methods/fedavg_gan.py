@@ -34,7 +34,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedgs.config.fields import Problem
 from fedgs.config.method_settings import NetworkSettings
-from fedgs.config.run_config import NetworkConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -70,7 +70,7 @@ class FedAvgGanSettings(NetworkSettings):
             yield "spectral_norm", f"{why}; give --no-spectral-norm"
 
 
-class FedAvgGan(Method[NetworkConfig]):
+class FedAvgGan(Method[ResolvedConfig]):
     """Clients answer with the clipped update of a discriminator that all share."""
 
     Settings = FedAvgGanSettings
@@ -91,16 +91,16 @@ class FedAvgGan(Method[NetworkConfig]):
         }
     )
 
-    def terms(self, config: NetworkConfig, round: int) -> Terms:
+    def terms(self, config: ResolvedConfig, round: int) -> Terms:
         """Returns one update, clipped to C, as a row of weights."""
         shape = (1, 1, 1, _num_weights(config))
         return Terms("update", config.noise_multiplier, config.clip_bound, shape)
 
-    def declared(self, config: NetworkConfig, round: int) -> Mapping[str, Declared]:
+    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
         """Returns the tensors of both networks under "<network>.<name>"."""
         return {n: Declared(tuple(v.shape)) for n, v in _named(new_networks(config))}
 
-    def state(self, config: NetworkConfig) -> State:
+    def state(self, config: ResolvedConfig) -> State:
         """Initialises both networks from the seed."""
         networks = new_networks(config)
         for network in networks.values():
@@ -108,7 +108,7 @@ class FedAvgGan(Method[NetworkConfig]):
         networks["discriminator"].requires_grad_(False)
         return State.of(**networks)
 
-    def begin(self, config: NetworkConfig, state: State) -> tuple[Request, None]:
+    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
         """Returns both networks as they are; draws nothing.
 
         Privacy: post-processing of DP output.
@@ -117,13 +117,13 @@ class FedAvgGan(Method[NetworkConfig]):
         tensors = {name: value.detach().cpu() for name, value in _named(networks)}
         return asked(config, state, tensors), None
 
-    def check(self, config: NetworkConfig, request: Request) -> None:
+    def check(self, config: ResolvedConfig, request: Request) -> None:
         """Refuses a request that trains others than it asks."""
         if request.trainees != request.participants:
             raise UserError("request that is no round of Fed-Avg GAN: refused")
 
     def answer(
-        self, config: NetworkConfig, hosted: Hosted, request: Request
+        self, config: ResolvedConfig, hosted: Hosted, request: Request
     ) -> Iterator[PerSampleGradients]:
         """Yields the updates of chunks of clients: one sample, clipped as a whole.
 
@@ -135,7 +135,7 @@ class FedAvgGan(Method[NetworkConfig]):
 
     def finish(
         self,
-        config: NetworkConfig,
+        config: ResolvedConfig,
         state: State,
         pending: None,
         total: Tensor,
@@ -157,7 +157,7 @@ class FedAvgGan(Method[NetworkConfig]):
 METHOD = FedAvgGan()
 
 
-def new_networks(config: NetworkConfig) -> dict[str, nn.Module]:
+def new_networks(config: ResolvedConfig) -> dict[str, nn.Module]:
     """Returns both networks as they are before the first round."""
     return {
         "generator": build_generator(config, config.seed),
@@ -166,7 +166,7 @@ def new_networks(config: NetworkConfig) -> dict[str, nn.Module]:
 
 
 @lru_cache(maxsize=8)
-def _num_weights(config: NetworkConfig) -> int:
+def _num_weights(config: ResolvedConfig) -> int:
     return sum(p.numel() for p in build_discriminator(config, 0).parameters())
 
 
@@ -188,7 +188,7 @@ def _network(state: State, name: str) -> nn.Module:
 
 
 def client_updates(
-    config: NetworkConfig,
+    config: ResolvedConfig,
     data: FederatedImages,
     request: Request,
     clients: Sequence[int],
@@ -223,7 +223,7 @@ def client_updates(
 
 
 def _draw(
-    config: NetworkConfig,
+    config: ResolvedConfig,
     data: FederatedImages,
     generator: nn.Module,
     client: int,
@@ -249,7 +249,7 @@ def _draw(
 
 
 def _trained(
-    config: NetworkConfig,
+    config: ResolvedConfig,
     template: nn.Module,
     start: TensorDict,
     real: Tensor,
@@ -279,7 +279,7 @@ def _trained(
 # ------------------------------------------------------------------ server
 
 
-def _train_generator(config: NetworkConfig, state: State) -> None:
+def _train_generator(config: ResolvedConfig, state: State) -> None:
     """Takes the generator's SGD steps: post-processing of the discriminator."""
     discriminator = _network(state, "discriminator")
     rate = config.generator_learning_rate

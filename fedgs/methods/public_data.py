@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedgs.config.run_config import GsWganConfig, ResolvedConfig, RunConfig, narrowed
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.sources import load_records
 from fedgs.errors import UserError
 from fedgs.gan.moments import Model, start_of
@@ -44,7 +44,7 @@ def public_start(config: ResolvedConfig) -> tuple[Model | None, frozenset[bytes]
             "of the same classes"
         )
     images, labels = torch.tensor(records.images), torch.tensor(records.labels)
-    model = start_of(narrowed(config, GsWganConfig), images, labels)
+    model = start_of(config, images, labels)
     return model, digests(records.images) | digests(255 - records.images)
 
 

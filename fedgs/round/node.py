@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgs.config.method_settings import settings_with
-from fedgs.config.run_config import GsWganConfig, ResolvedConfig, narrowed
+from fedgs.config.run_config import ResolvedConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.files import make_folder, write_tensors
@@ -399,8 +399,7 @@ class Node:
 
     def _load(self, tensors: TensorDict) -> None:
         if self._discriminators is None:
-            config = narrowed(self.config, GsWganConfig)
-            self._discriminators = Discriminators(config, self.hosted)
+            self._discriminators = Discriminators(self.config, self.hosted)
         try:
             self._discriminators.load_state(tensors)
         except ValueError as error:
@@ -414,7 +413,7 @@ class Node:
         if self._discriminators is not None or is_later:
             return
         self._check_run()
-        config = narrowed(self.config, GsWganConfig)
+        config = of_gs_wgan(self.config)
         self._discriminators = Discriminators(config, self.hosted)
         is_public, fakes = config.is_warm_start_public, request.tensors
         warm_start(

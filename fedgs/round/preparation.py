@@ -19,7 +19,7 @@ import torch
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.method_settings import settings_with
 from fedgs.config.recipes import HELD_OUT, moments_for
-from fedgs.config.run_config import NetworkConfig, ResolvedConfig, RunConfig, narrowed
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.config.stages import FONT_FEATURES, written
 from fedgs.data.federated import FederatedImages
@@ -362,9 +362,8 @@ def check_capacity(config: ResolvedConfig, folder: Path) -> None:
     limits["disk"] = (3 * state, shutil.disk_usage(folder).free)
     for what, (needed, there) in limits.items():
         if needed > there:
-            networks = narrowed(config, NetworkConfig)
             raise UserError(
-                f"discriminator_dim = {networks.discriminator_dim}: the discriminators "
+                f"discriminator_dim = {config.discriminator_dim}: the discriminators "
                 f"of {clients_needed(config)} clients need about {needed / 1e9:.1f} GB "
                 f"of {what}, {there / 1e9:.1f} GB are free; give a smaller "
                 "--discriminator-dim, --num-clients or --num-rounds"
@@ -399,6 +398,6 @@ def state_bytes(config: ResolvedConfig) -> int:
     """Returns the size of the run's discriminators with their Adam moments."""
     if not (count := clients_needed(config)):
         return 0
-    params = build_discriminator(narrowed(config, NetworkConfig), 0).parameters()
+    params = build_discriminator(config, 0).parameters()
     # Each parameter with its two moments, in 4 bytes.
     return count * 3 * 4 * sum(param.numel() for param in params)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedgs.config.run_config import NetworkConfig, ResolvedConfig, narrowed
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, imported, raise_if_any
 from fedgs.files import (
     read_json,
@@ -47,7 +47,7 @@ def load_generator(folder: RunFolder) -> nn.Module:
     Raises:
         UserError: the run has no generator yet.
     """
-    generator = build_generator(narrowed(folder.config, NetworkConfig), 0)
+    generator = build_generator(folder.config, 0)
     path = folder.path / "generator_ema.safetensors"
     if path.exists():
         tensors = read_tensors(path)[0]
@@ -83,8 +83,7 @@ def draw(
     Returns:
         Shape (n, C, S, S), float32 in [0, 1], 0 = background.
     """
-    networks = narrowed(config, NetworkConfig)
-    z = sample_latents(networks, stream(seed, "sample"), len(labels))
+    z = sample_latents(config, stream(seed, "sample"), len(labels))
     inputs = (x.split(SAMPLE_BATCH) for x in (z, torch.from_numpy(labels)))
     device = next(generator.parameters()).device
     with torch.no_grad():

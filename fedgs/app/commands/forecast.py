@@ -16,12 +16,7 @@ from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.recipes import DEFAULT
-from fedgs.config.run_config import (
-    GsWganConfig,
-    NetworkConfig,
-    ResolvedConfig,
-    narrowed,
-)
+from fedgs.config.run_config import GsWganConfig, ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.sources import has_test_split
 from fedgs.errors import first_n
@@ -48,10 +43,9 @@ OUTSIDE = "scores on private data lie outside every epsilon"
 
 def choice(config: ResolvedConfig, data: FederatedImages) -> str:
     """Returns the line that says which recipe was chosen, by what, and how long."""
-    own = narrowed(config, GsWganConfig)
     return (
         f"recipe {DEFAULT} (none was given): {config.num_rounds} releases of means, "
-        f"covariances and features, moment_size {own.moment_size} by "
+        f"covariances and features, moment_size {config.moment_size} by "
         f"{config.num_clients} clients and {target(config)}; {duration(config, data)}"
     )
 
@@ -123,8 +117,7 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
     """
     seconds, by = FEW_SECONDS if config.engine == "local" else FLOWER_SECONDS, ""
     if config.num_stages:
-        pairs = narrowed(config, GsWganConfig).moment_features ** 2
-        seconds += SECONDS_OF_PRODUCT * len(data.images) * pairs
+        seconds += SECONDS_OF_PRODUCT * len(data.images) * config.moment_features**2
     if config.has_features:
         seconds += SECONDS_OF_FIT * config.image_size**2
     if config.num_rounds > config.num_stages:
@@ -168,7 +161,7 @@ def _timed_round(
     own: dict[str, Any] = {"secure_aggregation": False}
     if isinstance(config, GsWganConfig):
         own["discriminator_training"] = "selected"
-    config = narrowed(dataclasses.replace(config, **own), NetworkConfig)
+    config = dataclasses.replace(config, **own)
     hosted = range(min(on_node, CHUNK_SIZE if config.stacked else 1))
     server, method = new_state(config), method_of(config, config.num_stages + 1)
     nets = Discriminators(config, hosted) if method.has_discriminators else None
