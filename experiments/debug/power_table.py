@@ -172,8 +172,8 @@ def samples(
         request, pending = MOMENTS.begin(config, server)
         answer = answer_of(config, hosted, request)
         assert isinstance(answer, SanitizedGradients)
-        total = summed(config, request.round, [answer])
-        MOMENTS.finish(config, server, pending, *total)
+        released = summed(config, request.round, [answer])
+        MOMENTS.finish(config, server, pending, released)
     labels = np.arange(SAMPLES, dtype=np.int64) % config.num_classes
     return LabelledImages(sample.draw(config, server.ema, labels, seed=0), labels)
 

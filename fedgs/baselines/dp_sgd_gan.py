@@ -42,12 +42,11 @@ from fedgs.shapes import Images, Labels, Scores
 BETA2 = 0.999  # Adam's default
 SGD_DECAY, SGD_DECAY_STEPS = 0.48, 10_000  # DP-CGAN's rate: linear, 0.1 to 0.052
 # Settings of `RunConfig` that the methods read beside the shared ones: Adam's.
-RATES = ("generator_learning_rate", "discriminator_learning_rate")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `dp-sgd-gan` is asked for; learning rates are RunConfig's: `RATES`."""
+    """What `dp-sgd-gan` is asked for; learning rates are RunConfig's."""
 
     noise_per_clip: float | None = flag(
         None, "Noise sigma / clip bound of the discriminator's gradients.", **NOISE

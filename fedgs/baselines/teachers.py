@@ -25,7 +25,7 @@ from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import ModuleStack
 from fedgs.gan.models import advance_in_place
 from fedgs.randomness import derived_seed, stream
-from fedgs.shapes import Images, Labels, MixWeights, Positions
+from fedgs.shapes import Images, Labels, Positions
 
 TRUSTED = "the raw votes are seen by a trusted aggregator only"
 REVEALING = (
@@ -104,20 +104,12 @@ class Teachers(ModuleStack):
     Privacy: trained on private data; everything in here is private.
     """
 
-    def train(
-        self,
-        indices: Positions,
-        real: Images,
-        real_labels: Labels,
-        fake: Images,
-        fake_labels: Labels,
-        mix_weight: MixWeights,
-    ) -> None:
+    def train(self, indices: Positions, *batches: Tensor) -> None:
         """Takes one step with each listed teacher, as `Discriminators.train`.
 
         Privacy: reads private data; output private.
         """
-        self.step(_loss, indices, real, real_labels, fake, fake_labels)
+        self.step(_loss, indices, *batches[:-1])  # nothing is mixed
 
 
 def _loss(

@@ -25,7 +25,6 @@ from fedgs.randomness import derived_seed
 from fedgs.shapes import (
     Images,
     Labels,
-    MixWeights,
     PerSampleGrads,
     Positions,
     TensorDict,
@@ -235,28 +234,16 @@ class Discriminators(ModuleStack):
             config.device,
         )
 
-    def train(
-        self,
-        indices: Positions,
-        real: Images,
-        real_labels: Labels,
-        fake: Images,
-        fake_labels: Labels,
-        mix_weight: MixWeights,
-    ) -> None:
+    def train(self, indices: Positions, *batches: Tensor) -> None:
         """Takes one discriminator step for each listed client.
 
         Privacy: reads private data; output private.
 
         Args:
             indices: (n,) positions of the clients in this stack.
-            real: (n, b, C, S, S) in [0, 1].
-            real_labels: (n, b).
-            fake: (n, b, C, S, S).
-            fake_labels: (n, b).
-            mix_weight: (n, b) in [0, 1).
+            *batches: real images (n, b, C, S, S) in [0, 1] and their labels (n, b),
+                the same of fakes, and the weights of the mixes (n, b) in [0, 1).
         """
-        batches = (real, real_labels, fake, fake_labels, mix_weight)
         self.step(discriminator_loss, indices, *batches)
 
     def query(

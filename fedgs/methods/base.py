@@ -197,6 +197,18 @@ class Hosted(NamedTuple):
         return images, torch.from_numpy(self.data.labels[records]).to(device)
 
 
+class Released(NamedTuple):
+    """What a round released, DP output.
+
+    Attributes:
+        total: the sanitized sum over all participants, (B, ...), float64.
+        noise_std: of each number in it.
+    """
+
+    total: Tensor
+    noise_std: float
+
+
 class Method(ABC, Generic[ConfigT]):
     """One method of federated training; an object without state of its own.
 
@@ -256,12 +268,7 @@ class Method(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def finish(
-        self,
-        config: ConfigT,
-        state: State,
-        pending: Any,
-        total: Tensor,
-        noise_std: float,
+        self, config: ConfigT, state: State, pending: Any, released: Released
     ) -> None:
         """Learns from a round's answers, and counts it: `state.round` grows by 1.
 
@@ -271,8 +278,7 @@ class Method(ABC, Generic[ConfigT]):
             config: the resolved configuration.
             state: updated in place.
             pending: of `begin`.
-            total: the sanitized sum over all participants, (B, ...), float64.
-            noise_std: of each number in it.
+            released: of all participants.
         """
 
     def settle(

@@ -26,7 +26,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.gan.models import build_generator, sample_latents
 from fedgs.mechanism.sanitizer import PerSampleGradients
-from fedgs.methods.base import Declared, Hosted, Method, Request, State, asked
+from fedgs.methods.base import Declared, Hosted, Method, Released, Request, State, asked
 from fedgs.methods.schedule import clients_of
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels
@@ -121,18 +121,13 @@ class DPMerf(Method[ResolvedConfig]):
             yield PerSampleGradients(mean[None, None, None])
 
     def finish(
-        self,
-        config: ResolvedConfig,
-        state: State,
-        pending: None,
-        total: Tensor,
-        noise_std: float,
+        self, config: ResolvedConfig, state: State, pending: None, released: Released
     ) -> None:
         """Keeps the mean of the clients' embeddings.
 
         Privacy: post-processing of DP output.
         """
-        _of(state).target.copy_(total[0, 0] / config.clients_per_round)
+        _of(state).target.copy_(released.total[0, 0] / config.clients_per_round)
         state.round += 1
 
     def settle(

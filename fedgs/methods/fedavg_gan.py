@@ -49,7 +49,7 @@ from fedgs.gan.models import (
     update_ema,
 )
 from fedgs.mechanism.sanitizer import PerSampleGradients
-from fedgs.methods.base import Declared, Hosted, Method, Request, State, asked
+from fedgs.methods.base import Declared, Hosted, Method, Released, Request, State, asked
 from fedgs.methods.schedule import clients_of
 from fedgs.randomness import stream
 from fedgs.shapes import TensorDict
@@ -134,12 +134,7 @@ class FedAvgGan(Method[ResolvedConfig]):
             yield PerSampleGradients(updates[:, None, None, None])
 
     def finish(
-        self,
-        config: ResolvedConfig,
-        state: State,
-        pending: None,
-        total: Tensor,
-        noise_std: float,
+        self, config: ResolvedConfig, state: State, pending: None, released: Released
     ) -> None:
         """Moves the discriminator by the mean update, then trains the generator by it.
 
@@ -147,7 +142,7 @@ class FedAvgGan(Method[ResolvedConfig]):
         """
         discriminator = _network(state, "discriminator")
         weights = parameters_to_vector(discriminator.parameters()).detach()
-        mean = (total.flatten() / config.clients_per_round).to(weights)
+        mean = (released.total.flatten() / config.clients_per_round).to(weights)
         vector_to_parameters(weights + mean, discriminator.parameters())
         _train_generator(config, state)
         update_ema(state.ema, state.generator, state.round, config.ema_decay)

@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from typing import cast
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from fedgs.config.method_settings import GsWganSettings
@@ -42,7 +41,7 @@ from fedgs.gan.models import (
 )
 from fedgs.gan.public_networks import refiner_of_fonts
 from fedgs.mechanism.sanitizer import PerSampleGradients, from_dct, to_dct
-from fedgs.methods.base import Declared, Hosted, Method, Request, State
+from fedgs.methods.base import Declared, Hosted, Method, Released, Request, State
 from fedgs.methods.public_data import public_start
 from fedgs.methods.schedule import EVERYONE, clients_of, select, trainees
 from fedgs.randomness import derived_seed, stream
@@ -137,12 +136,7 @@ class GsWgan(Method[GsWganConfig]):
         return Request(0, tensors, participants=(), trainees=EVERYONE)
 
     def finish(
-        self,
-        config: GsWganConfig,
-        state: State,
-        pending: Images,
-        total: Tensor,
-        noise_std: float,
+        self, config: GsWganConfig, state: State, pending: Images, released: Released
     ) -> None:
         """Updates the generator from the nodes' releases (Algorithm 2, line 11).
 
@@ -151,7 +145,7 @@ class GsWgan(Method[GsWganConfig]):
         Privacy: post-processing of DP output.
         """
         # 11: 1/m sum over participants.
-        average = total / (config.clients_per_round * config.batch_size)
+        average = released.total / (config.clients_per_round * config.batch_size)
         if config.dct_size is not None:
             average = from_dct(average, config.image_size)
         # 11: theta_G <- Adam(theta_G, average * J_theta G(z)).

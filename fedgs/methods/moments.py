@@ -10,8 +10,6 @@ Source: docs/privacy.md, "Embedding releases".
 
 from collections.abc import Callable, Iterator, Mapping
 
-from torch import Tensor
-
 from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import Terms
 from fedgs.errors import UserError
@@ -19,9 +17,10 @@ from fedgs.gan import refinement
 from fedgs.gan.features import KINDS, embedding
 from fedgs.gan.models import GeneratorRefined
 from fedgs.gan.moments import model_of, set_generator
-from fedgs.gan.stages import make_stage, released
+from fedgs.gan.stages import make_stage
+from fedgs.gan.stages import released as stage_release
 from fedgs.mechanism.sanitizer import PerSampleGradients
-from fedgs.methods.base import Declared, Hosted, Method, Request, State
+from fedgs.methods.base import Declared, Hosted, Method, Released, Request, State
 from fedgs.methods.schedule import EVERYONE
 from fedgs.shapes import TensorDict
 
@@ -95,19 +94,15 @@ class Moments(Method[GsWganConfig]):
             yield PerSampleGradients(values[None, None])
 
     def finish(
-        self,
-        config: GsWganConfig,
-        state: State,
-        pending: Request,
-        total: Tensor,
-        noise_std: float,
+        self, config: GsWganConfig, state: State, pending: Request, released: Released
     ) -> None:
         """Sets the generator to what the stages have released, with a new one.
 
         Privacy: post-processing of DP output.
         """
         asked = (pending.round, networks_of(pending), pending.tensors[CENTRE])
-        state.stages.append(released(config, *asked, total[0], noise_std))
+        own = released.total[0], released.noise_std
+        state.stages.append(stage_release(config, *asked, *own))
         model = model_of(config, state.stages, state.start)
         set_generator(config, model, state.generator, state.ema)
         state.round += 1

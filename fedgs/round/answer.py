@@ -10,7 +10,6 @@ Source: docs/privacy.md, "The mechanism".
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
@@ -24,7 +23,7 @@ from fedgs.mechanism.sanitizer import (
     sanitize,
 )
 from fedgs.methods import method_of
-from fedgs.methods.base import Hosted, Request
+from fedgs.methods.base import Hosted, Released, Request
 from fedgs.methods.schedule import clients_of
 
 
@@ -85,8 +84,8 @@ def release(
 
 def summed(
     config: ResolvedConfig, round: int, answers: Sequence[SanitizedGradients]
-) -> tuple[Tensor, float]:
-    """Returns the sum of the nodes' releases, and the noise in each of its numbers.
+) -> Released:
+    """Returns the sum of the nodes' releases.
 
     It does not depend on the order in which answers came. An opened sum of a secure
     aggregation is one answer with the noise of all.
@@ -97,11 +96,8 @@ def summed(
         config: the resolved configuration.
         round: that was answered.
         answers: at least one.
-
-    Returns:
-        The sum, of the shape of the round's terms, float64; its standard deviation.
     """
     total = torch.zeros(config.terms(round).shape, dtype=torch.float64)
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
-    return total, answers[0].noise_std * len(answers) ** 0.5
+    return Released(total, answers[0].noise_std * len(answers) ** 0.5)

@@ -333,15 +333,15 @@ class RunSession(Session):
                 ) from error
         own = [each for each in answers if isinstance(each, SanitizedGradients)]
         method, started = method_of(self.config, event.round), self._round.started
-        total, noise_std = summed(self.config, event.round, own)
-        method.finish(self.config, self.server, self._round.pending, total, noise_std)
+        released = summed(self.config, event.round, own)
+        method.finish(self.config, self.server, self._round.pending, released)
         self._round = None
         metrics = {
             "round": self.server.round,
             "seconds": round(time.monotonic() - started, 4),
             "num_answers": num_answers,
             "events": self.ledger.length,
-            "release_norm": round(float(total.norm()), 6),
+            "release_norm": round(float(released.total.norm()), 6),
         }
         if method.is_rare:  # an embedding takes longer the more images a client has
             del metrics["seconds"]

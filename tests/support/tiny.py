@@ -154,8 +154,8 @@ def embedding_round(config, data, hosted, request, node_id) -> Any:
 def server_round(config, server: State, pending: Any, answers) -> None:
     """Has the server learn from the answers of the next round."""
     round = server.round + 1
-    total = summed(config, round, answers)
-    method_of(config, round).finish(config, server, pending, *total)
+    released = summed(config, round, answers)
+    method_of(config, round).finish(config, server, pending, released)
 
 
 def changed(request: Request, **changes: Any) -> Request:

@@ -176,8 +176,8 @@ def _timed_round(
         answer = answer_of(config, hosting, asked)
         of_clients = clock() - asked_at
         assert isinstance(answer, SanitizedGradients)
-        total = summed(config, request.round, [answer])
-        method.finish(config, server, pending, *total)
+        released = summed(config, request.round, [answer])
+        method.finish(config, server, pending, released)
         times.append((clock() - started - of_clients, of_clients / len(hosted)))
     of_server, of_client = (min(part) for part in zip(*times, strict=True))
     return of_server, of_client
