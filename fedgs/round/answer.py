@@ -7,6 +7,7 @@ guarantee of every method is that of its `Terms`.
 Source: docs/privacy.md, "The mechanism".
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -105,3 +106,37 @@ def summed(
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
     return total, answers[0].noise_std * len(answers) ** 0.5
+
+
+def signal_to_noise(total: Tensor, noise_std: float) -> float | None:
+    """Estimates the signal's power in a round's sum over the power of its noise.
+
+    Of n numbers E |total|^2 = |signal|^2 + n noise_std^2. Where the noise hides the
+    signal the estimate is 0, or about sqrt(2 / n) by chance.
+
+    Privacy: post-processing of DP output: of a sum that has its noise, and of the
+    noise's scale, which is a setting. Clipping and clients are not looked at.
+
+    Args:
+        total: of `summed`.
+        noise_std: of `summed`; without noise there is no ratio.
+    """
+    noise = total.numel() * noise_std**2
+    if not noise:
+        return None
+    return round(max(0.0, float(total.square().sum()) / noise - 1.0), 6)
+
+
+def most_signal_to_noise(config: ResolvedConfig, round: int) -> float:
+    """Returns that ratio where all participants agree, with answers as long as C.
+
+    Privacy: public.
+
+    Args:
+        config: the resolved configuration; infinite without noise.
+        round: whose terms count.
+    """
+    terms, clients = config.terms(round), config.clients_per_round
+    nodes = min(config.num_nodes, clients)
+    noise = 4 * terms.noise_multiplier**2 * nodes * math.prod(terms.shape[1:])
+    return clients**2 / noise if noise else math.inf

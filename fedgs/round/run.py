@@ -37,7 +37,7 @@ from fedgs.methods.schedule import (
 from fedgs.privacy.accountant import Plan
 from fedgs.privacy.budget import budget_of
 from fedgs.privacy.ledger import Event, Ledger, agreed_values
-from fedgs.round.answer import summed
+from fedgs.round.answer import signal_to_noise, summed
 from fedgs.round.checkpoint import (
     Report,
     Session,
@@ -342,6 +342,7 @@ class RunSession(Session):
             "num_answers": num_answers,
             "events": self.ledger.length,
             "release_norm": round(float(total.norm()), 6),
+            "signal_to_noise": signal_to_noise(total, noise_std),
         }
         if method.is_rare:  # an embedding takes longer the more images a client has
             del metrics["seconds"]
