@@ -15,11 +15,10 @@ from fedgs.app.commands.terminal import say
 from fedgs.app.tables import folded
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
-from fedgs.files import read_json_lines
 from fedgs.privacy.accountant import CHANGES
 from fedgs.privacy_label import privacy_label
 from fedgs.round.run import RunStopped
-from fedgs.runs.run_folder import METRICS, RunFolder, check_free
+from fedgs.runs.run_folder import RunFolder, check_free
 from server.launch.control import FlowerFailed
 
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
@@ -108,28 +107,30 @@ def show_end(path: Path, typed: str = "") -> None:
     grids = sorted((path / "samples").glob("*.png"))
     for grid in grids[-1:]:  # none where the disk was full
         say(f"sample grid  {grid}")
-    config, lines = RunFolder.open(path).config, read_json_lines(path / METRICS)
-    ratios = {line["round"]: line.get("signal_to_noise") for line in lines}
-    if any(ratio is not None for ratio in ratios.values()):
-        say(f"signal/noise {in_words(config, ratios)}, in power")
+    folder = RunFolder.open(path)
+    told = [
+        line for line in folder.metrics() if line.get("signal_to_noise") is not None
+    ]
+    if ratios := {line["round"]: line["signal_to_noise"] for line in told}:
+        say(f"signal/noise {in_words(folder.config, ratios)}, in power")
     say(f"epsilon      {to_quote(privacy_label(path, typed))}")
     say(f"run folder   {path}")
     say(f"conditions   fedgs privacy {path}")
     say(f"all of it    fedgs report {path} -o report.html")
 
 
-def in_words(config: ResolvedConfig, ratios: Mapping[int, float | None]) -> str:
+def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
     """Returns ratios of signal to noise by what was released, means over rounds.
 
     Args:
         config: of the run.
-        ratios: by round; None where there was no noise.
+        ratios: by round.
     """
     found: dict[str, list[float]] = {}
     for round, ratio in ratios.items():
         of_stage = [stage.kind for stage in config.stage_list[round - 1 : round]]
         kind = (*of_stage, config.terms(round).release)[0]
-        found.setdefault(kind, []).append(math.inf if ratio is None else ratio)
+        found.setdefault(kind, []).append(ratio)
     return ", ".join(f"{kind} {fmean(own):.3g}" for kind, own in found.items())
 
 
