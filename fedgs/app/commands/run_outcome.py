@@ -108,10 +108,8 @@ def show_end(path: Path, typed: str = "") -> None:
     for grid in grids[-1:]:  # none where the disk was full
         say(f"sample grid  {grid}")
     folder = RunFolder.open(path)
-    told = [
-        line for line in folder.metrics() if line.get("signal_to_noise") is not None
-    ]
-    if ratios := {line["round"]: line["signal_to_noise"] for line in told}:
+    found = {line["round"]: line.get("signal_to_noise") for line in folder.metrics()}
+    if ratios := {round: n for round, n in found.items() if n is not None}:
         say(f"signal/noise {in_words(folder.config, ratios)}, in power")
     say(f"epsilon      {to_quote(privacy_label(path, typed))}")
     say(f"run folder   {path}")
