@@ -208,6 +208,21 @@ class Released(NamedTuple):
     total: Tensor
     noise_std: float
 
+    @property
+    def signal_to_noise(self) -> float | None:
+        """Estimates the signal's power over that of the noise; None without noise.
+
+        Of n numbers E |total|^2 = |signal|^2 + n noise_std^2. Where the noise hides the
+        signal the estimate is 0, or about sqrt(2 / n) by chance.
+
+        Privacy: post-processing of DP output: of a sum that has its noise, and of the
+        noise's scale, which is a setting. Clipping and clients are not looked at.
+        """
+        noise = self.total.numel() * self.noise_std**2
+        if not noise:
+            return None
+        return round(max(0.0, float(self.total.square().sum()) / noise - 1.0), 6)
+
 
 class Method(ABC, Generic[ConfigT]):
     """One method of federated training; an object without state of its own.

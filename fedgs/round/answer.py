@@ -7,6 +7,7 @@ guarantee of every method is that of its `Terms`.
 Source: docs/privacy.md, "The mechanism".
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -101,3 +102,18 @@ def summed(
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
     return Released(total, answers[0].noise_std * len(answers) ** 0.5)
+
+
+def most_signal_to_noise(config: ResolvedConfig, round: int) -> float:
+    """Returns that ratio where all participants agree, with answers as long as C.
+
+    Privacy: public.
+
+    Args:
+        config: the resolved configuration; infinite without noise.
+        round: whose terms count.
+    """
+    terms, clients = config.terms(round), config.clients_per_round
+    nodes = min(config.num_nodes, clients)
+    noise = 4 * terms.noise_multiplier**2 * nodes * math.prod(terms.shape[1:])
+    return clients**2 / noise if noise else math.inf

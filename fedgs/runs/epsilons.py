@@ -1,9 +1,11 @@
 """What runs have released, by their folders: every epsilon with all it depends on."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedgs.cohorts.files import (
     INCLUDED,
@@ -16,6 +18,8 @@ from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.errors import UserError
 from fedgs.privacy.accountant import Statement, statements_of_runs
+from fedgs.privacy.ledger import Event
+from fedgs.privacy.participation import COUNT_THEOREM
 from fedgs.privacy.same_clients import Run
 from fedgs.runs.run_folder import RunFolder
 
@@ -71,12 +75,7 @@ def of_runs(
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"{name}: given twice; every run counts once")
-    runs = [
-        Run(
-            folder.config, folder.read_ledger().events, selection_costs([folder.config])
-        )
-        for folder in folders
-    ]
+    runs = [_run(folder.config, folder.read_ledger().events) for folder in folders]
     configs = {  # a run's budget is of its own delta, what is asked of the given one
         str(path): dataclasses.replace(run.config, **settings).validate()
         for path, run in zip(paths, runs, strict=True)
@@ -91,6 +90,55 @@ def of_runs(
     costs = selection_costs(configs.values())
     found = statements_of_runs(runs, delta, at_epsilon, is_reshuffled, costs, colluding)
     return with_cohort_condition(found, configs.values())
+
+
+def _run(config: RunConfig, events: Sequence[Event]) -> Run:
+    return Run(config, events, selection_costs([config]))
+
+
+def by_round(
+    config: RunConfig, events: Sequence[Event], most: int
+) -> Iterator[tuple[int, Sequence[Statement]]]:
+    """Yields rounds, and what is stated of all that was released until each.
+
+    Without amplification, which would take minutes. A round that was repeated is there
+    once, with all attempts until then.
+
+    Args:
+        config: of the run.
+        events: its ledger's.
+        most: rounds, evenly spread, the last one included.
+    """
+    config = dataclasses.replace(config, amplification=False)
+
+    def stated(config: RunConfig, events: Sequence[Event]) -> Sequence[Statement]:
+        run = _run(config, events)
+        return statements_of_runs([run], config.delta, selections=run.selections)
+
+    whole, ends = stated(config, events), list[int]()
+    for place in reversed(range(len(events))):
+        if not ends or events[place].round < events[ends[-1]].round:
+            ends.append(place)
+    # Where counts decide for the run, they do for each round: more rounds came.
+    more = whole[0].theorem.startswith(COUNT_THEOREM)
+    for last in (ends[-1 - place] for place in spread(len(ends), most)):
+        done, rows = events[: last + 1], whole
+        if len(done) < len(events):  # as if these rounds were all that was planned
+            planned = max(event.round for event in done) + more
+            shorter = dataclasses.replace(
+                config, num_rounds=planned, target_epsilon=None
+            )
+            rows = stated(shorter, done)
+        yield events[last].round, rows
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Returns at most so many of the places 0 to count - 1, evenly; ends included.
+
+    >>> spread(7, 3), spread(2, 3)
+    ([0, 3, 6], [0, 1])
+    """
+    return np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
 
 
 def with_cohort_condition(

@@ -1,5 +1,6 @@
 """The command line: commands, the frozen flags, the issue's numbers and bad input."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -418,6 +419,20 @@ def test_an_unfinished_run_is_sampled_from_its_checkpoint_unless_in_use(
     shutil.rmtree(run / "checkpoint")
     done = fedgs("sample", run, "-o", tmp_path / "t.npz")
     refused(done, r".*/run: no generator yet; run `fedgs resume")
+
+
+def test_epsilon_by_round_as_csv_ends_with_what_privacy_states(
+    fedgs, trained, tmp_path
+):
+    lines = printed(fedgs("privacy", trained, "--csv")).splitlines()
+    last = next(csv.DictReader([lines[0], lines[-1]]))
+    stated = json.loads(printed(fedgs("privacy", trained, "--json")))
+    assert len(lines) == 1 + int(last.pop("round")) == 1 + TINY["num_rounds"]
+    assert [*map(float, last.values())] == [row["epsilon"] for row in stated]
+    for name, row in zip(last, stated, strict=True):
+        assert name.startswith(f"{row['adversary']} {row['relation']} at delta 1e-05")
+    refused(fedgs("privacy", "--csv"), "RUN = unset: --csv needs one run")
+    refused(fedgs("privacy", trained, "--csv", "--delta", 0.1), "delta = 0.1: --csv")
 
 
 def test_privacy_of_a_run_and_its_reproduction_take_no_other_settings(fedgs, trained):

@@ -167,6 +167,7 @@ def test_training_ends_with_picture_epsilon_and_where_the_rest_is(fedgs, tmp_pat
     assert "scores: possible, on 0.25 of every owner's images" in out
     for line in (
         f"sample grid  {run}/samples/round-0000003.png",
+        r"signal/noise means [\d.]+, scatter [\d.]+, moments [\d.]+, in power",
         "epsilon .*adversary release, zero-out, delta 1e-05, unit: one client",
         f"run folder   {run}",
     ):
@@ -236,7 +237,7 @@ def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
     assert out.startswith("does:       30000 rounds, 1 of 30 clients each")
     assert "will not be possible" not in out
     assert re.search(r"time: +about \d+ (days|hours|minutes), by rounds of a few", out)
-    for word in ("memory:", "disk:", "zero-out"):
+    for word in ("memory:", "disk:", "signal:     at most gradient ", "zero-out"):
         assert word in out
     assert list(tmp_path.iterdir()) == []
 

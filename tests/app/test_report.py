@@ -248,7 +248,7 @@ def test_a_broken_folder_is_refused(request, tmp_path, of, name, content, messag
 
 
 def test_a_grid_of_other_images_is_refused(run, tmp_path):
-    Image.new("RGB", (30, 31)).save(run / "samples" / "round-0000002.png")
+    Image.new("RGB", (30, 31)).save(run / "samples" / "round-0000003.png")
     assert "no grid of 16 x 16 images" in refused([run], tmp_path / "x.html")
 
 

@@ -45,6 +45,7 @@ def test_a_run_leaves_plain_files_public_numbers_and_secrets_where_they_belong(
             has_moments = any("moment" in name for name in file.keys())  # noqa: SIM118
         assert has_moments == path.is_relative_to(folder.private)
     public = {"round", "seconds", "num_answers", "events", "release_norm"}
+    public |= {"signal_to_noise"}
     assert all(set(line) == public for line in folder.metrics())
 
 

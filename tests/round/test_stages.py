@@ -12,11 +12,12 @@ from fedgs.gan.features import KINDS, embedding
 from fedgs.gan.stages import released
 from fedgs.mechanism.quantization import release_step
 from fedgs.methods import new_state
-from fedgs.methods.base import Request, State
+from fedgs.methods.base import Released, Request, State
 from fedgs.methods.moments import MOMENTS as STAGES
 from fedgs.methods.moments import networks_of
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.round import local
+from fedgs.round.answer import most_signal_to_noise
 from fedgs.round.messages import (
     decode_answer,
     decode_request,
@@ -299,3 +300,29 @@ def test_a_compact_stage_travels_and_comes_back_as_it_was():
     assert step == pytest.approx(config.terms(1).noise_std / 8, rel=0.01)
     whole = values.double() / step
     assert torch.allclose(whole, whole.round(), atol=1e-3)
+
+
+# ------------------------------------------------------------------ signal and noise
+
+
+def test_signal_to_noise_is_found_in_the_sum_and_is_none_without_noise():
+    rng = torch.Generator().manual_seed(0)
+    signal, noise = torch.randn(2, 8, 1, 50, 50, generator=rng, dtype=torch.float64)
+    true = float((1.5 * signal).square().sum() / (8 * 50 * 50 * 2.0**2))
+    assert Released(1.5 * signal + 2 * noise, 2.0).signal_to_noise == pytest.approx(
+        true, 0.05
+    )
+    assert Released(2 * noise, 2.0).signal_to_noise <= 4 * (2 / noise.numel()) ** 0.5
+    assert Released(signal, 0.0).signal_to_noise is None
+
+
+@pytest.mark.parametrize("round", [1, 2, 3])
+def test_most_signal_is_that_of_answers_which_agree(round):
+    """Two stages and a gradient round; 6 clients on 3 nodes."""
+    config = tiny_config(**STAGED)
+    terms = config.terms(round)
+    total = torch.zeros(terms.shape, dtype=torch.float64)
+    total[:, 0, 0, 0] = 6 * terms.clip_bound
+    # As of a sum with noise, whose own part is taken off.
+    loud = Released(total * 100, terms.noise_std * 3**0.5).signal_to_noise
+    assert (loud + 1) / 100**2 == pytest.approx(most_signal_to_noise(config, round))

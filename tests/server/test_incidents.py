@@ -1,4 +1,4 @@
-"""Four incidents of a deployment of three hosts: `make incidents`.
+"""Incidents of a deployment of three hosts: `make incidents`.
 
 The run is disturbed, goes on as docs/deployment.md says, and ends with the bytes of the
 local engine, which nothing disturbed; the server's ledger shows every release that the
@@ -7,6 +7,7 @@ mounts are not permitted.
 """
 
 import contextlib
+import random
 import shutil
 import signal
 import subprocess
@@ -138,6 +139,23 @@ def test_killed_client(site):
     site.machines.kill(site.clients["a"])
     site.kills["a"] += 1
     site.clients["a"] = site.join("a")
+    site.finish()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_everybody_killed_once_at_random_moments(site, seed):
+    """The seed decides in which order, and how long after the one before."""
+    site.begin()
+    rng = random.Random(seed)
+    for victim in rng.sample(["server", *CLIENTS], 3):
+        time.sleep(rng.uniform(0, 0.5))
+        if victim == "server":
+            site.machines.kill(site.server)
+            site.go_on()
+        else:
+            site.machines.kill(site.clients[victim])
+            site.kills[victim] += 1
+            site.clients[victim] = site.join(victim)
     site.finish()
 
 

@@ -27,7 +27,7 @@ GROUPS = ("healthy-0", "healthy-1", "suspicious-0", "suspicious-1")
 def make_run(path: Path, **settings: object) -> Path:
     """Writes what a finished run of three rounds leaves behind, without training it.
 
-    The generator of a round is a new one, so grids differ; the norms are 3, 2 and 1.
+    The generator of a round is a new one, so grids differ; signal/noise is 3, 2, 1.
     """
     config = tiny_config(output=str(path), **PRIVATE | settings)
     folder = RunFolder.create(config)
@@ -35,7 +35,7 @@ def make_run(path: Path, **settings: object) -> Path:
         for round in (1, 2, 3):
             ledger.append(new_event(config, round, select(config, round), 1))
             metrics = {"round": round, "seconds": 0.1, "num_answers": 2}
-            folder.append_metrics(metrics | {"release_norm": 4.0 - round})
+            folder.append_metrics(metrics | {"signal_to_noise": 4.0 - round})
             generator = build_generator(config, round).eval()
             grid = folder.path / "samples" / f"round-{round:07d}.png"
             write_grid(grid, config, generator)

@@ -199,6 +199,9 @@ def privacy(
     label: Annotated[
         bool, typer.Option("--label", help="Write RUN/privacy_label.json instead.")
     ] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print RUN's epsilons after each round.")
+    ] = False,
     as_json: JsonOption = False,
     *,
     settings: dict[str, Any],
@@ -212,10 +215,13 @@ def privacy(
 
     given = {"recipe": recipe, "config": config, "at_epsilon": at_epsilon, **settings}
     given["colluding_nodes"] = colluding_nodes or None
-    if label:
+    if label or as_csv:
         more = {"json": as_json or None, "reproduce": reproduce or None}
-        reject(given | more, "--label states RUN as it is; leave out")
-        privacy_report.write_labels(runs or [])
+        more["csv"] = (label and as_csv) or None
+        flag = "--label" if label else "--csv"
+        reject(given | more, f"{flag} states RUN as it is; leave out")
+        report = privacy_report.write_labels if label else privacy_report.show_by_round
+        report(runs or [])
         return
     if reproduce:
         reject({"RUN": runs or None, **given}, "--reproduce stands alone; leave out")

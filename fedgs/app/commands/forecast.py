@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedgs.app.commands.run_outcome import near
+from fedgs.app.commands.run_outcome import in_words, near
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.files import selection_costs
@@ -28,7 +28,7 @@ from fedgs.methods.schedule import EVERYONE
 from fedgs.privacy.accountant import large_delta, statements
 from fedgs.privacy.plan import Plan
 from fedgs.process import keep_freed_memory
-from fedgs.round.answer import answer_of, summed
+from fedgs.round.answer import answer_of, most_signal_to_noise, summed
 from fedgs.round.preparation import clients_needed, copies_in_memory, state_bytes
 
 PROCESS_BYTES = 5e8  # a process with torch
@@ -199,6 +199,16 @@ def show(config: ResolvedConfig, data: FederatedImages) -> None:
     say("no run: --dry-run writes nothing and spends no epsilon")
 
 
+def signal_note(config: ResolvedConfig) -> str:
+    """Returns the most signal-to-noise that each kind of release can have, in words.
+
+    Privacy: public.
+    """
+    kinds = range(1, config.num_stages + 1 + (config.num_rounds > config.num_stages))
+    most = {round: most_signal_to_noise(config, round) for round in kinds}
+    return f"at most {in_words(config, most)} of the noise's power, if all agree"
+
+
 def _lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
     state = state_bytes(config)
     processes = 1 if config.engine == "local" else config.num_workers + 3
@@ -216,5 +226,6 @@ def _lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
         "time": duration(config, data),
         "memory": f"about {held / 1e9:.1f} GB",
         "disk": f"about {math.ceil(3 * state / 1e6) + 10} MB in {folder}",
+        "signal": signal_note(config),
         "scores": evaluation_note(config, data),
     }

@@ -1,7 +1,10 @@
 """What `fedgs privacy` prints: every epsilon with all that it depends on."""
 
+import csv
 import dataclasses
+import math
 import string
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,8 @@ from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import Target
 from fedgs.privacy_label import privacy_label
 from fedgs.runs.data_card import LABEL
-from fedgs.runs.epsilons import with_cohort_condition
+from fedgs.runs.epsilons import by_round, with_cohort_condition
+from fedgs.runs.run_folder import RunFolder, is_baseline
 
 LAST_COLUMNS = ("guarantee", "theorem")
 
@@ -159,6 +163,36 @@ def write_labels(runs: Sequence[Path]) -> None:
         with wrap_error(OSError, f"{path}: cannot be written", "make it writable"):
             write_json(path, label)
         say(f"{path}: {label['guarantee']}")
+
+
+# ------------------------------------------------------------------ by round
+
+
+def show_by_round(runs: Sequence[Path]) -> None:
+    """Prints a run's epsilons after each round as CSV; inf where nothing bounds them.
+
+    Privacy: public; of the ledger.
+
+    Raises:
+        UserError: not one run of `fedgs train`, or a broken one.
+    """
+    if len(runs) != 1 or is_baseline(runs[0]):
+        given = ", ".join(map(str, runs)) or "unset"
+        raise UserError(f"RUN = {given}: --csv needs one run of `fedgs train`; give it")
+    folder = RunFolder.open(runs[0])
+    events = folder.read_ledger().events
+    lines: list[dict[str, float]] = []
+    for round, rows in by_round(folder.config, events, len(events)):
+        lines.append({"round": round})
+        for row in rows:
+            note = "" if row.label == VALID else f", {row.label}"
+            name = f"{row.adversary} {row.relation} at delta {row.delta:g}{note}"
+            lines[-1][name] = math.inf if row.epsilon is None else row.epsilon
+    if folder.config.amplification:
+        say("without amplification by sampling", is_error=True)
+    table = csv.DictWriter(sys.stdout, lines[-1] if lines else ["round"])
+    table.writeheader()
+    table.writerows(lines)
 
 
 # ------------------------------------------------------------------ the table

@@ -6,17 +6,19 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from typer import Exit as Exit  # experiments end with it, too
 
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import folded
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.accountant import CHANGES
 from fedgs.privacy_label import privacy_label
 from fedgs.round.run import RunStopped
-from fedgs.runs.run_folder import check_free
+from fedgs.runs.run_folder import RunFolder, check_free
 from server.launch.control import FlowerFailed
 
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
@@ -105,10 +107,29 @@ def show_end(path: Path, typed: str = "") -> None:
     grids = sorted((path / "samples").glob("*.png"))
     for grid in grids[-1:]:  # none where the disk was full
         say(f"sample grid  {grid}")
+    folder = RunFolder.open(path)
+    found = {line["round"]: line.get("signal_to_noise") for line in folder.metrics()}
+    if ratios := {round: n for round, n in found.items() if n is not None}:
+        say(f"signal/noise {in_words(folder.config, ratios)}, in power")
     say(f"epsilon      {to_quote(privacy_label(path, typed))}")
     say(f"run folder   {path}")
     say(f"conditions   fedgs privacy {path}")
     say(f"all of it    fedgs report {path} -o report.html")
+
+
+def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
+    """Returns ratios of signal to noise by what was released, means over rounds.
+
+    Args:
+        config: of the run.
+        ratios: by round.
+    """
+    found: dict[str, list[float]] = {}
+    for round, ratio in ratios.items():
+        of_stage = [stage.kind for stage in config.stage_list[round - 1 : round]]
+        kind = (*of_stage, config.terms(round).release)[0]
+        found.setdefault(kind, []).append(ratio)
+    return ", ".join(f"{kind} {fmean(own):.3g}" for kind, own in found.items())
 
 
 def to_quote(label: Mapping[str, Any]) -> str:

@@ -75,6 +75,8 @@ class Progress:
                 stage.first = None  # its time is no round's
                 fit(metrics["fit_step"], metrics["fit_steps"])
             else:
+                ratio = metrics.get("signal_to_noise")
+                stage.about = "" if ratio is None else f", signal/noise {ratio:.3g}"
                 stage(metrics["round"], total)
 
         return show
@@ -88,14 +90,14 @@ class Stage:
         self.progress, self.title, self.unit = progress, title, unit
         self.task = progress.bars.add_task(title, total=None, visible=False, pace="")
         self.first: int | None = None
-        self.started = 0.0
+        self.started, self.about = 0.0, ""  # what is told of the last step
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
         """Shows how many steps are done; a note is a result, and its line stays."""
         now = time.monotonic()
         if self.first is None:  # what came before the first report is no step's time
             self.first, self.started = done, now
-        title, pace, left = f"{self.title} {done} of {total}", "", ""
+        title, pace, left = f"{self.title} {done} of {total}{self.about}", "", ""
         if steps := done - self.first:
             seconds = (now - self.started) / steps
             pace = f"{seconds:.2f} s/{self.unit}"

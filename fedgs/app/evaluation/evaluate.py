@@ -30,7 +30,6 @@ NEEDED = {  # package: the metrics that need it
     "torchmetrics": {"images"},
     "sklearn": {"classifiers"},
     "xgboost": {"classifiers"},
-    "matplotlib": {"label-efficiency"},
 }
 
 FULL = Sizes()
@@ -38,7 +37,7 @@ FAST = Sizes(2_000, 10_000, 2_000, 2_000, (10, 100, 1000), 60)
 
 
 def evaluate(request: EvaluationRequest, as_json: bool) -> dict[str, Any]:
-    """Evaluates, appends one line of results, prints a table and writes pictures.
+    """Evaluates, appends one line of results, prints tables and writes a picture.
 
     Returns:
         The line.

@@ -23,23 +23,19 @@ class Communication:
     """What the messages of a run weigh.
 
     Attributes:
-        how: computed or estimated.
         request: bytes of one request to one node.
         reply: bytes of one reply.
         requests, replies: messages of one round.
         rounds: rounds attempted, repeats included, without stages.
         stages: bytes of all stages attempted, both directions, all nodes.
-        is_remote: False in the local engine, where nothing crosses a network.
     """
 
-    how: str
     request: int
     reply: int
     requests: int
     replies: int
     rounds: int
     stages: int
-    is_remote: bool
 
     @property
     def per_round(self) -> int:
@@ -65,7 +61,6 @@ def communication(facts: RunFacts) -> Communication:
     planned = max((event.planned_nodes for event in events), default=config.num_nodes)
     trains_all = config.discriminator_training == "every_round"
     return Communication(
-        how="computed" if config.message_precision == "exact" else "estimated",
         request=len(_request(facts)),
         reply=stated_release_bytes(config),
         requests=config.num_nodes if trains_all else planned,
@@ -76,7 +71,6 @@ def communication(facts: RunFacts) -> Communication:
             for event in events
             if event.round <= config.num_stages
         ),
-        is_remote=config.engine != "local",
     )
 
 
@@ -119,15 +113,13 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
         "one round, all nodes": [words.num_bytes(run.per_round) for run in columns],
         "all stages, all nodes": [words.num_bytes(run.stages) for run in columns],
         "whole run": [words.num_bytes(run.total) for run in columns],
-        "over a network": ["yes" if run.is_remote else "no" for run in columns],
-        "how it was found": [run.how for run in columns],
     }
     note = (
         "A request holds the fakes, or the feature networks of a stage; a reply the "
         "node's release. Computed: the tensors in the run's own encoding, without the "
-        "frames of Flower and gRPC. Estimated: the same for a precision that "
-        "compresses; a release counts as one of noise. The whole run counts repeated "
-        "rounds, not the warm start."
+        "frames of Flower and gRPC; of the compact precision an estimate, for which a "
+        "release counts as one of noise. The whole run counts repeated rounds, not the "
+        "warm start. With the engine local nothing crosses a network."
     )
     head = ["", *(", ".join(names) for names in columns.values())]
     return Table("Bytes", head, [[name, *cells] for name, cells in rows.items()], note)

@@ -2,11 +2,8 @@
 
 What a run leaves behind is public, and less than what a critic knows. The Wasserstein
 estimate of a WGAN, mean D(real) - mean D(fake), needs scores of real images: they never
-leave a client, so no report can show it. One quantity says whether training settles:
-
-    movement  mean distance between the samples of two successive grids, of the same
-              latents: a coupling, so it bounds the Wasserstein-1 distance between the
-              two generators (estimated from the images of a grid)
+leave a client, so no report can show it. What the releases hold beside noise can be
+told, because the noise's scale is public (`fedgs.round.answer.signal_to_noise`).
 """
 
 import io
@@ -16,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedgs.app.report.run import Grid, RunFacts, epsilon_by_round
-from fedgs.app.report.svg import Curve, Line, Points
+from fedgs.app.report.run import Grid, RunFacts
+from fedgs.app.report.svg import Curve, Line
 from fedgs.errors import UserError
+from fedgs.runs.epsilons import by_round
 
+MOST_POINTS = 16  # of the curve of epsilon
 GRID_PADDING = 2  # pixels, of fedgs.runs.sample.save_images
 
 
@@ -31,24 +30,26 @@ def curves(runs: Sequence[RunFacts]) -> list[Curve]:
     Raises:
         UserError: a grid that its run's settings do not explain.
     """
-    return [_epsilon(runs), *_movement(runs)]
+    return [_epsilon(runs), *_signal(runs)]
 
 
 def _epsilon(runs: Sequence[RunFacts]) -> Curve:
     lines = []
     unbounded = [facts.name for facts in runs if facts.headline.epsilon is None]
     for place, facts in enumerate(runs):
-        for row, (adversary, points) in enumerate(epsilon_by_round(facts).items()):
+        found: dict[str, list[tuple[float, float]]] = {}
+        for round, rows in by_round(facts.config, facts.events, MOST_POINTS):
+            for row in rows:
+                if row.relation == facts.config.relation and row.epsilon is not None:
+                    found.setdefault(row.adversary, []).append((round, row.epsilon))
+        for row, (adversary, points) in enumerate(found.items()):
             if len(runs) == 1:
                 lines.append(Line(adversary, row, points))
             elif adversary == facts.headline.adversary:
                 lines.append(Line(facts.name, place, points))
     first = runs[0].headline
-    about = {(f.headline.adversary, f.headline.relation) for f in runs}
-    against = "each run's own adversary and relation"
-    if len(about) == 1:
-        against = f"relation {first.relation}"
-        against += f", adversary {first.adversary}" if len(runs) > 1 else ""
+    own = "each run's own adversary and relation"
+    against = own if len(runs) > 1 else f"relation {first.relation}"
     notes = [f"Unbounded, so not drawn: {', '.join(unbounded)}."] if unbounded else []
     if any(f.config.noise_std and f.config.noise_seed is not None for f in runs):
         notes.append("Seeded noise: not a guarantee.")
@@ -64,41 +65,21 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
     )
 
 
-# ------------------------------------------------------------------ samples that move
-
-
-def _movement(runs: Sequence[RunFacts]) -> list[Curve]:
-    """Returns the movement of runs with two grids or more, nothing without one."""
-    lines = [
-        Line(facts.name, place, movement(facts))
-        for place, facts in enumerate(runs)
-        if len(facts.grids) > 1
-    ]
-    text = (
-        "Mean L2 distance between the images of two successive grids with the same "
-        "latents, per 100 rounds. Times the rounds between, it bounds the Wasserstein "
-        "distance between the two generators. Small: training has settled. It does "
-        "not say how near the real images are."
-    )
-    title, unit = "How far the samples still move", "L2 distance per 100 rounds"
+def _signal(runs: Sequence[RunFacts]) -> list[Curve]:
+    """Returns the signal beside the noise of rounds that are no stages."""
+    lines: list[Line] = []
+    for place, facts in enumerate(runs):
+        points = [
+            (row["round"], row["signal_to_noise"])
+            for row in facts.metrics
+            if row["round"] > facts.config.num_stages
+            and row.get("signal_to_noise") is not None
+        ]
+        lines += [Line(facts.name, place, points)] if points else []
+    text = "Power of a round's summed release, without the part that the known noise "
+    text += "explains, over the noise's. 0: the noise hides it in this round."
+    title, unit = "Signal beside noise", "signal-to-noise ratio"
     return [Curve(title, unit, lines, text)] if lines else []
-
-
-def movement(facts: RunFacts) -> Points:
-    """Returns how far images moved since the grid before, for each 100 rounds.
-
-    Privacy: post-processing of DP output.
-
-    Raises:
-        UserError: a grid that this run's settings do not explain.
-    """
-    images = [grid_images(grid, facts) for grid in facts.grids]
-    points = []
-    for place, grid in enumerate(facts.grids[1:], 1):
-        before = facts.grids[place - 1]
-        moved = np.linalg.norm(images[place] - images[place - 1], axis=1).mean()
-        points.append((grid.round, 100 * float(moved) / (grid.round - before.round)))
-    return points
 
 
 def grid_images(grid: Grid, facts: RunFacts) -> NDArray[np.float64]:

@@ -25,6 +25,7 @@ from fedgs.errors import UserError, wrap_error
 from fedgs.files import write_atomically
 from fedgs.privacy.accountant import Statement
 from fedgs.runs import epsilons
+from fedgs.runs.run_folder import check_free
 
 FAILED = "cannot be written"
 Facts = TypeVar("Facts", DebugFacts, RunFacts)
@@ -54,19 +55,10 @@ def _check(output: Path) -> None:
     """Checks that the page can be written, before the work."""
     if output.suffix not in (".html", ".htm"):
         raise UserError(f"output = {output}: give a name that ends in .html")
-    if output.exists() or output.is_symlink():
-        raise UserError(
-            f"output = {output}: exists already; choose another --output or remove it"
-        )
-    parent = output.absolute().parent
-    if not parent.is_dir():
-        raise UserError(f"output = {output}: its folder does not exist; make it first")
-    remedy = "choose a folder that can be written"
-    with (
-        wrap_error(OSError, f"output = {output}: {FAILED}", remedy),
-        tempfile.TemporaryFile(dir=parent),
-    ):
-        pass
+    check_free(str(output))
+    remedy = "choose a folder that exists and can be written"
+    with wrap_error(OSError, f"output = {output}: {FAILED}", remedy):
+        tempfile.TemporaryFile(dir=output.absolute().parent).close()
 
 
 # ------------------------------------------------------------------ reading

@@ -4,31 +4,26 @@
 are never opened, and of `audit/` only what attack A found, which reads no image.
 """
 
-import dataclasses
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from fedgs.baselines.frame import BaselineRun, open_run
-from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_json, read_json_lines
-from fedgs.privacy.accountant import Statement, statements_of_runs
+from fedgs.privacy.accountant import Statement
 from fedgs.privacy.ledger import Event
-from fedgs.privacy.participation import COUNT_THEOREM
-from fedgs.privacy.same_clients import Run
 from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
+from fedgs.runs.epsilons import spread
 from fedgs.runs.run_folder import RunFolder
 
 MOST_GRIDS = 5
-MOST_POINTS = 16  # of the curve of epsilon
 
 
 @dataclass(frozen=True)
@@ -149,16 +144,7 @@ def _grids(run: Path) -> list[Grid]:
             f"{run}: no samples yet (samples/ has no round-*.png); train on with "
             f"`fedgs resume {run}`"
         )
-    return [_grid(paths[place]) for place in _spread(len(paths), MOST_GRIDS)]
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Returns at most so many of the places 0 to count - 1, evenly; ends included.
-
-    >>> _spread(7, 3), _spread(2, 3)
-    ([0, 3, 6], [0, 1])
-    """
-    return np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
+    return [_grid(paths[place]) for place in spread(len(paths), MOST_GRIDS)]
 
 
 def _grid(path: Path) -> Grid:
@@ -170,41 +156,3 @@ def _grid(path: Path) -> Grid:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             image.verify()
             return Grid(round, png, *image.size)
-
-
-# ------------------------------------------------------------------ epsilon by round
-
-
-def epsilon_by_round(facts: RunFacts) -> dict[str, list[tuple[int, float]]]:
-    """Returns epsilon after some rounds, for each adversary, without amplification.
-
-    Returns:
-        Adversary to pairs of round and epsilon, for the run's relation; an adversary
-        against whom it is unbounded is left out.
-    """
-    config, events = facts.config, facts.events
-    if config.amplification:  # the points are without it, or they would take minutes
-        config = dataclasses.replace(config, amplification=False)
-    points: dict[str, list[tuple[int, float]]] = {}
-    whole = _statements(config, events)
-    # Where counts decide for the run, they do for each point: more rounds came.
-    more = whole[0].theorem.startswith(COUNT_THEOREM)
-    for last in _spread(len(events), MOST_POINTS):
-        done, rows = events[: last + 1], whole
-        if len(done) < len(events):  # as if these rounds were all that was planned
-            planned = max(event.round for event in done) + more
-            rows = _statements(
-                dataclasses.replace(config, num_rounds=planned, target_epsilon=None),
-                done,
-            )
-        for row in rows:
-            if row.relation == config.relation and row.epsilon is not None:
-                point = (events[last].round, row.epsilon)
-                points.setdefault(row.adversary, []).append(point)
-    return points
-
-
-def _statements(config: ResolvedConfig, events: Sequence[Event]) -> Sequence[Statement]:
-    costs = selection_costs([config])
-    run = Run(config, events, costs)
-    return statements_of_runs([run], config.delta, selections=costs)

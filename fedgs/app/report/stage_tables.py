@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedgs.app.report.run import RunFacts
-from fedgs.app.tables import Table
+from fedgs.app.tables import Table, cell
+from fedgs.round.answer import most_signal_to_noise
 
 
 def stages_tables(runs: Sequence[RunFacts]) -> list[Table]:
     """Returns what the stages of each run have released; none without stages."""
-    head = ["stage", "features", "clip bound C", "noise / C", "signal", "noise"]
+    head = ["stage", "features", "clip bound C", "noise / C", "signal / noise", "most"]
     note = (
         "One release of a stage is the sum of the clients' embeddings, which tell how "
         "many images of each class they have and how far their features lie from what "
-        "the server expects. Signal: norm of the average over all clients, without the "
-        "part that the known noise explains; embeddings that all agree have C. Noise: "
-        "the norm that it adds to that average."
+        "the server expects. Signal: power of the sum, without the part that the known "
+        "noise explains; most: if all embeddings agreed and had the norm C."
     )
     return [
         Table(f"Stages of {facts.name}", head, rows, note)
@@ -31,13 +31,8 @@ def _of_stages(facts: RunFacts) -> list[dict[str, Any]]:
 
 
 def _stage_row(facts: RunFacts, metrics: dict[str, Any]) -> list[str]:
-    """Returns the cells of one stage; E ||R||^2 = ||S||^2 + n d s^2 for n answers."""
     config, round = facts.config, metrics["round"]
     terms, stage = config.terms(round), config.stage_list[round - 1]
-    size = math.prod(terms.shape)
-    noise = metrics["num_answers"] * size * terms.noise_std**2
-    signal = math.sqrt(max(metrics["release_norm"] ** 2 - noise, 0.0))
-    clients = config.clients_per_round
-    numbers = (terms.clip_bound, 2 * terms.noise_multiplier, signal / clients)
-    numbers = (*numbers, math.sqrt(noise) / clients)
-    return [f"{round} ({stage.kind})", str(size), *(f"{n:.4g}" for n in numbers)]
+    found, most = metrics.get("signal_to_noise"), most_signal_to_noise(config, round)
+    numbers = (terms.clip_bound, 2 * terms.noise_multiplier, found, most)
+    return [f"{round} ({stage.kind})", str(math.prod(terms.shape)), *map(cell, numbers)]
