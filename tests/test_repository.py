@@ -1,5 +1,6 @@
 """The shape of the repository: names that say something, no stray or large files."""
 
+import re
 import subprocess
 import tomllib
 import warnings
@@ -35,6 +36,20 @@ def committed() -> dict[str, Path]:
 
 def test_no_committed_file_is_above_500_kb(committed):
     assert not [p for p in committed.values() if p.stat().st_size > 500_000]
+
+
+def test_the_lock_has_what_pyproject_asks_for_from_public_addresses():
+    lock = (ROOT / "uv.lock").read_text()
+    packages = tomllib.loads(lock)["package"]
+    hosts = {word.split("/")[2] for word in lock.split('"') if "://" in word}
+    assert hosts == {"pypi.org", "files.pythonhosted.org"}
+    (own,) = [package for package in packages if package["name"] == "fedgs"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = {re.split(r"[\[<>=]", text)[0] for text in project["dependencies"]}
+    assert {one["name"] for one in own["dependencies"]} == asked
+    extras = own["optional-dependencies"]
+    assert extras.keys() == project["optional-dependencies"].keys()
+    assert all("version" in p for p in packages if p is not own)
 
 
 def test_flower_hub_takes_this_app(committed):
