@@ -14,17 +14,19 @@ CANDIDATES := python3.11 python3.12 python3 python
 ORDINARY := not slow and not gpu and not network and not paper and not browser and not multihost and not tutorial
 
 # What uses Flower's own functions, and a deployment and a simulation on it.
-FLOWER_TESTS := tests/clients/test_flower_speed.py tests/clients/test_resident.py \
-  tests/clients/test_deployment.py tests/server/test_flower.py
+FLOWER_TESTS := tests/clients tests/server tests/app/test_deploy.py tests/test_repository.py
 PURELIB := python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check check-flower docs test test-all browser tutorials multihost incidents golden bench clean
+.PHONY: help setup lock demo check check-flower docs test test-all browser tutorials multihost incidents golden bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Create .venv with Python 3.11 or 3.12 and the pinned packages
+
+lock: $(STAMP) ## Raise every version in uv.lock to the newest that pyproject.toml allows
+	$(BIN)/uv lock --quiet --upgrade
 
 demo: $(STAMP) ## Train on the embedded digits through Flower and show the result
 	$(BIN)/fedgs demo
@@ -77,7 +79,7 @@ clean: ## Remove caches and built packages (never .venv or runs)
 
 # The interpreter is tried, not only looked up: a version manager's shim may exist
 # without its Python, and Debian's Python without the module that makes environments.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml uv.lock
 	@for python in $(or $(PYTHON),$(CANDIDATES)); do \
 	  if "$$python" -c 'import ensurepip, sys, venv; \
 	    sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then \
@@ -88,6 +90,8 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "make: install one with its venv module, or name it: make setup PYTHON=/path/to/python3.12" >&2; \
 	exit 1
 	@echo "make: installing the pinned packages: some minutes, about 6 GB with CUDA"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev]"
-	$(BIN)/python -m pip install --quiet --no-deps flwr-datasets==0.6.0
+	$(BIN)/python -m pip install --quiet uv
+	@# The versions of the lock, from any index: of PyTorch there is one for each device.
+	$(BIN)/uv export --quiet --frozen --all-extras --all-groups --no-hashes --no-emit-project --output-file $(VENV)/versions.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint $(VENV)/versions.txt --group datasets --editable ".[all,dev]"
 	@touch $@

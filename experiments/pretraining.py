@@ -2,7 +2,7 @@
 
     python -m experiments.pretraining
 
-It writes `fedgs/gan/fonts.json` and prints the hash that
+It writes `fedgs/gan/fonts-*.json` and prints the hash that
 `fedgs.gan.public_networks` expects: another one on other processors, and where an
 architecture changed since. The trunk learns to tell the digits apart, the refiner to
 make a digit out of what the fonts' own Gaussians draw near it.
@@ -12,6 +12,7 @@ Privacy: public; no person's image is in it.
 
 import base64
 import hashlib
+import json
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from torch import Tensor
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import GsWganConfig
 from fedgs.data.readers import fonts
-from fedgs.files import write_json
+from fedgs.files import write_atomically
 from fedgs.gan.models import GeneratorRefined, build_generator
 from fedgs.gan.moments import set_generator, start_of
 from fedgs.gan.public_networks import (
@@ -96,7 +97,7 @@ def trained_refiner(config: GsWganConfig, images: Tensor, labels: Labels) -> Ten
 
 
 def main() -> None:
-    """Trains both and writes the file."""
+    """Trains both and writes the files."""
     torch.manual_seed(0)
     records = fonts.read("train")
     images = torch.from_numpy(records.images.copy()).float() / 255
@@ -109,8 +110,12 @@ def main() -> None:
     tensors = {TRUNK + name: value.half() for name, value in trunk.items()}
     tensors |= {REFINER + name: value.half() for name, value in refiner.items()}
     content = base64.b64encode(save(tensors)).decode()
-    write_json(FONTS, {"safetensors": content})
-    print(f"FONTS_SHA256 = {hashlib.sha256(FONTS.read_bytes()).hexdigest()!r}")
+    size, digest = -(-len(content) // len(FONTS)), hashlib.sha256()
+    for part, path in enumerate(FONTS):
+        text = json.dumps(content[part * size : (part + 1) * size]) + "\n"
+        write_atomically(path, text.encode())
+        digest.update(text.encode())
+    print(f"FONTS_SHA256 = {digest.hexdigest()!r}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ QUIET = {
 # Of a deployed client: a server reads no request that weighs more than it and a frame,
 # for what it reads is held twice before anybody can look at it.
 MOST_ANSWER_BYTES = 2**26
-FLOWER_REMEDY = "install the flwr that fedgs' constraints.txt names"
+FLOWER_REMEDY = "install the flwr that fedgs' uv.lock names"
 INSECURE = "No TLS, no authentication; on one machine only."
 LOG_JSON = "Append events as JSON lines: who, round, outcome, duration."
 

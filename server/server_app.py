@@ -43,7 +43,7 @@ from fedgs.runs.run_folder import RunFolder
 from server.strategy import FederatedGan
 
 # What a remedy lacks for `flwr run`, where no flag can be given.
-PLAIN = "; --a-flag is the key a_flag of --run-config"
+PLAIN = "; --a-flag is the key a-flag of --run-config"
 PEEP_SECONDS = 5.0  # for a launcher that looks whether the folder is locked
 LOCK_SECONDS = 60.0  # for the process of a server that was killed, which may be ending
 
@@ -105,8 +105,10 @@ def main(grid: Grid, context: Context) -> None:
 
     Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
     """
-    settings = dict(context.run_config)
-    is_plain = not (settings.get("run_folder") or settings.get("nodes"))
+    # Keys of Flower's apps are written a-key, those of settings a_key.
+    given = context.run_config.items()
+    settings = {name.replace("-", "_"): value for name, value in given}
+    is_plain = "recipe" in settings
     try:
         folder = open_folder(settings)
     except UserError as error:

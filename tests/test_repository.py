@@ -1,6 +1,10 @@
 """The shape of the repository: names that say something, no stray or large files."""
 
+import re
 import subprocess
+import tomllib
+import warnings
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -21,11 +25,43 @@ def test_every_test_file_is_collected():
     assert {path.name for path in paths if not path.name.startswith("test_")} == set()
 
 
-def test_no_committed_file_is_above_500_kb():
+@pytest.fixture
+def committed() -> dict[str, Path]:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
-    # But for the weights that come with the package.
-    names = {*listed.split("\0")} - {"", "fedgs/gan/fonts.json"}
-    files = [ROOT / name for name in names]
-    assert not [f for f in files if f.is_file() and f.stat().st_size > 500_000]
+    files = {name: ROOT / name for name in listed.split("\0")}
+    return {name: path for name, path in files.items() if path.is_file()}
+
+
+def test_no_committed_file_is_above_500_kb(committed):
+    assert not [p for p in committed.values() if p.stat().st_size > 500_000]
+
+
+def test_the_lock_has_what_pyproject_asks_for_from_public_addresses():
+    lock = (ROOT / "uv.lock").read_text()
+    packages = tomllib.loads(lock)["package"]
+    hosts = {word.split("/")[2] for word in lock.split('"') if "://" in word}
+    assert hosts == {"pypi.org", "files.pythonhosted.org"}
+    (own,) = [package for package in packages if package["name"] == "fedgs"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = {re.split(r"[\[<>=]", text)[0] for text in project["dependencies"]}
+    assert {one["name"] for one in own["dependencies"]} == asked
+    extras = own["optional-dependencies"]
+    assert extras.keys() == project["optional-dependencies"].keys()
+    assert all("version" in p for p in packages if p is not own)
+
+
+def test_flower_hub_takes_this_app(committed):
+    """By Flower's own checks before it publishes, and of the bundle that it builds."""
+    publish = import_module("flwr.cli.app_cmd.publish")
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        _, bundle = import_module("flwr.cli.build").build_fab_from_files(committed)
+        files = publish.filter_paths_for_publish(committed)
+    assert (bundle.fab_format_version, bundle.flwr_version_min) == (1, "1.41")
+    assert {"pyproject.toml", "README.md", "LICENSE"} <= files.keys()
+    publish._validate_files(list(files.values()))  # number, sizes, UTF-8
+    app = tomllib.loads(committed["pyproject.toml"].read_text())
+    publish._validate_description(app["project"]["description"])
+    keys = app["tool"]["flwr"]["app"]["config"]
+    assert not [key for key in keys if key != key.lower() or "_" in key]  # kebab-case

@@ -28,9 +28,9 @@ from fedgs.errors import UserError
 from fedgs.randomness import stream
 from fedgs.shapes import Images, TensorDict
 
-# Base64 in JSON, since Flower bundles no binary files.
-FONTS = Path(__file__).with_name("fonts.json")
-FONTS_SHA256 = "fa02c4a98ba8b2a430dac4b0c29b8c3cc1b86bc4aff0e57099361d35289b3eb1"
+# Base64 in JSON, since Flower bundles no binary files, and Flower Hub none above 1 MB.
+FONTS = [Path(__file__).with_name(f"fonts-{part}.json") for part in (1, 2, 3, 4)]
+FONTS_SHA256 = "1073201053eccb740ef679d8f8b90f4a74262ed6bd0f416e066718eece580cbc"
 TRUNK, REFINER, REFINER_DIM = "trunk.", "refiner.", 16
 # Three convolutions and a linear layer, shape of each weight, for C channels:
 # S -> S / 2 -> S / 2 -> S / 4, from there 7 x 7 fields.
@@ -88,7 +88,7 @@ def fonts_trunk() -> TensorDict:
     """Returns the weights of the trunk that knows fonts.
 
     Raises:
-        UserError: the package's file is damaged.
+        UserError: the package's files are damaged.
     """
     return _of_fonts(TRUNK)
 
@@ -99,7 +99,7 @@ def refiner_of_fonts(config: ResolvedConfig) -> TensorDict:
     Of other classes than ten, the classes' embedding is left out.
 
     Raises:
-        UserError: the package's file is damaged.
+        UserError: the package's files are damaged.
     """
     if config.generator_dim != REFINER_DIM:
         return {}
@@ -111,10 +111,11 @@ def refiner_of_fonts(config: ResolvedConfig) -> TensorDict:
 
 @lru_cache(maxsize=2)
 def _of_fonts(prefix: str) -> TensorDict:
-    content = FONTS.read_bytes()
-    if hashlib.sha256(content).hexdigest() != FONTS_SHA256:
-        raise UserError(f"{FONTS}: is not the file of this version; install it again")
-    tensors = load(base64.b64decode(json.loads(content)["safetensors"]))
+    parts = [path.read_bytes() for path in FONTS]
+    if hashlib.sha256(b"".join(parts)).hexdigest() != FONTS_SHA256:
+        names = ", ".join(map(str, FONTS))
+        raise UserError(f"{names}: are not those of this version; install it again")
+    tensors = load(base64.b64decode("".join(map(json.loads, parts))))
     return {
         name.removeprefix(prefix): value.float()
         for name, value in tensors.items()

@@ -13,9 +13,6 @@ _APP = """\
 [project]
 name = "fedgs-run"
 version = "0.1.0"
-description = "A fedgs run, started by %s"
-license = {text = "Apache-2.0"}
-dependencies = ["flwr[simulation]>=1.41,<1.43"]
 
 [tool.flwr.app]
 publisher = "fedgs"
@@ -28,17 +25,14 @@ clientapp = "%s"
 """
 
 
-def app_project(
-    command: str, config: str, components: tuple[str, str] = TRAINING
-) -> str:
+def app_project(config: str, components: tuple[str, str] = TRAINING) -> str:
     """Returns the `pyproject.toml` of an app that names the installed packages.
 
     Args:
-        command: what starts the run, for the description.
         config: the app's settings, lines of TOML.
         components: Flower's names of the ServerApp and the ClientApp.
     """
-    return _APP % (command, *components) + config
+    return _APP % components + config
 
 
 def free_port() -> int:

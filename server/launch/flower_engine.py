@@ -153,9 +153,7 @@ def _submit(control: Control, folder: RunFolder, components: tuple[str, str]) ->
     """Submits the run; returns its id."""
     config = folder.config
     path = json.dumps(str(folder.path), ensure_ascii=False)  # is TOML, too
-    project = app_project(
-        "fedgs train --engine flower", f"run_folder = {path}\n", components
-    )
+    project = app_project(f"run_folder = {path}\n", components)
     simulation: dict[str, float] = {
         "num_supernodes": config.num_nodes,
         # One of so many CPUs for each: Ray makes as many workers.

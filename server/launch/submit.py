@@ -111,7 +111,7 @@ def _project(submission: Submission) -> str:
     known |= dict.fromkeys(known, "") if submission.resume else submission.settings
     known["run_folder"] = submission.resume or ""
     config = "".join(f"{key} = {toml_value(key, known[key])}\n" for key in known)
-    return app_project("fedgs deploy submit", config)
+    return app_project(config)
 
 
 def submit(submission: Submission) -> int:

@@ -1,4 +1,4 @@
-"""docs/deployment.md and the systemd units: every command exists."""
+"""docs/deployment.md, the systemd units and compose.yaml: every command exists."""
 
 import shlex
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 import pytest
 import typer
+import yaml
 
 from fedgs.app.cli.deploy_flags import app
 from fedgs.process import STOP_SECONDS
@@ -15,10 +16,11 @@ from server.launch.supervisor import LEAVE_SECONDS
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "deployment.md").read_text()
 UNITS = sorted((DOCS / "systemd").glob("*.service"))
+COMPOSE = yaml.safe_load((DOCS.parent / "compose.yaml").read_text())
 
 
 def documented() -> list[str]:
-    """Returns the `fedgs deploy` lines of the page and of the units."""
+    """Returns the `fedgs deploy` lines of page, units and compose.yaml."""
     text = PAGE.replace("\\\n", " ")
     lines = [line.partition("  #")[0].strip() for line in text.splitlines()]
     found = [line for line in lines if line.startswith("fedgs deploy ")]
@@ -26,7 +28,9 @@ def documented() -> list[str]:
         for line in unit.read_text().splitlines():
             if line.startswith("ExecStart="):
                 found.append(line[line.index("fedgs deploy ") :].replace("%i", "a"))
-    return found
+    head = (DOCS.parent / "compose.yaml").read_text().splitlines()
+    found += [line.partition("exec server ")[2] for line in head if "submit" in line]
+    return found + [service["command"] for service in COMPOSE["services"].values()]
 
 
 @pytest.mark.parametrize("line", documented())
@@ -45,6 +49,23 @@ def test_documented_command_is_understood(line):
 def test_page_shows_every_command():
     names = {line.split()[2] for line in documented()}
     assert names == {"certs", "server", "client", "submit", "status"}
+
+
+def test_compose_gives_each_client_its_own_key_state_and_the_servers_name():
+    services = COMPOSE["services"]
+    clients = {n: s for n, s in services.items() if "deploy client" in s["command"]}
+    assert len(clients) == 3
+    words = shlex.split(services["certs"]["command"])
+    for name, client in clients.items():
+        start = f"fedgs deploy client {name} --server server:8000 --ca /certs/ca.crt"
+        assert client["command"].startswith(f"{start} --key /certs/clients/{name}.key")
+        assert f"{name}:/state" in client["volumes"]
+        assert f"--client {name}" in " ".join(words)
+    assert COMPOSE["volumes"].keys() == {"certs", "server", *clients}
+    assert {"server", "localhost"} <= set(words)  # for clients, and for `submit`
+    for service in [services["server"], *clients.values()]:
+        assert int(service["stop_grace_period"].rstrip("s")) > STOP_SECONDS + 5
+        assert service["restart"].startswith("on-failure:")  # bounded
 
 
 def settings_of(unit: Path) -> dict[str, list[str]]:

@@ -41,16 +41,17 @@ def test_a_random_trunk_is_the_same_everywhere_and_keeps_the_size_of_its_input()
 
 
 def test_the_packages_networks_are_those_of_the_hash(tmp_path, monkeypatch):
-    content = public_networks.FONTS.read_bytes()
-    assert hashlib.sha256(content).hexdigest() == public_networks.FONTS_SHA256
+    parts = [path.read_bytes() for path in public_networks.FONTS]
+    whole = hashlib.sha256(b"".join(parts)).hexdigest()
+    assert whole == public_networks.FONTS_SHA256
     assert {n: v.shape for n, v in fonts_trunk().items()} == {
         n: v.shape for n, v in random_trunk(1).items()
     }
-    damaged = tmp_path / "fonts.json"
-    damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    monkeypatch.setattr(public_networks, "FONTS", damaged)
+    damaged = tmp_path / "fonts-4.json"
+    damaged.write_bytes(parts[3][:-1] + bytes([parts[3][-1] ^ 1]))
+    monkeypatch.setattr(public_networks, "FONTS", [*public_networks.FONTS[:3], damaged])
     assert_refused(
-        "is not the file of this version",
+        "are not those of this version",
         public_networks._of_fonts.__wrapped__,
         "trunk.",
     )

@@ -33,6 +33,24 @@ def test_dp_accounting_pld_agrees(count, ratio):
     assert found == pytest.approx(exact, abs=1e-3 * exact + step)
 
 
+@pytest.mark.parametrize(("count", "ratio"), [(1, 2.0), (44, 12.0), (320, 80.0)])
+def test_flowers_own_accountant_is_just_above(count, ratio):
+    """Whoever counts releases with Flower's accountant gets no smaller epsilon."""
+    pytest.importorskip("dp_accounting")
+    flower = pytest.importorskip("flwr.serverapp")
+    config = flower.PrivacyConfig(
+        target_delta=DELTA,
+        population_size=539,
+        neighboring_relation=flower.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        sampling_method=flower.SamplingMethod.NO_AMPLIFICATION,
+    )
+    accountant = flower.RdpAccountant(config)
+    accountant.compose(flower.GaussianPrivacyEvent(ratio, 539, 539), count)
+    theirs = accountant.get_privacy_spent().epsilon
+    exact = epsilon_from_mu(math.sqrt(count) / ratio, DELTA)
+    assert exact <= theirs <= 1.2 * exact  # RDP is a bound
+
+
 # ------------------------------------------------------------------ sampled rounds
 
 ROUNDS = [(1000, 1, 1.0, 500_000), (20, 4, 3.0, 60), (50, 25, 8.0, 200)]

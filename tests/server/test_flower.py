@@ -243,8 +243,8 @@ def test_plain_flwr_run_trains_with_the_settings_of_pyproject(
     monkeypatch.setattr("fedgs.gan.refinement.STEPS", 900)
     file = tmp_path / "more.toml"
     file.write_text("generator_dim = 4\nnum_rounds = 9\nnoise_seed = 1\n")
-    overrides = {"num_clients": 6, "clients_per_node": 3, "image_size": 16}
-    overrides |= {"num_rounds": 4, "config": f"'{file}'", "output": "'plain'"}
+    overrides = {"num-clients": 6, "clients-per-node": 3, "image-size": 16}
+    overrides |= {"num-rounds": 4, "config": f"'{file}'", "output": "'plain'"}
     pairs = " ".join(f"{name}={value}" for name, value in overrides.items())
     command = ["flwr", "run", str(ROOT), "--stream", "--run-config", pairs]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short:

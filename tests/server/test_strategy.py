@@ -134,7 +134,8 @@ def test_apps_are_where_pyproject_says():
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_plain"), [({}, True), ({"nodes": "a,b", "num_clients": 2}, False)]
+    ("settings", "is_plain"),
+    [({"recipe": "demo"}, True), ({"nodes": "a,b", "num-clients": 2}, False)],
 )
 def test_refused_settings_are_said_with_the_remedy_of_who_gave_them(
     monkeypatch, settings, is_plain
@@ -145,7 +146,7 @@ def test_refused_settings_are_said_with_the_remedy_of_who_gave_them(
     )
     flower = server_app.FLOWER_LOGGER
     monkeypatch.setattr(flower, "filters", [])
-    context = SimpleNamespace(run_config=settings | {"num_rounds": -1})
+    context = SimpleNamespace(run_config=settings | {"num-rounds": -1})
     with pytest.raises(UserError) as refused:
         server_app.main(FakeGrid(1), context)
     assert str(refused.value) == said[0]  # what `submit` reads
@@ -155,7 +156,7 @@ def test_refused_settings_are_said_with_the_remedy_of_who_gave_them(
     assert not flower.filter(told)  # no traceback of Flower's
     remedy = "num_rounds = -1: give --num-rounds at least 1"
     assert said[0].startswith(f"the settings of this run are refused: {remedy}")
-    assert said[0].endswith("key a_flag of --run-config") == is_plain
+    assert said[0].endswith("key a-flag of --run-config") == is_plain
 
 
 def test_the_log_has_rounds_and_the_steps_of_the_refiners_fit(tmp_path, monkeypatch):
