@@ -428,3 +428,25 @@ def test_privacy_of_a_run_and_its_reproduction_take_no_other_settings(fedgs, tra
     for words in ([trained], ["--delta", 0.1], ["--at-epsilon", 1]):
         done = fedgs("privacy", "--reproduce", *words)
         refused(done, ".*--reproduce stands alone; leave out")
+
+
+# ------------------------------------------------------------------ Ctrl-C
+
+
+@pytest.mark.parametrize("moment", ["typer", "torch.nn", "reading folder"])
+def test_ctrl_c_ends_in_one_line_while_a_command_starts(tmp_path, moment):
+    """While it is imported, and while it reads data: a picture that does not come."""
+    (tmp_path / "owner" / "0").mkdir(parents=True)
+    os.mkfifo(tmp_path / "owner" / "0" / "pipe.png")
+    command = [sys.executable, "-X", "importtime", "-m", "fedgs", "train"]
+    command += ["--data", f"folder:{tmp_path}", "--target-epsilon", "10"]
+    # A shell's background job ignores SIGINT, and so would the command.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        signal.signal(signal.SIGINT, before)
+        assert process.stderr is not None
+        next(line for line in process.stderr if moment in line)
+        process.send_signal(signal.SIGINT)
+        lines = process.stderr.read().splitlines()
+    said = [line for line in lines if line and not line.startswith("import time:")]
+    assert (process.returncode, said) == (130, ["Interrupted."])

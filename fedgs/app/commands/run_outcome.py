@@ -11,6 +11,7 @@ from typing import Any
 from typer import Exit as Exit  # experiments end with it, too
 
 from fedgs.app.commands.terminal import say
+from fedgs.app.flags import INTERRUPTED
 from fedgs.app.tables import folded
 from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.accountant import CHANGES
@@ -19,7 +20,6 @@ from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import check_free
 from server.launch.control import FlowerFailed
 
-INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 MOST_EXPONENT = 100.0  # beyond it a factor is no number to print
 SEEN_BY = {
     "release": "is computed from the published generators",
