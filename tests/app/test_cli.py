@@ -237,16 +237,10 @@ def test_the_label_of_a_run_is_written_into_its_folder(trained, fedgs, tmp_path)
     refused(fedgs("privacy", "--label"), "RUN is unset: --label is about run folders")
 
 
-def test_a_card_is_written_beside_the_samples(trained, fedgs, tmp_path):
-    pytest.importorskip("datasets")
-    given = ["sample", trained, "-n", 4, "--card", "-o"]
-    refused(
-        fedgs(*given, tmp_path / "s.png"), "output = .*: a data card is for Hugging"
-    )
-    printed(fedgs(*given, tmp_path / "set"))  # datasets shows a bar
-    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
-    parquet = "set/data/train-00000-of-00001.parquet"
-    assert names == {"set/README.md", "set/privacy_label.json", parquet}
+def test_what_is_published_is_a_new_folder(fedgs, trained, tmp_path):
+    done = fedgs("publish", trained, "-n", 4, "-o", tmp_path / "out")
+    refused(done, ".*/run: NO GUARANTEE; noise seeded: not private; nothing of it may")
+    assert not (tmp_path / "out").exists()
 
 
 def server_row(rows: list[dict], theorem: str = "") -> dict:

@@ -158,6 +158,20 @@ def sample(*, given: dict[str, Any]) -> None:
 
 
 @app.command()
+def publish(
+    run: RunArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
+    count: Annotated[
+        int, typer.Option("-n", "--count", help="Samples in it.", min=1)
+    ] = 1000,
+) -> None:
+    """Write what may go out, and nothing else: generator, samples, label, card."""
+    from fedgs.app.commands import train as running
+
+    running.publish(run, output, count)
+
+
+@app.command()
 @settings_flags(*READING, *SHAPE)
 @request_flags(EvaluationRequest)
 def evaluate(

@@ -17,6 +17,7 @@ from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.accountant import CHANGES
 from fedgs.privacy_label import privacy_label
 from fedgs.round.run import RunStopped
+from fedgs.runs.data_card import to_outsiders
 from fedgs.runs.run_folder import check_free
 from server.launch.control import FlowerFailed
 
@@ -107,15 +108,12 @@ def show_end(path: Path, typed: str = "") -> None:
         say(f"sample grid  {grid}")
     say(f"epsilon      {to_quote(privacy_label(path, typed))}")
     say(f"run folder   {path}")
-    say(f"conditions   fedgs privacy {path}")
+    say(f"to publish   fedgs publish {path} -o FOLDER; the run folder is yours alone")
     say(f"all of it    fedgs report {path} -o report.html")
 
 
 def to_quote(label: Mapping[str, Any]) -> str:
-    """Returns the one epsilon of a run's label, and what it means in a sentence.
-
-    It is that of the run's own adversary and relation.
-    """
+    """Returns the epsilon of a run's own adversary and relation, and what it means."""
     if (epsilon := label["epsilon"]) is None:
         return f"none to quote: {label['guarantee']}"
     adversary, relation, delta = (label[n] for n in ("adversary", "relation", "delta"))
@@ -127,4 +125,4 @@ def to_quote(label: Mapping[str, Any]) -> str:
         f"{one}): whether {change} changes the probability of anything that "
         f"{SEEN_BY[adversary]} at most by a factor of {factor}, plus {delta:g}"
     )
-    return "; ".join([text, *label["guarantee"].split("; ")[1:]])
+    return "; ".join([text, to_outsiders(label), *label["guarantee"].split("; ")[1:]])

@@ -174,7 +174,12 @@ class Scoring:
         seed, real = self.request.seed, self.real
         train = self.synthetic.subset(downstream.NUM_IMAGES, seed, "cnn")
         accuracy = downstream.cnn_accuracy(
-            train, real.test, real.num_classes, seed, self.request.device
+            train,
+            real.test,
+            real.num_classes,
+            seed,
+            self.request.device,
+            report=self.progress.stage("training the CNN:"),
         )
         return {
             "downstream_cnn_accuracy": accuracy,

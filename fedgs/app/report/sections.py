@@ -22,6 +22,7 @@ from fedgs.app.report.stage_tables import stages_tables
 from fedgs.app.report.svg import draw
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy_label import said
+from fedgs.runs.data_card import to_outsiders
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def _card_of_run(facts: RunFacts) -> Card:
     if epsilon is not None:
         answer = f"{words.stated(epsilon)} at δ = {label['delta']:g}"
         texts = [words.badge(*words.reading(epsilon, [label["guarantee"]]))]
+        texts.append(f"{to_outsiders(label).capitalize()}.")
     picture = picture_of(facts, facts.grids[-1], "After")
     about = _guaranteed(facts) if epsilon is not None else {}
     about |= _trained(facts)
