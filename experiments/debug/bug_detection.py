@@ -72,7 +72,7 @@ def from_flags(
     config: Path | None,
     settings: dict[str, Any],
     dry_run: bool = False,
-) -> None:
+) -> dict[str, Any]:
     """Starts a folder, or continues one where only --output is given.
 
     Args:
@@ -82,6 +82,9 @@ def from_flags(
         config: TOML file of settings over the recipe.
         settings: of the command line, over both.
         dry_run: only say what the plan can find.
+
+    Returns:
+        As `debug`.
 
     Raises:
         UserError: bad input; nothing was trained.
@@ -97,15 +100,14 @@ def from_flags(
     if is_alone or (settings.get("output") and (output / "debug.json").is_file()):
         why = f"{output} exists and goes on as it was started; choose another --output"
         reject({**given, **of_runs}, f"{why}, or leave out")
-        resume(output, suspects)
-        return
+        return resume(output, suspects)
     if recipe is None:
         is_open = config is None and is_left_open(settings)
         recipe = CLASS_MEANS if is_open else "full-participation"
     configured = configure(recipe, config, settings | planted(given), engine="flower")
     why = "fedgs debug sets it by --healthy and --suspicious; leave out"
     reject({"cohort": configured.cohort}, why)
-    debug(configured, request_given(given), suspects, dry_run)
+    return debug(configured, request_given(given), suspects, dry_run)
 
 
 def request_given(given: Mapping[str, Any]) -> DebugRequest:
