@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -465,3 +466,23 @@ def test_a_selection_replaces_what_an_interrupted_one_left(tmp_path, monkeypatch
     (tmp_path / "cohorts").mkdir()
     debug_cohorts.select(tmp_path / "cohorts", RunConfig())
     assert left == [False]
+
+
+def test_an_undecided_verdict_names_the_step_that_decides_it(fedgs, data, tmp_path):
+    """A bug in some clients of one cohort: the same samples show it in fewer."""
+    arrays = dict(np.load(data.removeprefix("npz:")))
+    is_bad = np.isin(arrays["clients"], ["o12", "o13", "o14", "o15", "o16"])
+    arrays["images"][is_bad] = 255 - arrays["images"][is_bad]
+    np.savez(tmp_path / "some.npz", **arrays)
+    given = {"data": f"npz:{tmp_path}/some.npz", "output": tmp_path / "out", "seed": 0}
+    given |= make_files(tmp_path) | {"target_epsilon": 99, "noise_seed": 1}
+    given |= {"engine": "local", "image_size": 16, "samples_per_group": 60}
+    out = printed(fedgs("debug", *flags(**given, min_effect=0.4)))
+    assert re.search("^verdict +undecided$", out, re.MULTILINE)
+    step = re.search(r"^Next step: inverted is significant.* fedgs (.*)$", out, re.M)
+    assert step
+    weights = {p: p.read_bytes() for p in (tmp_path / "out").rglob("generator*")}
+    out = printed(fedgs(*shlex.split(step[1])))
+    assert re.search("^verdict +(one of )?invert", out, re.MULTILINE)
+    assert all(path.read_bytes() == kept for path, kept in weights.items())
+    refused(fedgs(*shlex.split(step[1])[:-1], 7), "min_effect = 7.0: give")
