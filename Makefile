@@ -27,7 +27,7 @@ help: ## Show this list
 setup: $(STAMP) ## Create .venv with Python 3.11 or 3.12 and the pinned packages
 
 demo: $(STAMP) ## Train on the embedded digits through Flower and show the result
-	$(BIN)/fedgs demo
+	$(BIN)/fedgs train --recipe demo --engine flower
 
 check: $(STAMP) docs ## Lint, formatting, types, the import rule, the documentation
 	$(BIN)/python -m ruff check .

@@ -91,7 +91,7 @@ def _why(diagnosis: Diagnosis) -> str:
     return why.rstrip(".")
 
 
-def next_step(diagnosis: Diagnosis, path: Path, plan: Mapping[str, Any]) -> str:
+def next_step(diagnosis: Diagnosis, path: Path, plan: dict[str, Any]) -> str:
     """Returns what may decide an undecided verdict, with the command; "" of others.
 
     Args:
@@ -113,10 +113,9 @@ def next_step(diagnosis: Diagnosis, path: Path, plan: Mapping[str, Any]) -> str:
             f"the same error rate: fedgs debug --output {near(path)} --min-effect "
             f"{less:.2g}"
         )
-    config = config_of(plan)
-    more = f"--noise-multiplier {(config.noise_multiplier or 0) / 2:g}"
-    if config.target_epsilon is not None:
-        more = f"--target-epsilon {2 * config.target_epsilon:g}"
+    more, epsilon = "--noise-multiplier LESS", config_of(plan).target_epsilon
+    if epsilon is not None:
+        more = f"--target-epsilon {2 * epsilon:g}"
     return (
         "Next step: cohorts of more clients, or in which more are suspected; or again "
         f"with less noise, whose epsilon comes on top: {plan['command']} {more} "

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogFormatter
 from numpy import object_
 from numpy.typing import NDArray
 
-from fedgs.app.evaluation.report import write_png
+from fedgs.files import replacing
 
 
 class Point(NamedTuple):
@@ -34,7 +34,8 @@ def save(path: Path, figure: Figure, scale: str) -> None:
     width = int(figure.get_figwidth() * 17)
     figure.supxlabel("\n".join(textwrap.wrap(scale, width)), fontsize=7, color="0.35")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_png(path, figure)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=120)
 
 
 def privacy_utility(points: Sequence[Point]) -> Figure:

@@ -9,7 +9,6 @@ from typing import Any
 
 LABEL, CARD = "privacy_label.json", "README.md"
 NO_GUARANTEE = "NO GUARANTEE"  # begins the label of a run that guarantees nothing
-SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")
 
 
 def in_words(value: Any) -> str:
@@ -57,7 +56,6 @@ def data_card(count: int, label: Mapping[str, Any]) -> str:
     return template.format(
         count=count,
         tags="- synthetic" + "\n- differential-privacy" * is_private,
-        size=SIZES[min(max(len(str(count)) - 3, 0), len(SIZES) - 1)],
         guarantee=label["guarantee"],
         quote=to_outsiders(label),
         words="\n".join(words),

@@ -2,43 +2,35 @@
 
     README.md             the card: what is guaranteed, and how to use the rest
     privacy_label.json    the same for programs; see `fedgs.privacy_label`
-    generator.safetensors the averaged generator, and the settings that build it
+    generator_ema.safetensors  the averaged generator; config.json and versions.json are
+                          what `fedgs sample` needs beside it
     samples.png           a grid of samples, one column per class
     data/                 more of them, as Hugging Face reads them
 
 The run folder is its owner's alone: names of clients, paths and seeds are in it.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError, wrap_error
-from fedgs.files import read_tensors, write_atomically, write_json, write_tensors
-from fedgs.gan.models import build_generator
+from fedgs.errors import UserError
+from fedgs.files import write_atomically, write_json, write_tensors
 from fedgs.runs.data_card import CARD, LABEL, NO_GUARANTEE, data_card
-from fedgs.runs.run_folder import GENERATOR, RunFolder
+from fedgs.runs.run_folder import AVERAGE, RunFolder
 from fedgs.runs.sample import (
-    GRID,
-    Samples,
     check_output,
     draw_samples,
-    drawn,
     load_generator,
-    make_folder,
+    new_folder,
     write_grid,
 )
 
 # What a generator and its inputs are made of: nothing of data, clients or seeds.
 SETTINGS = ("image_size", "image_channels", "num_classes", "classes", "generator")
 SETTINGS += ("generator_dim", "latent", "latent_dim", "spectral_norm", "stages")
-# Of the run's training: not published, and without a say in what is drawn.
-UNKNOWN = {"num_clients": 1, "clients_per_round": 1, "noise_multiplier": 0.0, "seed": 0}
+# Of the training, which is not published; a run folder has to have them.
+UNTOLD = {"num_clients": 1, "clients_per_round": 1, "noise_multiplier": 0.0, "seed": 0}
 
 
 def publish(
@@ -59,53 +51,20 @@ def publish(
             package `datasets` is missing.
     """
     path = check_output(f"hf:{output}").path
-    if not folder.is_finished:
-        raise UserError(
-            f"{folder.path}: is not finished; run `fedgs resume {folder.path}` first"
-        )
+    problem = ""
     if label["guarantee"].startswith(NO_GUARANTEE):
-        raise UserError(
-            f"{folder.path}: {label['guarantee']}; nothing of it may go out, publish a "
-            "run with an epsilon"
-        )
-    samples = draw_samples(folder, count)
-    make_folder(path, partial(_fill, folder, load_generator(folder), label, samples))
-
-
-def _fill(
-    folder: RunFolder,
-    generator: nn.Module,
-    label: Mapping[str, Any],
-    samples: Samples,
-    path: Path,
-) -> None:
-    samples.fill_hf(path)
+        problem = f"{label['guarantee']}; publish a run that has an epsilon"
+    elif not folder.is_finished:
+        problem = f"is not finished; run `fedgs resume {folder.path}` first"
+    if problem:
+        raise UserError(f"{folder.path}: {problem}")
+    samples, generator = draw_samples(folder, count), load_generator(folder)
     settings = {name: getattr(folder.config, name) for name in SETTINGS}
-    metadata = {"settings": json.dumps(settings)}
-    write_tensors(path / GENERATOR, generator.state_dict(), metadata, is_durable=True)
-    write_grid(path / GRID, folder.config, generator)
-    write_json(path / LABEL, dict(label))
-    write_atomically(path / CARD, data_card(len(samples), label).encode())
-
-
-def draw_published(
-    path: str | Path,
-    count: int,
-    labels: int | Sequence[int] | None = None,
-    seed: int = 0,
-) -> Samples:
-    """Draws images from a published generator; see `draw_samples`.
-
-    Privacy: post-processing of DP output.
-
-    Raises:
-        UserError: no such folder, or an argument is out of range.
-    """
-    file = Path(path) / GENERATOR
-    tensors, metadata = read_tensors(file)
-    wrong = (KeyError, ValueError)
-    with wrap_error(wrong, f"{file}: is of no `fedgs publish`", "give its -o"):
-        config = ResolvedConfig.from_flat(UNKNOWN | json.loads(metadata["settings"]))
-    generator = build_generator(config, 0)
-    generator.load_state_dict(tensors)
-    return drawn(config, generator.eval(), count, labels, seed)
+    with new_folder(path) as staging:
+        samples.fill_hf(staging)
+        write_tensors(staging / AVERAGE, generator.state_dict(), is_durable=True)
+        write_json(staging / "config.json", settings | UNTOLD)
+        write_json(staging / "versions.json", label["versions"])
+        write_grid(staging / "samples.png", folder.config, generator)
+        write_json(staging / LABEL, dict(label))
+        write_atomically(staging / CARD, data_card(count, label).encode())

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 Report = Callable[[int, int], None]  # how many of how many steps are done
 FORMS = ("npz", "png", "folder", "hf")
 PARQUET = "train-00000-of-00001.parquet"  # a name that load_dataset looks for
-GRID, GRID_ROWS = "samples.png", 8
+GRID_ROWS = 8
 SAMPLE_BATCH = 256
 
 
@@ -148,8 +149,9 @@ class Samples:
             with replacing(where.path) as file:
                 np.savez_compressed(file, images=self.images, labels=self.labels)
         else:
-            is_hf = where.form == "hf"
-            make_folder(where.path, self.fill_hf if is_hf else self._fill_folder)
+            with new_folder(where.path) as staging:
+                fill = self.fill_hf if where.form == "hf" else self._fill_folder
+                fill(staging)
 
     def _fill_folder(self, path: Path) -> None:
         for index, picture in enumerate(self._pictures()):
@@ -224,12 +226,13 @@ def _output_problems(where: Output) -> Iterator[str]:
         yield "exists already; choose another name"
 
 
-def make_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Makes a folder that appears whole."""
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Makes a folder that appears whole, when the `with` block has filled it."""
     staging = temporary_path(path)
     staging.mkdir()
     try:
-        fill(staging)
+        yield staging
         staging.rename(path)
     finally:
         shutil.rmtree(staging, ignore_errors=True)  # is gone after the rename
@@ -254,22 +257,10 @@ def draw_samples(
     Raises:
         UserError: an argument is out of range, or the run has no generator yet.
     """
-    return drawn(folder.config, load_generator(folder), count, labels, seed)
-
-
-def drawn(
-    config: ResolvedConfig,
-    generator: nn.Module,
-    count: int,
-    labels: int | Sequence[int] | None,
-    seed: int,
-) -> Samples:
-    """Draws images from a generator; see `draw_samples`.
-
-    Privacy: post-processing of DP output.
-    """
+    config = folder.config
     if count < 1:
         raise UserError(f"count = {count}: give -n at least 1")
+    generator = load_generator(folder)
     if labels is None:
         wanted = uniform_labels(config, count, seed)
     else:

@@ -23,7 +23,6 @@ from fedgs.app.commands import train as running
 from fedgs.config.settings import settings_of
 from fedgs.files import write_json
 from fedgs.privacy.ledger import Ledger
-from fedgs.privacy_label import privacy_label
 from fedgs.runs.run_folder import RunFolder
 from plans import TABLE_2
 from runs import generator, keep_lines, rewrite
@@ -228,18 +227,9 @@ def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
     refused(fedgs(*given, -1), "-1.0: give a finite")
 
 
-def test_the_label_of_a_run_is_written_into_its_folder(trained, fedgs, tmp_path):
-    run = Path(shutil.copytree(trained, tmp_path / "run"))
-    out = printed(fedgs("privacy", run, "--label"))
-    assert out == f"{run}/privacy_label.json: NO GUARANTEE; noise seeded: not private\n"
-    assert json.loads((run / "privacy_label.json").read_text()) == privacy_label(run)
-    refused(fedgs("privacy", run, "--label", "--json"), "json = .*: --label states")
-    refused(fedgs("privacy", "--label"), "RUN is unset: --label is about run folders")
-
-
 def test_what_is_published_is_a_new_folder(fedgs, trained, tmp_path):
     done = fedgs("publish", trained, "-n", 4, "-o", tmp_path / "out")
-    refused(done, ".*/run: NO GUARANTEE; noise seeded: not private; nothing of it may")
+    refused(done, ".*/run: NO GUARANTEE; noise seeded: not private; publish a run")
     assert not (tmp_path / "out").exists()
 
 

@@ -13,13 +13,10 @@ import pytest
 
 import tiny
 from command_line import flags, printed, refused
-from experiments.debug import bug_detection, bug_table, power
+from experiments.debug import bug_detection, power
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import debug_folder as debug_plan
-from experiments.debug.bug_table import table
 from experiments.debug.debug_folder import read_debug
-from experiments.store import Store
-from fedgs.app.flags import run_command
 from fedgs.cohorts.files import (
     EXCLUDED,
     Cohort,
@@ -431,32 +428,6 @@ def test_outcome_of_an_experiment():
         ("rotate", "none", "wrong"),
     ):
         assert bug_detection.outcome(verdict, bug) == wanted
-
-
-# ------------------------------------------------------------------ the table
-
-
-def test_cells_of_the_table_are_done_once_and_seed_by_seed(tmp_path, monkeypatch):
-    monkeypatch.setattr(bug_table, "SHOWN", {"flip": 1, "none": 2})
-    monkeypatch.setattr(bug_table, "EPSILONS", (None, 1.0))
-    done, output = [], tmp_path / "table"
-
-    def fill(cell, config, store):
-        done.append(cell.name)
-        assert Path(config.output) == output / cell.name
-        outcome = "right" if cell.epsilon is None else "wrong"
-        store.add(cell.name, cell._asdict() | {"outcome": outcome})
-
-    monkeypatch.setattr(bug_table, "_fill", fill)
-    for _ in range(2):
-        monkeypatch.setattr(sys, "argv", ["bug_table", "--output", str(output)])
-        assert run_command(bug_table.main) == 0
-    wanted = [("flip", 0), ("none", 0), ("none", 1)]
-    noise = ("noise-free", "epsilon-1")
-    assert done == [f"{bug}-{seed}-{level}" for bug, seed in wanted for level in noise]
-    rows = table(Store(output / "table.jsonl").lines.values()).splitlines()[2:]
-    counts = ["| noise-free | 1 / 0 / 0 | 2 / 0 / 0 |", "| 1 | 0 / 0 / 1 | 0 / 0 / 2 |"]
-    assert rows == counts
 
 
 def test_a_selection_replaces_what_an_interrupted_one_left(tmp_path, monkeypatch):

@@ -137,17 +137,6 @@ def resume(run: RunArgument) -> None:
 
 
 @app.command()
-def demo(
-    output: Annotated[str, typer.Option(help="Folder of the run.")] = "",
-) -> None:
-    """Train on handwritten digits, through Flower: `train --recipe demo`."""
-    from fedgs.app.commands import train as running
-
-    config = replace(recipe("demo"), engine="flower", output=output)
-    running.train(config, "demo")
-
-
-@app.command()
 @request_flags(SampleRequest)
 def sample(*, given: dict[str, Any]) -> None:
     """Draw images from a run's generator; costs no privacy."""
@@ -209,9 +198,6 @@ def privacy(
     reproduce: Annotated[
         bool, typer.Option("--reproduce", help="Recompute the analysis' numbers.")
     ] = False,
-    label: Annotated[
-        bool, typer.Option("--label", help="Write RUN/privacy_label.json instead.")
-    ] = False,
     as_json: JsonOption = False,
     *,
     settings: dict[str, Any],
@@ -225,11 +211,6 @@ def privacy(
 
     given = {"recipe": recipe, "config": config, "at_epsilon": at_epsilon, **settings}
     given["colluding_nodes"] = colluding_nodes or None
-    if label:
-        more = {"json": as_json or None, "reproduce": reproduce or None}
-        reject(given | more, "--label states RUN as it is; leave out")
-        privacy_report.write_labels(runs or [])
-        return
     if reproduce:
         reject({"RUN": runs or None, **given}, "--reproduce stands alone; leave out")
         from experiments.paper import reproduce as reproduction

@@ -30,7 +30,6 @@ NEEDED = {  # package: the metrics that need it
     "torchmetrics": {"images"},
     "sklearn": {"classifiers"},
     "xgboost": {"classifiers"},
-    "matplotlib": {"label-efficiency"},
 }
 
 FULL = Sizes()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,7 @@ from fedgs.app.evaluation.score_tables import classifier_table, label_table
 from fedgs.app.tables import Table, is_number
 from fedgs.errors import wrap_error
 from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages
-from fedgs.files import replacing
 from fedgs.runs import sample
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 GRID_ROWS = 8
 console = Console()
@@ -89,7 +85,7 @@ def write(
     real: RealImages,
     synthetic: LabelledImages,
 ) -> None:
-    """Appends the result and writes the pictures.
+    """Appends the result and writes the picture.
 
     Raises:
         UserError: the output cannot be written.
@@ -97,9 +93,6 @@ def write(
     lines, folder = places(request)
     with _writing(lines):
         _write_samples(folder / "samples.png", real, synthetic)
-        if "label_efficiency" in result:
-            figure = label_efficiency_figure(result["label_efficiency"])
-            write_png(folder / "label-efficiency.png", figure)
         with open(lines, "a") as file:
             file.write(json.dumps(result, allow_nan=False) + "\n")
             file.flush()
@@ -133,28 +126,6 @@ def rows_by_class(
         shown = part.images[np.flatnonzero(part.labels == label)[:rows]]
         grid[: len(shown), label] = shown
     return grid
-
-
-def label_efficiency_figure(curves: dict[str, dict[str, float]]) -> "Figure":
-    """Returns accuracy against the number of labels, one curve per teacher."""
-    from matplotlib.figure import Figure  # only who draws needs it
-
-    figure = Figure((6, 4), layout="constrained")
-    axes = figure.subplots()
-    for teacher, curve in curves.items():
-        sizes = [int(size) for size in curve]
-        axes.plot(sizes, list(curve.values()), marker="o", label=f"labels: {teacher}")
-    axes.set(xlabel="labelled synthetic images", ylabel="accuracy on real test images")
-    axes.set(xscale="log", ylim=(0, 1))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return figure
-
-
-def write_png(path: Path, figure: "Figure") -> None:
-    """Writes a figure, atomically."""
-    with replacing(path) as file:
-        figure.savefig(file, format="png", dpi=120)
 
 
 # ------------------------------------------------------------------ terminal

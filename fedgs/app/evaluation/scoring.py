@@ -179,7 +179,7 @@ class Scoring:
             real.num_classes,
             seed,
             self.request.device,
-            report=self.progress.stage("training the CNN:"),
+            report=self.progress.stage("training the CNN:", "epoch"),
         )
         return {
             "downstream_cnn_accuracy": accuracy,
