@@ -165,8 +165,7 @@ class TrainingRun:
         """Says where it is, what was trained on how many clients, and epsilon."""
         label, config = privacy_label(self.path), self.config
         method = ", ".join(s.kind for s in config.stage_list) or config.method
-        if self.folder.is_baseline:
-            method = label["mechanism"][0]
+        method = label["mechanism"][0] if self.folder.is_baseline else method
         epsilon = label["guarantee"]
         if label["epsilon"] is not None:
             terms = f"{label['adversary']}, {label['relation']}, delta {config.delta:g}"

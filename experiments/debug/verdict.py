@@ -113,9 +113,8 @@ def next_step(diagnosis: Diagnosis, path: Path, plan: dict[str, Any]) -> str:
             f"the same error rate: fedgs debug --output {near(path)} --min-effect "
             f"{less:.2g}"
         )
-    more, epsilon = "--noise-multiplier LESS", config_of(plan).target_epsilon
-    if epsilon is not None:
-        more = f"--target-epsilon {2 * epsilon:g}"
+    epsilon = config_of(plan).target_epsilon
+    more = f"--target-epsilon {2 * epsilon:g}" if epsilon else "--noise-multiplier LESS"
     return (
         "Next step: cohorts of more clients, or in which more are suspected; or again "
         f"with less noise, whose epsilon comes on top: {plan['command']} {more} "
@@ -203,7 +202,6 @@ def conditions(plan: Mapping[str, Any]) -> list[str]:
         "inverted or turned cohort may be the healthy one. Look at the picture.",
         "A bug is excluded as far as the generators have learned the data: few rounds "
         "or much noise make it undecided, and may make it smaller.",
-        "Everything is computed from released samples: it costs no privacy.",
     ]
 
 

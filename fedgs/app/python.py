@@ -8,13 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from experiments.debug import bug_detection
-from experiments.debug.debug_request import (
-    COHORTS,
-    DebugRequest,
-    OwnSuspects,
-    PlantedBug,
-)
+from experiments.debug import bug_detection, debug_request
 from fedgs.app.commands import forecast as forecasts
 from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation.request import EvaluationRequest
@@ -83,7 +77,8 @@ def debug(
     Raises:
         UserError: bad input; nothing was trained.
     """
-    given, settings = _split(asked, DebugRequest, PlantedBug, OwnSuspects)
+    own = (debug_request.PlantedBug, debug_request.OwnSuspects)
+    given, settings = _split(asked, debug_request.DebugRequest, *own)
     if asked.keys() != {"output"}:  # which alone goes on
         settings = {"engine": "local"} | settings
     return bug_detection.from_flags(given, recipe, None, settings, dry_run)
@@ -98,7 +93,8 @@ def _split(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the fields of requests, and what must be settings of a run."""
     names = {spec.name for request in requests for spec in fields(request)}
-    own = {n: Path(v) if n in COHORTS else v for n, v in asked.items() if n in names}
+    own = {name: value for name, value in asked.items() if name in names}
+    own |= {name: Path(own[name]) for name in debug_request.COHORTS if name in own}
     settings = {n: v for n, v in asked.items() if n not in names}
     check_names(settings)
     return own, {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}

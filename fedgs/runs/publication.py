@@ -16,15 +16,9 @@ from typing import Any
 
 from fedgs.errors import UserError
 from fedgs.files import write_atomically, write_json, write_tensors
+from fedgs.runs import sample
 from fedgs.runs.data_card import CARD, LABEL, NO_GUARANTEE, data_card
 from fedgs.runs.run_folder import AVERAGE, RunFolder
-from fedgs.runs.sample import (
-    check_output,
-    draw_samples,
-    load_generator,
-    new_folder,
-    write_grid,
-)
 
 # What a generator and its inputs are made of: nothing of data, clients or seeds.
 SETTINGS = ("image_size", "image_channels", "num_classes", "classes", "generator")
@@ -50,7 +44,7 @@ def publish(
         UserError: it exists, the run is not finished or guarantees nothing, or the
             package `datasets` is missing.
     """
-    path = check_output(f"hf:{output}").path
+    path = sample.check_output(f"hf:{output}").path
     problem = ""
     if label["guarantee"].startswith(NO_GUARANTEE):
         problem = f"{label['guarantee']}; publish a run that has an epsilon"
@@ -58,13 +52,14 @@ def publish(
         problem = f"is not finished; run `fedgs resume {folder.path}` first"
     if problem:
         raise UserError(f"{folder.path}: {problem}")
-    samples, generator = draw_samples(folder, count), load_generator(folder)
+    generator = sample.load_generator(folder)
+    samples = sample.draw_samples(folder, count)
     settings = {name: getattr(folder.config, name) for name in SETTINGS}
-    with new_folder(path) as staging:
+    with sample.new_folder(path) as staging:
         samples.fill_hf(staging)
         write_tensors(staging / AVERAGE, generator.state_dict(), is_durable=True)
         write_json(staging / "config.json", settings | UNTOLD)
         write_json(staging / "versions.json", label["versions"])
-        write_grid(staging / "samples.png", folder.config, generator)
+        sample.write_grid(staging / "samples.png", folder.config, generator)
         write_json(staging / LABEL, dict(label))
         write_atomically(staging / CARD, data_card(count, label).encode())
