@@ -2,6 +2,7 @@
 
     run = fedgs.train(images, labels, clients, target_epsilon=10.0)
     run.sample(1000), run.epsilon(), fedgs.load(run.path)
+    fedgs.forecast(...), fedgs.evaluate(run), fedgs.report(run), fedgs.debug(...)
 
 The public names are imported when first used, so that accounting never loads torch.
 """
@@ -10,6 +11,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what type checkers and editors see of `_NAMES`
+    from fedgs.app.python import debug as debug
+    from fedgs.app.python import evaluate as evaluate
+    from fedgs.app.python import forecast as forecast
+    from fedgs.app.python import report as report
     from fedgs.config.run_config import RunConfig as RunConfig
     from fedgs.errors import UserError as UserError
     from fedgs.library import TrainingRun as TrainingRun
@@ -23,6 +28,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of `_NAMES`
     from fedgs.runs.sample import Samples as Samples
 
 _NAMES = {
+    "app.python": ("evaluate", "report", "forecast", "debug"),
     "library": ("train", "load", "TrainingRun"),
     "runs.sample": ("Samples",),
     "config.run_config": ("RunConfig",),

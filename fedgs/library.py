@@ -23,8 +23,10 @@ from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
 from fedgs.errors import UserError
 from fedgs.privacy.accountant import Statement
+from fedgs.privacy_label import privacy_label
 from fedgs.round import local
 from fedgs.round.preparation import (
+    Load,
     Source,
     fitted_to_data,
     new_run,
@@ -33,6 +35,7 @@ from fedgs.round.preparation import (
 )
 from fedgs.round.run import Report, RunStopped, Stop
 from fedgs.runs import epsilons
+from fedgs.runs.publication import publish
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import Samples, draw_samples, load_generator
 
@@ -87,6 +90,26 @@ def train(
     >>> run.sample(5, labels=1).images.shape, run.epsilon() <= 10
     ((5, 1, 16, 16), True)
     """
+    config, load = planned(images, labels, clients, recipe=recipe, **settings)
+    folder, data = new_run(config, load)
+    return TrainingRun(folder, data).resume(progress=progress, stop=stop)
+
+
+def planned(
+    images: Any = None,
+    labels: Column = None,
+    clients: Column = None,
+    *,
+    recipe: str | RunConfig | None = None,
+    **settings: Scalar | Path | None,
+) -> tuple[RunConfig, Load]:
+    """Returns the settings of a run, and what loads its data; see `train`.
+
+    Privacy: reads private data where the recipe is fitted to them; writes nothing.
+
+    Raises:
+        UserError: bad input.
+    """
     given = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}
     is_open = recipe is None and is_left_open(given)
     if recipe is None:
@@ -111,8 +134,7 @@ def train(
     if is_open:
         config, data = fitted_to_data(config, given, source)
         load_images = lambda config: data  # noqa: E731
-    folder, data = new_run(config, load_images)
-    return TrainingRun(folder, data).resume(progress=progress, stop=stop)
+    return config, load_images
 
 
 def load(folder: str | Path) -> "TrainingRun":
@@ -137,6 +159,20 @@ class TrainingRun:
         """Is called by `train` and `load`."""
         self.folder = folder
         self._data = data
+
+    def __repr__(self) -> str:
+        """Says where it is, what was trained on how many clients, and epsilon."""
+        label, config = privacy_label(self.path), self.config
+        method = ", ".join(s.kind for s in config.stage_list) or config.method
+        method = label["mechanism"][0] if self.folder.is_baseline else method
+        epsilon = label["guarantee"]
+        if label["epsilon"] is not None:
+            terms = f"{label['adversary']}, {label['relation']}, delta {config.delta:g}"
+            epsilon = f"epsilon {label['epsilon']:.4g} ({terms})"
+        return (
+            f"{self.path}: {method}, {config.num_clients} clients, round "
+            f"{self.folder.last_round} of {config.num_rounds}, {epsilon}"
+        )
 
     @property
     def path(self) -> Path:
@@ -169,6 +205,10 @@ class TrainingRun:
     ) -> Samples:
         """Draws images; see `draw_samples`. Another seed draws other images."""
         return draw_samples(self.folder, count, labels, seed)
+
+    def publish(self, folder: str | Path, count: int = 1000) -> None:
+        """Writes what may go out into a new folder; see `fedgs.runs.publication`."""
+        publish(self.folder, folder, privacy_label(self.path), count)
 
     def statements(self, delta: float | None = None) -> list[Statement]:
         """Returns every epsilon of what was released so far, with its conditions.

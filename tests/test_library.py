@@ -3,6 +3,7 @@
 import ast
 import math
 import re
+import shutil
 import threading
 from pathlib import Path
 
@@ -211,6 +212,48 @@ def test_samples_in_the_forms_of_other_programs(tmp_path, run):
     samples.write(tmp_path / "folder")
     folder = ImageFolder(tmp_path / "folder")
     assert (folder.classes, folder.targets) == (["0", "1"], [0, 0, 0, 1, 1, 1])
+
+
+def test_a_run_prints_what_it_is_and_what_may_be_claimed(run, tmp_path):
+    said = f"{run.path}: gs-wgan, 6 clients, round 2 of 2, NO GUARANTEE; noise seeded"
+    assert str(run) == f"{said}: not private"
+    assert_refused("run: NO GUARANTEE", run.publish, tmp_path / "out")
+
+
+# ------------------------------------------------------------------ the commands
+
+
+def test_a_run_is_scored_reported_and_forecast(run, tmp_path):
+    data = write_tiny_npz(tmp_path / "tiny.npz")
+    test = f"npz:{shutil.copy(tmp_path / 'tiny.npz', tmp_path / 'test.npz')}"
+    given = {"data": data, "test": test, "metrics": ("cnn",), "output": tmp_path}
+    assert_refused("data = 'given'", fedgs.evaluate, run, metrics=("cnn",))
+    assert 0 <= fedgs.evaluate(run, count=30, **given)["downstream_cnn_accuracy"] <= 1
+    fedgs.report(run, tmp_path / "page.html")
+    assert b"fedgs train" in (tmp_path / "page.html").read_bytes()
+    unseeded = SETTINGS_GIVEN | {"noise_seed": None, "output": tmp_path / "no"}
+    found = fedgs.forecast(*GIVEN, **unseeded)
+    assert found["does"] == "2 rounds, 6 of 6 clients each, engine local"
+    assert "epsilon (release, zero-out)" in found
+    assert not (tmp_path / "no").exists()
+    assert_refused("metric: unknown setting", fedgs.evaluate, run, metric="cnn")
+
+
+def test_a_bug_is_looked_for(tmp_path):
+    owners = np.repeat(np.arange(16), 4)
+    images = np.resize(IMAGES[:, 0], (64, 16, 16))
+    images[32:] = 255 - images[32:]
+    labels = np.arange(64) % 3
+    np.savez(tmp_path / "a.npz", images=images, labels=labels, clients=owners)
+    asked = {"data": f"npz:{tmp_path}/a.npz", "target_epsilon": 1e3, "seed": 0}
+    for name, some in (("healthy", range(8)), ("suspicious", range(8, 16))):
+        (tmp_path / name).write_text("\n".join(map(str, some)))
+        asked[name] = tmp_path / name
+    asked |= {"samples_per_group": 50, "image_size": 16, "output": tmp_path / "out"}
+    found = fedgs.debug(**asked)
+    again = fedgs.debug(output=tmp_path / "out")
+    assert found["verdict"] == again["verdict"]
+    assert len(found["runs"]["healthy"]) == 4
 
 
 # ------------------------------------------------------------------ names

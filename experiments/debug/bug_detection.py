@@ -72,8 +72,8 @@ def from_flags(
     config: Path | None,
     settings: dict[str, Any],
     dry_run: bool = False,
-) -> None:
-    """Starts a folder, or continues one where only --output is given.
+) -> dict[str, Any]:
+    """Starts a folder, or continues one where only --output and a rule are given.
 
     Args:
         given: the command's own flags, without those that are not given.
@@ -82,6 +82,9 @@ def from_flags(
         config: TOML file of settings over the recipe.
         settings: of the command line, over both.
         dry_run: only say what the plan can find.
+
+    Returns:
+        As `debug`.
 
     Raises:
         UserError: bad input; nothing was trained.
@@ -96,16 +99,16 @@ def from_flags(
     # A folder that is given alone is to go on with, so it has to be there.
     if is_alone or (settings.get("output") and (output / "debug.json").is_file()):
         why = f"{output} exists and goes on as it was started; choose another --output"
+        rule = {n: given.pop(n) for n in ("alpha", "min_effect") if n in given}
         reject({**given, **of_runs}, f"{why}, or leave out")
-        resume(output, suspects)
-        return
+        return resume(output, suspects, rule)
     if recipe is None:
         is_open = config is None and is_left_open(settings)
         recipe = CLASS_MEANS if is_open else "full-participation"
     configured = configure(recipe, config, settings | planted(given), engine="flower")
     why = "fedgs debug sets it by --healthy and --suspicious; leave out"
     reject({"cohort": configured.cohort}, why)
-    debug(configured, request_given(given), suspects, dry_run)
+    return debug(configured, request_given(given), suspects, dry_run)
 
 
 def request_given(given: Mapping[str, Any]) -> DebugRequest:
@@ -170,8 +173,17 @@ def debug(
     return _continue(path, everyone, suspects)
 
 
-def resume(path: Path, suspects: Sequence[Transformation] = ()) -> dict[str, Any]:
+def resume(
+    path: Path,
+    suspects: Sequence[Transformation] = (),
+    rule: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Continues a folder of `debug` where it was left.
+
+    Args:
+        path: the folder.
+        suspects: see `debug`.
+        rule: fields of `Rule` from now on: the samples stay, and no epsilon is spent.
 
     Raises:
         UserError: no such folder, or another process trains in it.
@@ -179,6 +191,9 @@ def resume(path: Path, suspects: Sequence[Transformation] = ()) -> dict[str, Any
     """
     path = path.expanduser().absolute()
     plan, _ = read_debug(path)
+    plan["request"] |= rule or {}
+    request_of(plan)  # refuses a wrong rule
+    write_json(path / "debug.json", plan)
     return _continue(path, load_data(config_of(plan)), suspects)
 
 
@@ -315,6 +330,7 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
         "samples_per_group": request.samples_per_group,
         "conditions": verdicts.conditions(plan),
         "privacy": [row.to_json() for row in rows],
+        "next_step": verdicts.next_step(diagnosis, path, plan),
         **_planted(plan, members, diagnosis.verdict),
         "runs": plan["runs"],
         "picture": "diagnosis.png",

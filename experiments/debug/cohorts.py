@@ -91,7 +91,7 @@ def cohort_files(
     return files
 
 
-def select(folder: Path, config: RunConfig, selection: Selection = SELECTION) -> None:
+def select(folder: Path, config: RunConfig) -> None:
     """Selects cohorts by accuracy into a folder, and prints what is public.
 
     What an interrupted selection left in the folder is removed.
@@ -107,7 +107,7 @@ def select(folder: Path, config: RunConfig, selection: Selection = SELECTION) ->
     settings = {name: getattr(config, name) for name in names}
     shutil.rmtree(folder, ignore_errors=True)
     config = RunConfig(output=str(folder), **settings)
-    select_clients(config, selection)
+    select_clients(config, SELECTION)
 
 
 def make_groups(

@@ -48,8 +48,8 @@ def write_plan(path: Path, config: RunConfig, request: DebugRequest) -> None:
 def _command(seed: int | None) -> str:
     """Returns the command of this process, with the seed even where it drew one."""
     given = sys.argv[1:]
-    if Path(sys.argv[0]).stem == "bug_table":
-        return shlex.join(["python", "-m", "experiments.debug.bug_table", *given])
+    if Path(sys.argv[0]).stem not in ("fedgs", "__main__"):
+        return shlex.join(["python", *sys.argv])
     if not any(w.split("=")[0] == "--seed" for w in given):
         given = [*given, "--seed", str(seed)]
     return shlex.join(["fedgs", *given])

@@ -1,5 +1,6 @@
 """What `fedgs debug` shows: the verdict in words, tables and a picture."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.debug.debug_folder import BY_ACCURACY
+from experiments.debug.debug_folder import BY_ACCURACY, config_of
+from fedgs.app.commands.run_outcome import near
 from fedgs.app.commands.terminal import say
 from fedgs.app.evaluation.report import rows_by_class
 from fedgs.app.tables import Table, cell
@@ -15,6 +17,7 @@ from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis.diagnosis import (
     DIFFERS,
     EXCLUDED,
+    LEAST_FIT,
     MORE_THAN_ONE,
     NAMED,
     OTHER,
@@ -86,6 +89,37 @@ def _why(diagnosis: Diagnosis) -> str:
     if any(s.decision == DIFFERS for s in diagnosis.ranking):
         why += f"; the cohorts differ, {where(diagnosis)}.{_closest(diagnosis)}"
     return why.rstrip(".")
+
+
+def next_step(diagnosis: Diagnosis, path: Path, plan: dict[str, Any]) -> str:
+    """Returns what may decide an undecided verdict, with the command; "" of others.
+
+    Args:
+        diagnosis: the verdict and what it rests on.
+        path: the folder.
+        plan: content of its debug.json.
+    """
+    if diagnosis.verdict != UNDECIDED:
+        return ""
+    best, least = diagnosis.ranking[0], diagnosis.rule.min_effect
+    low = best.interval[0] if best.interval else 0.0
+    is_seen = best.adjusted_p <= diagnosis.rule.alpha and (best.fit or 0) >= LEAST_FIT
+    # Handwriting alone may look like a small share where accuracy selected.
+    if is_seen and 0 < low < least and plan["source"] != BY_ACCURACY:
+        less = math.floor(20 * low) / 20 or low / 2
+        return (
+            f"Next step: {title(best.bug)} is significant, but not surely in "
+            f"{least:.0%}. The same samples may name it in fewer, at no epsilon and at "
+            f"the same error rate: fedgs debug --output {near(path)} --min-effect "
+            f"{less:.2g}"
+        )
+    epsilon = config_of(plan).target_epsilon
+    more = f"--target-epsilon {2 * epsilon:g}" if epsilon else "--noise-multiplier LESS"
+    return (
+        "Next step: cohorts of more clients, or in which more are suspected; or again "
+        f"with less noise, whose epsilon comes on top: {plan['command']} {more} "
+        f"--output {near(path)}-again"
+    )
 
 
 def _closest(diagnosis: Diagnosis) -> str:
@@ -168,7 +202,6 @@ def conditions(plan: Mapping[str, Any]) -> list[str]:
         "inverted or turned cohort may be the healthy one. Look at the picture.",
         "A bug is excluded as far as the generators have learned the data: few rounds "
         "or much noise make it undecided, and may make it smaller.",
-        "Everything is computed from released samples: it costs no privacy.",
     ]
 
 
@@ -238,6 +271,7 @@ def show(path: Path, content: Mapping[str, Any]) -> None:
     lines = [f"verdict       {content['verdict']}", content["sentence"]]
     if content["planted"] is not None:
         lines.append(f"planted: {content['planted']['bug']}; {content['outcome']}")
+    lines += [content["next_step"]] if content["next_step"] else []
     say("\n".join(lines))
 
 

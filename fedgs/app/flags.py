@@ -33,6 +33,7 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.")
 ]
 Command = Callable[..., None]
+INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 NAMES = tuple[str, ...]  # on the command line one text, comma-separated
 
 
@@ -65,7 +66,10 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
         words: of the command line; this process's own when None.
     """
     try:
-        return app(words, standalone_mode=False) or 0
+        code = app(words, standalone_mode=False) or 0
+        if code == INTERRUPTED:  # typer makes it of Ctrl-C
+            print("Interrupted.", file=sys.stderr)
+        return code
     except click.UsageError as error:
         if text := error.format_message():  # empty where the help was printed
             where = error.ctx.command_path if error.ctx else "fedgs"
@@ -73,9 +77,6 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
             print(folded(text, sys.stderr), file=sys.stderr)
     except UserError as error:
         print(folded(f"Error: {error}", sys.stderr), file=sys.stderr)
-    except click.Abort:  # Ctrl-C where nothing was begun that could go on
-        print("Interrupted.", file=sys.stderr)
-        return 130
     return 2
 
 

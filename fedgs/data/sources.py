@@ -10,6 +10,7 @@ Source:
     Xiao, Rasul, Vollgraf, "Fashion-MNIST", arXiv:1708.07747, 2017.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ NAMES = "digits, fonts, mnist, fashion-mnist, mnist-by-writer, femnist[:PATH], "
 NAMES += "folder:PATH, npz:PATH, hf:NAME"
 QMNIST_LABELS = "QMNIST/raw/qmnist-train-labels-idx2-int"
 QMNIST_LABEL, QMNIST_WRITER = 0, 2  # columns of the 8 in a row
+log = logging.getLogger(__name__)  # the command line prints it
 # What torchvision raises on damaged or hostile files.
 IDX_ERRORS = (OSError, AssertionError, KeyError, ValueError, RuntimeError)
 
@@ -62,6 +64,7 @@ def read_records(config: RunConfig) -> Records:
         UserError: an unknown source, or missing or malformed data.
     """
     kind, _, where = config.data.partition(":")
+    log.info("reading %s ...", config.data)
     if config.data == "digits":
         records = _digits()
     elif config.data == "fonts":

@@ -20,10 +20,9 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from fedgs.evaluation.images import LabelledImages
+from fedgs.runs.sample import Report as Report
 
 NUM_IMAGES = 10_000  # of `downstream_cnn_accuracy` in an evaluation
-
-Report = Callable[[int, int], None]  # how many of how many epochs are done
 
 
 class Recipe(NamedTuple):
@@ -124,6 +123,7 @@ def cnn_accuracy(
     seed: int = 0,
     device: str = "cpu",
     num_epochs: int = CNN.num_epochs,
+    report: Report = lambda done, total: None,
 ) -> float:
     """Trains the CNN with Adam and returns its test accuracy.
 
@@ -136,10 +136,11 @@ def cnn_accuracy(
         seed: of initialisation, order and dropout.
         device: cpu or cuda.
         num_epochs: three, where the number is called `downstream_cnn_accuracy`.
+        report: see `fit`.
 
     Returns:
         The share of correct labels, in [0, 1].
     """
     recipe = CNN._replace(num_epochs=num_epochs)
-    model = fit(recipe, train, num_classes, seed, device)
+    model = fit(recipe, train, num_classes, seed, device, report)
     return float((predict(model, test.images) == test.labels).mean())

@@ -110,7 +110,12 @@ def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledIma
     return found
 
 
-def draw_from_run(folder: RunFolder, count: int, seed: int) -> LabelledImages:
+def draw_from_run(
+    folder: RunFolder,
+    count: int,
+    seed: int,
+    report: sample.Report = lambda done, total: None,
+) -> LabelledImages:
     """Draws images with uniform labels from a run's averaged generator.
 
     Rounded to 256 values, as all synthetic images here; see `rounded`.
@@ -122,7 +127,7 @@ def draw_from_run(folder: RunFolder, count: int, seed: int) -> LabelledImages:
     """
     generator = sample.load_generator(folder)
     labels = sample.uniform_labels(folder.config, count, seed)
-    images = sample.draw(folder.config, generator, labels, seed)
+    images = sample.draw(folder.config, generator, labels, seed, report)
     return LabelledImages(rounded(images), labels)
 
 

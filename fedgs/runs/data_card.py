@@ -1,4 +1,4 @@
-"""The card of a published data set: its privacy label in words, and what a hub reads.
+"""The card of what is published: its privacy label in words, and what a hub reads.
 
 Source: https://huggingface.co/docs/hub/datasets-cards
 """
@@ -9,7 +9,6 @@ from typing import Any
 
 LABEL, CARD = "privacy_label.json", "README.md"
 NO_GUARANTEE = "NO GUARANTEE"  # begins the label of a run that guarantees nothing
-SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")
 
 
 def in_words(value: Any) -> str:
@@ -23,10 +22,29 @@ def in_words(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def data_card(count: int, label: Mapping[str, Any]) -> str:
-    """Returns the README of a data set for Hugging Face, with its YAML head.
+def to_outsiders(label: Mapping[str, Any]) -> str:
+    """Returns the epsilon to quote to an outsider: the largest against the adversary.
 
-    Privacy: as the label; a data set without a guarantee has no tag that claims one.
+    Of two relations it is that of replace-one: it holds whatever other data somebody
+    might have had, and nobody has to know what zero-out compares with.
+
+    Privacy: public, as the label.
+
+    Args:
+        label: see `fedgs.privacy_label`.
+    """
+    seen = label["who_sees_what"]
+    own = [row["epsilon"] for row in seen if row["adversary"] == label["adversary"]]
+    known = {n: relation for row in own[:1] for relation, n in row.items() if n}
+    if not known:
+        return "there is no epsilon to quote"
+    return f"to an outsider quote {max(known):.4g} ({known[max(known)]})"
+
+
+def data_card(count: int, label: Mapping[str, Any]) -> str:
+    """Returns the README of images and generator for Hugging Face, with its YAML head.
+
+    Privacy: as the label; without a guarantee it has no tag that claims one.
 
     Args:
         count: of images, at least 1.
@@ -38,7 +56,7 @@ def data_card(count: int, label: Mapping[str, Any]) -> str:
     return template.format(
         count=count,
         tags="- synthetic" + "\n- differential-privacy" * is_private,
-        size=SIZES[min(max(len(str(count)) - 3, 0), len(SIZES) - 1)],
         guarantee=label["guarantee"],
+        quote=to_outsiders(label),
         words="\n".join(words),
     )

@@ -1,9 +1,9 @@
 """Drawing from a trained generator: arrays and picture grids; no privacy cost."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,17 +22,15 @@ from fedgs.files import (
     replacing,
     temporary_path,
     write_atomically,
-    write_json,
 )
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import stream
-from fedgs.runs.data_card import CARD, LABEL, data_card
 from fedgs.runs.run_folder import CHECKPOINT, RunFolder
 
 if TYPE_CHECKING:
     import datasets
 
-Label = Mapping[str, Any] | None  # of `fedgs.privacy_label`
+Report = Callable[[int, int], None]  # how many of how many steps are done
 FORMS = ("npz", "png", "folder", "hf")
 PARQUET = "train-00000-of-00001.parquet"  # a name that load_dataset looks for
 GRID_ROWS = 8
@@ -69,6 +67,7 @@ def draw(
     generator: nn.Module,
     labels: npt.NDArray[np.int64],
     seed: int,
+    report: Report = lambda done, total: None,
 ) -> npt.NDArray[np.float32]:
     """Draws one image per label.
 
@@ -79,6 +78,7 @@ def draw(
         generator: in eval mode; drawing changes none of its state.
         labels: shape (n,), the classes asked for.
         seed: of the latents.
+        report: is called with the images that are drawn, and all.
 
     Returns:
         Shape (n, C, S, S), float32 in [0, 1], 0 = background.
@@ -86,11 +86,11 @@ def draw(
     z = sample_latents(config, stream(seed, "sample"), len(labels))
     inputs = (x.split(SAMPLE_BATCH) for x in (z, torch.from_numpy(labels)))
     device = next(generator.parameters()).device
+    parts: list[torch.Tensor] = []
     with torch.no_grad():
-        parts = [
-            generator(z_part.to(device), part.to(device)).cpu()
-            for z_part, part in zip(*inputs, strict=True)
-        ]
+        for z_part, part in zip(*inputs, strict=True):
+            parts.append(generator(z_part.to(device), part.to(device)).cpu())
+            report(min(SAMPLE_BATCH * len(parts), len(labels)), len(labels))
     return torch.cat(parts).numpy()
 
 
@@ -130,7 +130,7 @@ class Samples:
         kinds = datasets.Features(image=datasets.Image(), label=classes)
         return datasets.Dataset.from_dict(columns, kinds)
 
-    def write(self, output: str | Path, label: Label = None) -> None:
+    def write(self, output: str | Path) -> None:
         """Writes npz (images, labels), png (one grid), folder or hf; see `Output`.
 
         A folder gets CLASS/NUMBER.png, as torchvision's ImageFolder reads them; hf one
@@ -138,22 +138,20 @@ class Samples:
 
         Args:
             output: a name that ends in .npz or .png, that of a folder, or FORM:PATH.
-            label: `privacy_label` of the run: a folder for Hugging Face gets it, with a
-                data card that says it in words.
 
         Raises:
             UserError: see `check_output`, or the package `datasets` is missing.
         """
-        where = check_output(output, has_card=label is not None)
+        where = check_output(output)
         if where.form == "png":
             save_images(where.path, self.images, columns=min(len(self), 10))
         elif where.form == "npz":
             with replacing(where.path) as file:
                 np.savez_compressed(file, images=self.images, labels=self.labels)
         else:
-            fill = partial(self._fill_hf, label=label)
-            is_hf = where.form == "hf"
-            _make_folder(where.path, fill if is_hf else self._fill_folder)
+            with new_folder(where.path) as staging:
+                fill = self.fill_hf if where.form == "hf" else self._fill_folder
+                fill(staging)
 
     def _fill_folder(self, path: Path) -> None:
         for index, picture in enumerate(self._pictures()):
@@ -161,12 +159,14 @@ class Samples:
             folder.mkdir(exist_ok=True)
             picture.save(folder / f"{index:06d}.png")
 
-    def _fill_hf(self, path: Path, label: Label) -> None:
+    def fill_hf(self, path: Path) -> None:
+        """Writes them below a folder as Hugging Face reads it.
+
+        Raises:
+            UserError: the package `datasets` is missing.
+        """
         (path / "data").mkdir()
         self.as_hugging_face().to_parquet(path / "data" / PARQUET)
-        if label is not None:
-            write_json(path / LABEL, dict(label))
-            write_atomically(path / CARD, data_card(len(self), label).encode())
 
     def _pictures(self) -> list[Any]:
         from torchvision.transforms.functional import to_pil_image
@@ -190,29 +190,25 @@ class Output:
     path: Path
 
     @classmethod
-    def of(cls, text: str | Path, otherwise: str = "folder") -> "Output":
-        """Reads FORM:PATH, or a path whose ending is its form, `otherwise` without."""
+    def of(cls, text: str | Path) -> "Output":
+        """Reads FORM:PATH, or a path whose ending is its form; without it a folder."""
         form, colon, rest = str(text).partition(":")
         if colon and form in FORMS and not isinstance(text, Path):
             return cls(form, Path(rest).expanduser())
         path = Path(text)
-        return cls(path.suffix[1:] or otherwise, path)
+        return cls(path.suffix[1:] or "folder", path)
 
 
-def check_output(output: str | Path, has_card: bool = False) -> Output:
+def check_output(output: str | Path) -> Output:
     """Refuses a name that samples cannot be written under, before they are drawn.
 
     Args:
         output: as of `Samples.write`.
-        has_card: they get a data card, so a folder's form is hf.
 
     Raises:
         UserError: no form that is known, nowhere, or something is there.
     """
-    where = Output.of(output, "hf" if has_card else "folder")
-    if has_card and where.form != "hf":
-        remedy = "is for Hugging Face; give a new folder, or hf:PATH"
-        raise UserError(f"output = {output}: a data card {remedy}")
+    where = Output.of(output)
     raise_if_any(f"output = {output}", _output_problems(where))
     return where
 
@@ -230,12 +226,13 @@ def _output_problems(where: Output) -> Iterator[str]:
         yield "exists already; choose another name"
 
 
-def _make_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Makes a folder that appears whole."""
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Makes a folder that appears whole, when the `with` block has filled it."""
     staging = temporary_path(path)
     staging.mkdir()
     try:
-        fill(staging)
+        yield staging
         staging.rename(path)
     finally:
         shutil.rmtree(staging, ignore_errors=True)  # is gone after the rename

@@ -24,7 +24,6 @@ from fedgs.app.commands import train as running
 from fedgs.config.method_settings import settings_of
 from fedgs.files import write_json
 from fedgs.privacy.ledger import Ledger
-from fedgs.privacy_label import privacy_label
 from fedgs.runs.run_folder import RunFolder
 from plans import TABLE_2
 from runs import generator, keep_lines, rewrite
@@ -229,25 +228,10 @@ def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
     refused(fedgs(*given, -1), "-1.0: give a finite")
 
 
-def test_the_label_of_a_run_is_written_into_its_folder(trained, fedgs, tmp_path):
-    run = Path(shutil.copytree(trained, tmp_path / "run"))
-    out = printed(fedgs("privacy", run, "--label"))
-    assert out == f"{run}/privacy_label.json: NO GUARANTEE; noise seeded: not private\n"
-    assert json.loads((run / "privacy_label.json").read_text()) == privacy_label(run)
-    refused(fedgs("privacy", run, "--label", "--json"), "json = .*: --label states")
-    refused(fedgs("privacy", "--label"), "RUN is unset: --label is about run folders")
-
-
-def test_a_card_is_written_beside_the_samples(trained, fedgs, tmp_path):
-    pytest.importorskip("datasets")
-    given = ["sample", trained, "-n", 4, "--card", "-o"]
-    refused(
-        fedgs(*given, tmp_path / "s.png"), "output = .*: a data card is for Hugging"
-    )
-    printed(fedgs(*given, tmp_path / "set"))  # datasets shows a bar
-    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
-    parquet = "set/data/train-00000-of-00001.parquet"
-    assert names == {"set/README.md", "set/privacy_label.json", parquet}
+def test_what_is_published_is_a_new_folder(fedgs, trained, tmp_path):
+    done = fedgs("publish", trained, "-n", 4, "-o", tmp_path / "out")
+    refused(done, ".*/run: NO GUARANTEE; noise seeded: not private; publish a run")
+    assert not (tmp_path / "out").exists()
 
 
 def server_row(rows: list[dict], theorem: str = "") -> dict:
@@ -443,3 +427,25 @@ def test_privacy_of_a_run_and_its_reproduction_take_no_other_settings(fedgs, tra
     for words in ([trained], ["--delta", 0.1], ["--at-epsilon", 1]):
         done = fedgs("privacy", "--reproduce", *words)
         refused(done, ".*--reproduce stands alone; leave out")
+
+
+# ------------------------------------------------------------------ Ctrl-C
+
+
+@pytest.mark.parametrize("moment", ["typer", "torch.nn", "reading folder"])
+def test_ctrl_c_ends_in_one_line_while_a_command_starts(tmp_path, moment):
+    """While it is imported, and while it reads data: a picture that does not come."""
+    (tmp_path / "owner" / "0").mkdir(parents=True)
+    os.mkfifo(tmp_path / "owner" / "0" / "pipe.png")
+    command = [sys.executable, "-X", "importtime", "-m", "fedgs", "train"]
+    command += ["--data", f"folder:{tmp_path}", "--target-epsilon", "10"]
+    # A shell's background job ignores SIGINT, and so would the command.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        signal.signal(signal.SIGINT, before)
+        assert process.stderr is not None
+        next(line for line in process.stderr if moment in line)
+        process.send_signal(signal.SIGINT)
+        lines = process.stderr.read().splitlines()
+    said = [line for line in lines if line and not line.startswith("import time:")]
+    assert (process.returncode, said) == (130, ["Interrupted."])

@@ -316,7 +316,7 @@ def walk(fedgs, tmp_path, monkeypatch):
     for made in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(made, names)
     commands = re.findall(r"^    fedgs (.+)$", page, re.MULTILINE)
-    assert len(commands) == 11
+    assert len(commands) == 12
 
     def walk(which: slice) -> list[str]:
         return [printed(fedgs(*shlex.split(words))) for words in commands[which]]
@@ -325,7 +325,7 @@ def walk(fedgs, tmp_path, monkeypatch):
 
 
 def test_every_command_of_the_page_works(walk):
-    out = walk(slice(8))
+    out = walk(slice(9))
     assert "npz:mine.npz" in out[0]
     of_folder = out[1].replace("folder:mine", "npz:mine.npz")
     assert of_folder.splitlines()[1:] == out[0].splitlines()[1:]
@@ -333,13 +333,14 @@ def test_every_command_of_the_page_works(walk):
     assert "will not be possible" not in out[2]
     assert "epsilon      9.9" in out[3]
     assert len([*Path("drawn").glob("*/*.png")]) == 4 * 100
-    assert "downstream_cnn_accuracy" in out[6]
+    assert (Path("for-others") / "README.md").exists()
+    assert "downstream_cnn_accuracy" in out[7]
     assert Path("report.html").stat().st_size > 10_000
 
 
 @pytest.mark.slow
 def test_the_bug_of_the_page_gets_a_verdict_and_a_page(walk):
-    local, _, flower = walk(slice(8, None))
+    local, _, flower = walk(slice(9, None))
     for verdict in (local, flower):
         pattern = r"^verdict +(invert|one of invert, .*|undecided)$"
         assert re.search(pattern, verdict, re.MULTILINE)

@@ -137,8 +137,9 @@ BAD = {
         r"bob/1\.png has no label, but the others",
     ),
     "a name that is no number": (
-        files("ann/3/1.png", "bob/Cat/1.png"),
-        "classes is unset: .* the class 'Cat', .* give --classes '3,Cat'",
+        files("ann/03/1.png", "ann/11/1.png", "bob/Cat/1.png"),
+        "classes is unset: .* the class 'Cat', .* give --classes "
+        "'0,1,2,03,4,5,6,7,8,9,10,11,Cat'",
     ),
     "a name that classes lack": (
         files("ann/cat/1.png", "bob/Dog/1.png"),

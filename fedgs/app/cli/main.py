@@ -159,6 +159,20 @@ def sample(*, given: dict[str, Any]) -> None:
 
 
 @app.command()
+def publish(
+    run: RunArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
+    count: Annotated[
+        int, typer.Option("-n", "--count", help="Samples in it.", min=1)
+    ] = 1000,
+) -> None:
+    """Write what may go out, and nothing else: generator, samples, label, card."""
+    from fedgs.app.commands import train as running
+
+    running.publish(run, output, count)
+
+
+@app.command()
 @settings_flags(*READING, *SHAPE)
 @request_flags(EvaluationRequest)
 def evaluate(
@@ -196,9 +210,6 @@ def privacy(
     reproduce: Annotated[
         bool, typer.Option("--reproduce", help="Recompute the analysis' numbers.")
     ] = False,
-    label: Annotated[
-        bool, typer.Option("--label", help="Write RUN/privacy_label.json instead.")
-    ] = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print RUN's epsilons after each round.")
     ] = False,
@@ -215,13 +226,10 @@ def privacy(
 
     given = {"recipe": recipe, "config": config, "at_epsilon": at_epsilon, **settings}
     given["colluding_nodes"] = colluding_nodes or None
-    if label or as_csv:
+    if as_csv:
         more = {"json": as_json or None, "reproduce": reproduce or None}
-        more["csv"] = (label and as_csv) or None
-        flag = "--label" if label else "--csv"
-        reject(given | more, f"{flag} states RUN as it is; leave out")
-        report = privacy_report.write_labels if label else privacy_report.show_by_round
-        report(runs or [])
+        reject(given | more, "--csv states RUN as it is; leave out")
+        privacy_report.show_by_round(runs or [])
         return
     if reproduce:
         reject({"RUN": runs or None, **given}, "--reproduce stands alone; leave out")

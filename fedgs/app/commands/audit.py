@@ -72,7 +72,7 @@ def _attack_baseline(
             f"RUN = {request.run}: {run.method.name} {what}; "
             "`fedgs privacy RUN` states its epsilons"
         )
-    progress.doing(f"A: {request.trials} releases of each kind")
+    progress.say(f"A: {request.trials} releases of each kind")
     findings = attack_releases(run, request.trials)
     whole = epsilon(run.guarantees()[0].epsilon)
     notes = [f"one release each; the whole run claims {whole}"]
@@ -94,7 +94,7 @@ def _attack_run(
     output.mkdir(exist_ok=True)
     # A run with stages has no attack B. The bounds of A and B hold together.
     has_b = request.full and not config.num_stages
-    progress.doing(f"A: up to {request.trials} rounds of each kind")
+    progress.say(f"A: up to {request.trials} rounds of each kind")
     most_draws = MAX_DRAWS if request.full else QUICK_DRAWS
     findings = audit_rounds(config, events, request.trials, most_draws, int(has_b))
     data, one_run = None, NO_STAGES if request.full else NOT_RUN
@@ -126,7 +126,7 @@ def _one_run(
     config = dataclasses.replace(config, num_rounds=num_rounds)
     count = min(CANARIES, config.num_clients)
     drawn = Canaries.draw(config, count, config.relation, np.random.default_rng())
-    progress.doing(f"B: training again with {count} canaries")
+    progress.say(f"B: training again with {count} canaries")
     with (
         tempfile.TemporaryDirectory(prefix="one-run-", dir=output) as temporary,
         stop_on_signal() as stop,
@@ -145,7 +145,7 @@ def _membership(
     folder: RunFolder, data: FederatedImages | None, progress: Progress
 ) -> dict[str, Any] | str:
     """Attack C; why not, if it cannot run."""
-    progress.doing("C: membership inference on samples")
+    progress.say("C: membership inference on samples")
     config = folder.config
     try:
         generator = samples.load_generator(folder)

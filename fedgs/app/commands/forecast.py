@@ -185,15 +185,9 @@ def _timed_round(
 
 def show(config: ResolvedConfig, data: FederatedImages) -> None:
     """Prints what a run would do; nothing is written, nothing is spent."""
-    for name, value in _lines(config, data).items():
+    for name, value in lines(config, data).items():
         say(f"{name + ':':12}{value}")
-    plan, costs = Plan.from_config(config), selection_costs([config])
-    found = statements(plan, config.delta, selections=costs)
-    rows = [
-        [row.adversary, row.relation, f"{row.epsilon:.4g}" if row.epsilon else "none"]
-        for row in found
-        if row.guarantee
-    ]
+    rows = stated(config)
     caption = f"epsilon at delta {config.delta:g}, unit: one {config.privacy_unit}"
     Table(caption, ["adversary", "relation", "epsilon"], rows).show()
     say("no run: --dry-run writes nothing and spends no epsilon")
@@ -209,7 +203,21 @@ def signal_note(config: ResolvedConfig) -> str:
     return f"at most {in_words(config, most)} of the noise's power, if all agree"
 
 
-def _lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
+def stated(config: ResolvedConfig) -> list[list[str]]:
+    """Returns adversary, relation and epsilon of every guarantee of a plan."""
+    plan, costs = Plan.from_config(config), selection_costs([config])
+    return [
+        [row.adversary, row.relation, f"{row.epsilon:.4g}" if row.epsilon else "none"]
+        for row in statements(plan, config.delta, selections=costs)
+        if row.guarantee
+    ]
+
+
+def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
+    """Returns what a run would do and need, in words by what they are about.
+
+    Privacy: reads images and their number; for their owner's eyes.
+    """
     state = state_bytes(config)
     processes = 1 if config.engine == "local" else config.num_workers + 3
     copies = 1 if config.engine == "local" else config.num_workers + 1

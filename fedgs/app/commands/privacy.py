@@ -14,16 +14,13 @@ from fedgs.app.tables import Table
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError, wrap_error
-from fedgs.files import write_json
+from fedgs.errors import UserError
 from fedgs.privacy.accountant import VALID, Statement, statements
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.gaussian import LEAST_DELTA
 from fedgs.privacy.oracle import as_published
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import Target
-from fedgs.privacy_label import privacy_label
-from fedgs.runs.data_card import LABEL
 from fedgs.runs.epsilons import by_round, with_cohort_condition
 from fedgs.runs.run_folder import RunFolder, is_baseline
 
@@ -146,23 +143,6 @@ def of_baseline(runs: Sequence[Path], delta: float | None) -> list[Statement]:
     from fedgs.baselines.frame import open_run  # loads torch
 
     return open_run(runs[0]).guarantees(delta, with_private=True)
-
-
-# ------------------------------------------------------------------ the label
-
-
-def write_labels(runs: Sequence[Path]) -> None:
-    """Writes the privacy label of each run into its folder.
-
-    Raises:
-        UserError: no run, a broken one, or a folder that cannot be written.
-    """
-    if not runs:
-        raise UserError("RUN is unset: --label is about run folders; give one")
-    for path, label in [(run / LABEL, privacy_label(run)) for run in runs]:
-        with wrap_error(OSError, f"{path}: cannot be written", "make it writable"):
-            write_json(path, label)
-        say(f"{path}: {label['guarantee']}")
 
 
 # ------------------------------------------------------------------ by round

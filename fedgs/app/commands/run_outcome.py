@@ -12,16 +12,17 @@ from typing import Any
 from typer import Exit as Exit  # experiments end with it, too
 
 from fedgs.app.commands.terminal import say
+from fedgs.app.flags import INTERRUPTED
 from fedgs.app.tables import folded
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.accountant import CHANGES
 from fedgs.privacy_label import privacy_label
 from fedgs.round.run import RunStopped
+from fedgs.runs.data_card import to_outsiders
 from fedgs.runs.run_folder import RunFolder, check_free
 from server.launch.control import FlowerFailed
 
-INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 MOST_EXPONENT = 100.0  # beyond it a factor is no number to print
 SEEN_BY = {
     "release": "is computed from the published generators",
@@ -113,7 +114,7 @@ def show_end(path: Path, typed: str = "") -> None:
         say(f"signal/noise {in_words(folder.config, ratios)}, in power")
     say(f"epsilon      {to_quote(privacy_label(path, typed))}")
     say(f"run folder   {path}")
-    say(f"conditions   fedgs privacy {path}")
+    say(f"to publish   fedgs publish {path} -o FOLDER; the run folder is yours alone")
     say(f"all of it    fedgs report {path} -o report.html")
 
 
@@ -133,10 +134,7 @@ def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
 
 
 def to_quote(label: Mapping[str, Any]) -> str:
-    """Returns the one epsilon of a run's label, and what it means in a sentence.
-
-    It is that of the run's own adversary and relation.
-    """
+    """Returns the epsilon of a run's own adversary and relation, and what it means."""
     if (epsilon := label["epsilon"]) is None:
         return f"none to quote: {label['guarantee']}"
     adversary, relation, delta = (label[n] for n in ("adversary", "relation", "delta"))
@@ -148,4 +146,4 @@ def to_quote(label: Mapping[str, Any]) -> str:
         f"{one}): whether {change} changes the probability of anything that "
         f"{SEEN_BY[adversary]} at most by a factor of {factor}, plus {delta:g}"
     )
-    return "; ".join([text, *label["guarantee"].split("; ")[1:]])
+    return "; ".join([text, to_outsiders(label), *label["guarantee"].split("; ")[1:]])

@@ -34,7 +34,6 @@ class SampleRequest:
     )
     labels: str | None = flag(None, "Labels in turn, e.g. 3,7; uniform when unset.")
     seed: int = flag(0, "Seed of the latents.")
-    card: bool = flag(False, "With data card and privacy label, for Hugging Face.")
 
     def __post_init__(self) -> None:
         """Checks what needs no run."""

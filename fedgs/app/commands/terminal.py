@@ -39,7 +39,6 @@ class Progress:
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self._doing = self.bars.add_task("", total=None, visible=False, pace="")
 
     def __enter__(self) -> "Progress":
         """Shows the bars."""
@@ -54,13 +53,6 @@ class Progress:
         """Prints a line that stays."""
         text = folded(text, self.console.file)
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-    def doing(self, text: str) -> None:
-        """Says what is being done now; on a terminal in place of what was before."""
-        if self.console.is_terminal:
-            self.bars.update(self._doing, description=text, visible=True)
-        else:
-            self.say(text)
 
     def stage(self, title: str, unit: str = "step") -> "Stage":
         """Returns what a stage calls with its steps done and all its steps."""

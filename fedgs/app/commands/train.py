@@ -32,6 +32,7 @@ from fedgs.round.preparation import (
     planned_run,
 )
 from fedgs.round.run import RunStopped, stop_on_signal
+from fedgs.runs import publication
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import Output, check_output, draw_samples
 from server.launch import flower_engine
@@ -215,13 +216,24 @@ def _description(config: RunConfig) -> str:
     )
 
 
+def publish(path: Path, output: Path, count: int) -> None:
+    """Writes what may go out into a new folder; see `fedgs.runs.publication`.
+
+    Raises:
+        UserError: it exists, or the run is not finished or guarantees nothing.
+    """
+    label = privacy_label(path)
+    publication.publish(RunFolder.open(path), output, label, count)
+    say(f"published in {output}: {label['guarantee']}")
+
+
 def sample(asked: SampleRequest) -> None:
     """Draws images into a file or a folder; see `Samples.write`.
 
     Raises:
         UserError: invalid labels, count or output, or no generator yet.
     """
-    check_output(asked.output, asked.card)
+    check_output(asked.output)
     wanted, labels = None, asked.labels
     if labels is not None:
         with wrap_error(ValueError, f"labels = {labels!r}", "give numbers like 3,7"):
@@ -231,6 +243,5 @@ def sample(asked: SampleRequest) -> None:
         wanted = wanted or [*range(folder.config.num_classes)]
         count = asked.per_class * len(wanted)
     drawn = draw_samples(folder, count, wanted, asked.seed)
-    label = privacy_label(folder.path) if asked.card else None
-    drawn.write(asked.output, label)
+    drawn.write(asked.output)
     say(f"{count} images in {Output.of(asked.output).path}")

@@ -21,7 +21,7 @@ from fedgs.config.method_settings import settings_with
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
 from fedgs.errors import UserError, check_names, reject
-from fedgs.evaluation import images, inception, quality
+from fedgs.evaluation import downstream, images, inception, quality
 from fedgs.evaluation.images import LabelledImages, RealImages
 from fedgs.files import without_nan
 from fedgs.runs.run_folder import RunFolder
@@ -49,10 +49,10 @@ def evaluate(request: EvaluationRequest, as_json: bool) -> dict[str, Any]:
     check(request)
     request = with_data(request)
     started = time.monotonic()
-    request, real, synthetic = _load(request)
-    evaluation_report.check_writable(request)
     try:
         with Progress() as progress:
+            request, real, synthetic = _load(request, progress)
+            evaluation_report.check_writable(request)
             sizes = FAST if request.fast else FULL
             scoring = Scoring(request, sizes, real, synthetic, progress)
             result = scoring.result()
@@ -109,7 +109,7 @@ def _is_run(request: EvaluationRequest) -> bool:
 
 
 def _load(
-    request: EvaluationRequest,
+    request: EvaluationRequest, progress: Progress
 ) -> tuple[EvaluationRequest, RealImages, LabelledImages]:
     """Returns the request with all settings of its data, the real and the synthetic."""
     path, folder, synthetic = Path(request.source), None, None
@@ -141,7 +141,9 @@ def _load(
         real = real._replace(test=real.test.subset(sizes.test, 0, "fast"))
     count = request.count or sizes.synthetic
     if folder is not None:
-        synthetic = images.draw_from_run(folder, count, seed)
+        count = request.count or min(count, _num_used(request, real))
+        stage = progress.stage("images drawn:", "image")
+        synthetic = images.draw_from_run(folder, count, seed, stage)
     elif synthetic is None:
         synthetic = images.yardstick(request.source, real, seed, count)
     images.check_labels(request.source, synthetic, real.num_classes)
@@ -206,6 +208,16 @@ def _reading_of(run: RunConfig, data: str) -> RunConfig:
     is_same = sources.with_absolute_path(data) == run.data
     names = [*SHAPE, "data_dir", *(READING if is_same else ())]
     return RunConfig(**{name: getattr(run, name) for name in names})
+
+
+def _num_used(request: EvaluationRequest, real: RealImages) -> int:
+    """Returns how many images of a run to draw: those that a metric uses.
+
+    Other metrics than the CNN's compare as many as there are real ones; it has its own
+    number also where real ones are few.
+    """
+    is_cnn = {*request.metrics} == {"cnn"}
+    return max(0 if is_cnn else len(real.train.labels), downstream.NUM_IMAGES)
 
 
 def _check_count(what: str, count: int) -> None:

@@ -39,7 +39,9 @@ class EvaluationRequest:
     reading: Mapping[str, Any] = field(default_factory=dict)
     test: str | None = flag(None, "Test images of your own: npz:FILE or folder:PATH.")
     count: int | None = flag(
-        None, "Synthetic images; 60000, or 2000 if fast.", names=("-n", "--count")
+        None,
+        "Synthetic images; else those used, at most 60000.",
+        names=("-n", "--count"),
     )
     seed: int = flag(
         0, "Of latents, subsets, classifiers.", at_least=0, at_most=2**32 - 1

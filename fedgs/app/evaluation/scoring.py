@@ -9,16 +9,9 @@ from numpy.typing import NDArray
 from fedgs.app.commands.terminal import Progress
 from fedgs.app.evaluation.report import classifier_stage
 from fedgs.app.evaluation.request import EvaluationRequest
-from fedgs.evaluation import classifiers, downstream, inception, quality
+from fedgs.evaluation import classifiers, downstream, inception, lenet, quality
 from fedgs.evaluation.images import YARDSTICK, LabelledImages, RealImages
 from fedgs.evaluation.label_efficiency import NUM_LABELS, NUM_STEPS, label_efficiency
-from fedgs.evaluation.lenet import (
-    PAPER_TEST_ACCURACY,
-    Outputs,
-    cached_lenet,
-    outputs,
-    test_accuracy,
-)
 from fedgs.runs.run_folder import versions
 
 
@@ -95,20 +88,20 @@ class Scoring:
         """Returns what needs a classifier of the real data."""
         request, real = self.request, self.real
         stage = self.progress.stage(f"training {request.network}:")
-        network, model = cached_lenet(
+        network, model = lenet.cached_lenet(
             real.train, real.num_classes, request.device, stage
         )
-        accuracy = test_accuracy(outputs(model, real.test.images), real)
+        accuracy = lenet.test_accuracy(lenet.outputs(model, real.test.images), real)
         result: dict[str, Any] = {
             "network": network,
             f"{request.network}_test_accuracy": accuracy,
         }
         kind = request.data.split(":")[0]
-        if kind in PAPER_TEST_ACCURACY:
-            result["paper_classifier_test_accuracy"] = PAPER_TEST_ACCURACY[kind]
-        synthetic_outputs = outputs(model, self.synthetic.images)
+        if kind in lenet.PAPER_TEST_ACCURACY:
+            result["paper_classifier_test_accuracy"] = lenet.PAPER_TEST_ACCURACY[kind]
+        synthetic_outputs = lenet.outputs(model, self.synthetic.images)
         if "images" in request.metrics:
-            real_features = outputs(model, real.train.images).features
+            real_features = lenet.outputs(model, real.train.images).features
             result |= self._image_metrics(synthetic_outputs, real_features)
         if "label-efficiency" in request.metrics:
             result["label_efficiency"] = label_efficiency(
@@ -125,7 +118,7 @@ class Scoring:
         return result
 
     def _image_metrics(
-        self, synthetic_outputs: Outputs, real_features: NDArray[np.float32]
+        self, synthetic_outputs: lenet.Outputs, real_features: NDArray[np.float32]
     ) -> dict[str, Any]:
         """Returns IS, FID, precision and recall, and memorisation."""
         name, seed = self.request.network, self.request.seed
@@ -174,7 +167,12 @@ class Scoring:
         seed, real = self.request.seed, self.real
         train = self.synthetic.subset(downstream.NUM_IMAGES, seed, "cnn")
         accuracy = downstream.cnn_accuracy(
-            train, real.test, real.num_classes, seed, self.request.device
+            train,
+            real.test,
+            real.num_classes,
+            seed,
+            self.request.device,
+            report=self.progress.stage("training the CNN:", "epoch"),
         )
         return {
             "downstream_cnn_accuracy": accuracy,

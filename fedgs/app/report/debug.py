@@ -105,6 +105,8 @@ def glance_cards(debug: DebugFacts) -> list[Card]:
     answer, kind = debug.verdict
     if debug.diagnosis is not None:
         texts = [debug.diagnosis["sentence"]]
+        if step := debug.diagnosis.get("next_step"):
+            texts.append(without_folders(step))
     else:
         there, missing = len(debug.runs), ", ".join(debug.missing)
         text = f"{there} of {there + len(debug.missing)} generators have samples"

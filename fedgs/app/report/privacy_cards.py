@@ -14,7 +14,7 @@ from fedgs.runs.data_card import NO_GUARANTEE, in_words
 
 LABEL_NOTE = (
     "After NIST SP 800-226 and arXiv:2507.15997. Conditions and versions stand on this "
-    "page; fedgs privacy RUN --label writes all of it as JSON."
+    "page; fedgs publish RUN writes all of it as JSON."
 )
 ELSEWHERE = ("conditions", "versions")  # fields of the label with a table of their own
 

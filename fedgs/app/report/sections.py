@@ -22,6 +22,7 @@ from fedgs.app.report.stage_tables import stages_tables
 from fedgs.app.report.svg import draw
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy_label import said
+from fedgs.runs.data_card import to_outsiders
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,12 @@ def _glance(page: Page) -> Section:
 def _card_of_run(facts: RunFacts) -> Card:
     """Returns the last picture of a run, its epsilon and what that is worth."""
     label, epsilon = facts.label, facts.label["epsilon"]
-    answer, texts = "no epsilon", [words.badge(label["guarantee"], "bad")]
+    answer = "no epsilon"
+    texts: list[str] = [words.badge(label["guarantee"], "bad")]
     if epsilon is not None:
         answer = f"{words.stated(epsilon)} at δ = {label['delta']:g}"
-        texts = [words.badge(*words.reading(epsilon, [label["guarantee"]]))]
+        badge = words.badge(*words.reading(epsilon, [label["guarantee"]]))
+        texts = [badge, f"{to_outsiders(label).capitalize()}."]
     picture = picture_of(facts, facts.grids[-1], "After")
     about = _guaranteed(facts) if epsilon is not None else {}
     about |= _trained(facts)

@@ -41,17 +41,21 @@ def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
                 "add it to --classes, or take its images out"
             )
         return {name: classes.index(plain[name]) for name in names}
+    numbers = {int(name): name for name in names if name.isdecimal()}
+    if (largest := max(numbers, default=-1)) >= MOST_CLASSES:
+        raise UserError(
+            f"{shown}: the class {largest} would make {largest + 1} classes; number "
+            "labels from 0, or give their names in --classes"
+        )
     if unknown := [name for name in names if not name.isdecimal()]:
-        found = ",".join(sorted(unicodedata.normalize("NFC", name) for name in names))
+        # A number stays its own label, also where nobody here has a smaller one.
+        kept = [numbers.get(n, str(n)) for n in range(largest + 1)]
+        others = {unicodedata.normalize("NFC", name) for name in names} - {*kept}
+        found = ",".join([*kept, *sorted(others)])
         raise UserError(
             f"classes is unset: {shown} has the class {unknown[0]!r}, whose label must "
             f"not follow from whose data is there; give --classes '{found}' (labels in "
             "this order, the same on all machines), or name the classes 0, 1, ..."
-        )
-    if (largest := max(map(int, names), default=0)) >= MOST_CLASSES:
-        raise UserError(
-            f"{shown}: the class {largest} would make {largest + 1} classes; number "
-            "labels from 0, or give their names in --classes"
         )
     return {name: int(name) for name in names}
 

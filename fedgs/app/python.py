@@ -1,0 +1,100 @@
+"""Commands as functions of a Python program: `fedgs.evaluate`, `fedgs.debug`, ...
+
+Keywords are a command's flags, with `_` for `-`. They print what the commands print.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from experiments.debug import bug_detection, debug_request
+from fedgs.app.commands import forecast as forecasts
+from fedgs.app.evaluation import evaluate as evaluation
+from fedgs.app.evaluation.request import EvaluationRequest
+from fedgs.app.report import page
+from fedgs.config.run_config import check_names
+from fedgs.library import TrainingRun, planned
+from fedgs.round.preparation import planned_run
+
+Run = TrainingRun | Path | str
+
+
+def evaluate(run: Run, **asked: Any) -> dict[str, Any]:
+    """Compares a run's images with real ones, as `fedgs evaluate`; returns the scores.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        run: or its folder, a file of images, or the name of a yardstick.
+        **asked: flags; a run of images that were `given` needs `data`, a file of them.
+
+    Raises:
+        UserError: bad input.
+    """
+    own, reading = _split(asked, EvaluationRequest)
+    request = EvaluationRequest(source=str(_place(run)), **own, reading=reading)
+    return evaluation.evaluate(request, as_json=False)
+
+
+def report(runs: Run | Sequence[Run], output: str | Path = "report.html") -> None:
+    """Writes one page about runs or folders of `debug`, as `fedgs report`.
+
+    Privacy: as the command's page.
+
+    Raises:
+        UserError: bad input; nothing was written.
+    """
+    listed = [runs] if isinstance(runs, Run) else runs
+    page.report([_place(run) for run in listed], Path(output))
+
+
+def forecast(*given: Any, **settings: Any) -> dict[str, str]:
+    """Returns what `fedgs.train` of the same arguments would do and cost.
+
+    Privacy: reads private data, for their owner's eyes; nothing is written or spent.
+
+    Raises:
+        UserError: bad input.
+    """
+    config, data = planned_run(*planned(*given, **settings))
+    found = {f"epsilon ({who}, {of})": e for who, of, e in forecasts.stated(config)}
+    return forecasts.lines(config, data) | found
+
+
+def debug(
+    recipe: str | None = None, dry_run: bool = False, **asked: Any
+) -> dict[str, Any]:
+    """Compares two cohorts' generators, as `fedgs debug`; returns the diagnosis.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the runs' ledgers.
+
+    Args:
+        recipe: of the runs.
+        dry_run: only say what the plan can find.
+        **asked: flags and settings; the engine is `local` unless given.
+
+    Raises:
+        UserError: bad input; nothing was trained.
+    """
+    own = (debug_request.PlantedBug, debug_request.OwnSuspects)
+    given, settings = _split(asked, debug_request.DebugRequest, *own)
+    if asked.keys() != {"output"}:  # which alone goes on
+        settings = {"engine": "local"} | settings
+    return bug_detection.from_flags(given, recipe, None, settings, dry_run)
+
+
+def _place(run: Run) -> Path:
+    return run.path if isinstance(run, TrainingRun) else Path(run)
+
+
+def _split(
+    asked: dict[str, Any], *requests: type[Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the fields of requests, and what must be settings of a run."""
+    names = {spec.name for request in requests for spec in fields(request)}
+    own = {name: value for name, value in asked.items() if name in names}
+    own |= {name: Path(own[name]) for name in debug_request.COHORTS if name in own}
+    settings = {n: v for n, v in asked.items() if n not in names}
+    check_names(settings)
+    return own, {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}

@@ -1,0 +1,65 @@
+"""What of a run may go out, in a folder of its own: for others, on a hub or a disk.
+
+    README.md             the card: what is guaranteed, and how to use the rest
+    privacy_label.json    the same for programs; see `fedgs.privacy_label`
+    generator_ema.safetensors  the averaged generator; config.json and versions.json are
+                          what `fedgs sample` needs beside it
+    samples.png           a grid of samples, one column per class
+    data/                 more of them, as Hugging Face reads them
+
+The run folder is its owner's alone: names of clients, paths and seeds are in it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedgs.errors import UserError
+from fedgs.files import write_atomically, write_json, write_tensors
+from fedgs.runs import sample
+from fedgs.runs.data_card import CARD, LABEL, NO_GUARANTEE, data_card
+from fedgs.runs.run_folder import AVERAGE, RunFolder
+
+# What a generator and its inputs are made of: nothing of data, clients or seeds.
+SETTINGS = ("image_size", "image_channels", "num_classes", "classes", "generator")
+SETTINGS += ("generator_dim", "latent", "latent_dim", "spectral_norm", "stages")
+# Of the training, which is not published; a run folder has to have them.
+UNTOLD = {"num_clients": 1, "clients_per_round": 1, "noise_multiplier": 0.0, "seed": 0}
+
+
+def publish(
+    folder: RunFolder, output: str | Path, label: Mapping[str, Any], count: int
+) -> None:
+    """Writes the folder, whole or not at all.
+
+    Privacy: post-processing of DP output, and the label, which is public.
+
+    Args:
+        folder: of a finished run.
+        output: the folder to make.
+        label: `privacy_label` of the run.
+        count: samples beside the grid.
+
+    Raises:
+        UserError: it exists, the run is not finished or guarantees nothing, or the
+            package `datasets` is missing.
+    """
+    path = sample.check_output(f"hf:{output}").path
+    problem = ""
+    if label["guarantee"].startswith(NO_GUARANTEE):
+        problem = f"{label['guarantee']}; publish a run that has an epsilon"
+    elif not folder.is_finished:
+        problem = f"is not finished; run `fedgs resume {folder.path}` first"
+    if problem:
+        raise UserError(f"{folder.path}: {problem}")
+    generator = sample.load_generator(folder)
+    samples = sample.draw_samples(folder, count)
+    settings = {name: getattr(folder.config, name) for name in SETTINGS}
+    with sample.new_folder(path) as staging:
+        samples.fill_hf(staging)
+        write_tensors(staging / AVERAGE, generator.state_dict(), is_durable=True)
+        write_json(staging / "config.json", settings | UNTOLD)
+        write_json(staging / "versions.json", label["versions"])
+        sample.write_grid(staging / "samples.png", folder.config, generator)
+        write_json(staging / LABEL, dict(label))
+        write_atomically(staging / CARD, data_card(count, label).encode())
