@@ -18,13 +18,14 @@ from fedgs.config.fields import shortened
 from fedgs.errors import UserError
 
 TRUSTED_VARIABLE = "FEDGS_METHODS"  # "module:object", comma-separated
-GS_WGAN = "gs-wgan"
+GS_WGAN, COHORT_CLASSIFIER = "gs-wgan", "cohort-classifier"
 # Of a run's setting `method`: each an object of `fedgs.methods.base.Method`.
 METHODS: Mapping[str, str] = MappingProxyType(
     {
         GS_WGAN: "fedgs.methods.gs_wgan:METHOD",
         "fedavg-gan": "fedgs.methods.fedavg_gan:METHOD",
         "dp-merf": "fedgs.methods.dp_merf:METHOD",
+        COHORT_CLASSIFIER: "fedgs.methods.cohort_classifier:METHOD",
     }
 )
 PARTS = ("recipe", "terms", "state", "begin", "answer", "finish")  # of a `Method`

@@ -199,6 +199,7 @@ class Method(ABC):
 
     Attributes:
         recipe: values of a run's settings that it starts from.
+        has_generator: what it trains draws images.
         has_discriminators: clients keep a discriminator each, which `prepare` has the
             nodes make before their first round.
         is_rare: a release is a large part of all, so each is checkpointed at once; and
@@ -206,6 +207,7 @@ class Method(ABC):
     """
 
     recipe: Mapping[str, Scalar] = MappingProxyType({})
+    has_generator = True
     has_discriminators = False
     is_rare = False
 
