@@ -69,8 +69,9 @@ class FakeGrid(Grid):
         self.client_app, self.numbers = app, itertools.count()
         # Flower's ids are random, and not in the order of the nodes.
         self.indices = {(7919 * (i + 1)) % 1009: i for i in range(num_nodes)}
+        every = {"num-partitions": num_nodes}
         self.contexts = {
-            address: Context(1, address, {"partition-id": i}, RecordDict(), {})
+            address: Context(1, address, {**every, "partition-id": i}, RecordDict(), {})
             for address, i in self.indices.items()
         }
         self.workers: list[dict] = [{} for _ in range(num_workers)]
