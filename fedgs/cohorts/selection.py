@@ -225,13 +225,14 @@ def find_thresholds(
 
 
 def statements(
-    selection: Selection, cost: SelectionCost | None
+    selection: Selection, cost: SelectionCost | None, public: Sequence[str] = ()
 ) -> tuple[Statement, ...]:
     """Returns the guarantee of a private selection by itself; nothing if not private.
 
     Args:
         selection: the settings.
         cost: of the releases that there were.
+        public: what it supposes to be public, as in `RunConfig`.
     """
     if cost is None:
         return ()
@@ -239,7 +240,12 @@ def statements(
     learns = {"release": (), "server": (_SERVER_LEARNS[bool(selection.percentiles)],)}
     for adversary, relation in itertools.product(_ADVERSARIES, _RELATIONS):
         epsilon = cost.composed(adversary, relation).epsilon(DELTA)
-        conditions = (*learns[adversary], _RELATIONS[relation], *_conditions(cost))
+        conditions = (
+            *learns[adversary],
+            _RELATIONS[relation],
+            *_conditions(cost),
+            *public,
+        )
         row = Statement(
             *(VALID, "client", relation, epsilon, DELTA, THEOREM),
             (_ADVERSARIES[adversary], *conditions),

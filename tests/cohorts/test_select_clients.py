@@ -76,7 +76,8 @@ def test_private_selection_states_its_epsilon_and_cost(select):
     summary = json.loads((path / "cohorts.json").read_text())
     rounds = {"num_rounds": 2, "clients_per_round": 4}
     selection = Selection(below=0.5, noise_per_clip=2.0, **rounds)
-    expected = statements(selection, selection.cost(K))
+    public = read_plan(path)[0].public_conditions
+    expected = statements(selection, selection.cost(K), public)
     assert summary["statements"] == [s.to_json() for s in expected]
     assert expected[0].epsilon == pytest.approx(9.557, abs=0.001)  # mu^2 = 2
     for cohort, count in summary["cohorts"].items():
@@ -85,6 +86,7 @@ def test_private_selection_states_its_epsilon_and_cost(select):
             assert (found.selection, found.cost) == ("private", selection.cost(K))
             assert found.selection_id == summary["id"] != ""
     assert "unbounded" in out  # for the server
+    assert "public: num_clients = 6, num_classes = 3, counted in the private" in out
     assert "NOT PRIVATE" not in out
 
 

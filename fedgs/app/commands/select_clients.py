@@ -176,7 +176,7 @@ def _select(path: Path, members: Members) -> None:
         else:
             outcome = _locally(folder, members, report, stop)
     cost = _cost(folder, selection)
-    rows = statements(selection, cost)
+    rows = statements(selection, cost, config.public_conditions)
     summary = _write(path, members, cost, rows, outcome)
     shutil.rmtree(folder.private)  # an update of each client: nobody goes on from them
     _show(path, rows, summary)
