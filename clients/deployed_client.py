@@ -21,7 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from logging import INFO
 from pathlib import Path
 from typing import Any, cast
@@ -53,6 +53,7 @@ from fedgs.privacy.client_ledger import (
 )
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.process import check_protocol, hold_lock, make_private
+from fedgs.round.node import Node
 from fedgs.round.preparation import check_capacity
 from fedgs.runs.run_folder import node_folder, remove_states_after, state_rounds
 
@@ -377,8 +378,10 @@ class DeployedClient:
             node_sizes=None,
         )
         check_capacity(own, self.site.state_dir)
+        place = {"data": data, "private": self.folder, "limits": limits}
         source = source_of(self.run_id, start, self.title)
-        return NodeCache(config, data, self.folder, limits, source, self.site.peers)
+        more = {"source": source, "peers": self.site.peers}
+        return NodeCache(config, partial(Node, config, **place, **more))
 
     def _settings(self) -> dict[str, Any]:
         if not (self.folder / "run.json").exists():

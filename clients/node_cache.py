@@ -10,16 +10,14 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.data.records import DataWarning
-from fedgs.mechanism.peers import Peers
-from fedgs.privacy.client_limits import Limits
 from fedgs.process import keep_freed_memory
 from fedgs.round.node import Node
 from fedgs.round.preparation import nodes_in_memory
@@ -29,29 +27,16 @@ _workers: dict[str, "NodeCache"] = {}
 
 
 class NodeCache:
-    """One worker process of a run: its data and its most recent nodes.
+    """One worker process of a run: its most recent nodes.
 
     Args:
         config: the resolved configuration.
-        data: all data that the nodes of this process can see.
-        private: the folder of the nodes' states.
-        limits: of the hosted clients; those of the run's settings when None.
-        source: of the releases; see `fedgs.round.node.Node`.
-        peers: whose masking keys are taken; see there.
+        make: makes a node by its index.
     """
 
-    def __init__(
-        self,
-        config: ResolvedConfig,
-        data: FederatedImages,
-        private: Path,
-        limits: Limits | None = None,
-        source: str = "",
-        peers: Peers | None = None,
-    ) -> None:
+    def __init__(self, config: ResolvedConfig, make: Callable[[int], Node]) -> None:
         """Starts without nodes."""
-        self.config, self.data, self.private = config, data, private
-        self.limits, self.source, self.peers = limits, source, peers
+        self.config, self.make = config, make
         self.nodes: OrderedDict[int, Node] = OrderedDict()
         # Workers share the nodes; the least recent one is dropped, not lost.
         self.capacity = nodes_in_memory(config)
@@ -61,8 +46,7 @@ class NodeCache:
     def node(self, node_id: int) -> Node:
         """Returns a node, from memory or new (its state then comes from disk)."""
         if node_id not in self.nodes:
-            where = (self.private, self.limits, self.source, self.peers)
-            self.nodes[node_id] = Node(self.config, node_id, self.data, *where)
+            self.nodes[node_id] = self.make(node_id)
         self.nodes.move_to_end(node_id)
         while len(self.nodes) > self.capacity:
             self.nodes.popitem(last=False)
@@ -109,7 +93,8 @@ class SimulatedClient:
         # Ray prints what a worker prints at the server.
         with warnings.catch_warnings(action="ignore", category=DataWarning):
             data = load_data(folder.config)
-        return NodeCache(folder.config, data, folder.private)
+        own = {"data": data, "private": folder.private}
+        return NodeCache(folder.config, partial(Node, folder.config, **own))
 
 
 def forget(run: str, node_id: int) -> None:

@@ -1,8 +1,8 @@
 """The classifier that tells which clients look wrong, and one client's part in it.
 
 A client trains it for a fixed number of steps on its own images, for federated
-averaging, and measures its accuracy on images of its own that it never trained on.
-Nothing here knows Flower.
+averaging (`fedgs.methods.cohort_classifier`), and measures its accuracy on images of
+its own that it never trained on.
 
 Source:
     Network: Augenstein et al., "Generative models for effective ML on private,
@@ -13,6 +13,7 @@ Source:
 """
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -90,6 +91,14 @@ def with_weights(config: ResolvedConfig, weights: TensorDict) -> Classifier:
     return model
 
 
+@lru_cache(maxsize=8)
+def shapes(config: ResolvedConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the weights by name, in the order of the network."""
+    with torch.device("meta"):
+        model = Classifier(config)
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
 def is_held_out(seed: int, name: str, count: int) -> NDArray[np.bool_]:
     """Tells which of a client's images it evaluates itself on.
 
@@ -156,33 +165,3 @@ def accuracy(
         found = model(torch.from_numpy(images[part])).argmax(1)
         right += int((found == torch.from_numpy(labels[part])).sum())
     return right / len(labels) if len(labels) else math.nan
-
-
-def clipped_update(
-    trained: TensorDict, sent: TensorDict, clip_bound: float
-) -> TensorDict:
-    """Returns the sent weights plus the update, scaled to L2 norm at most C.
-
-    Computes w + d * min(1, C / ||d||), d = trained - w; an update with a non-finite
-    entry becomes zero, so that it is no signal.
-
-    Privacy: reads private data; output private with bounded sensitivity: of the sum of
-    updates C under zero-out and 2C under replace-one.
-
-    Args:
-        trained: the client's weights, by name.
-        sent: the server's, of the same names and shapes.
-        clip_bound: C > 0.
-
-    Source: McMahan et al., "Learning differentially private recurrent language
-    models", ICLR 2018, section 2.3 (flat clipping).
-    """
-    deltas = {name: trained[name].double() - sent[name].double() for name in sent}
-    norm = math.sqrt(sum(float(delta.square().sum()) for delta in deltas.values()))
-    if not math.isfinite(norm):
-        return {name: value.clone() for name, value in sent.items()}
-    scale = min(1.0, clip_bound / norm) if norm else 1.0
-    return {
-        name: (sent[name].double() + scale * delta).to(sent[name].dtype)
-        for name, delta in deltas.items()
-    }

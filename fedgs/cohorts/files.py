@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedgs.config.plugins import COHORT_CLASSIFIER
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.files import write_atomically
@@ -30,6 +31,10 @@ EXCLUDED = (
 INCLUDED = (
     "includes cohort selection: it was private, and `fedgs privacy` adds its cost to "
     "that of every run on the cohort"
+)
+TRAINED = (
+    "excludes the questions that select cohorts by this classifier; cohorts.json, "
+    "beside the run folder, states the selection as a whole"
 )
 GIVEN = "the cohort is the user's own: it was made without looking at private data"
 
@@ -137,7 +142,7 @@ def _selection(where: str, words: str) -> Cohort:
 
 
 def selection_condition(config: RunConfig) -> str | None:
-    """Returns the condition that a run's cohort adds to each of its epsilons.
+    """Returns what a run's cohort, or selecting one, adds to each of its epsilons.
 
     Returns:
         None for a run without `cohort`.
@@ -146,7 +151,7 @@ def selection_condition(config: RunConfig) -> str | None:
         UserError: an unreadable cohort file.
     """
     if config.cohort is None:
-        return None
+        return TRAINED if config.method == COHORT_CLASSIFIER else None
     found = read_cohort(Path(config.cohort)).selection
     return {"given": GIVEN, "not private": EXCLUDED, "private": INCLUDED}[found]
 

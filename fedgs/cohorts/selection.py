@@ -1,7 +1,16 @@
-"""How cohorts are selected: settings, thresholds, answers and what all of it costs.
+"""How cohorts are selected: settings, questions, answers and what all of it costs.
 
-Every client knows its own accuracy and no other. The server asks questions that have
-one of two or three answers; see `Selection` for what is sent.
+First a run trains the classifier (`fedgs.methods.cohort_classifier`). Then every client
+knows its own accuracy and no other, and the server asks questions that have one of two
+or three answers; see `Selection` for what is sent.
+
+A folder of a selection holds:
+
+    selected.txt  above.txt  rest.txt    the cohorts, unless empty
+    cohorts.json                         thresholds, counts, privacy
+    plan.json                            settings of data and selection
+    classifier/                          the run folder of the classifier
+    asked                                is there once the questions have begun
 
 Source: Augenstein et al., "Generative models for effective ML on private,
 decentralized datasets", ICLR 2020, section 5; GS-WGAN, appendix C.2.
@@ -11,28 +20,122 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedgs.cohorts.selection_settings import (
     ABOVE,
+    CLIP_BOUND,
     DELTA,
     REST,
     SEARCH_STEPS,
     SELECTED,
     Selection,
 )
+from fedgs.config.plugins import COHORT_CLASSIFIER
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import wrap_error
 from fedgs.files import read_json, write_json
 from fedgs.privacy.accountant import VALID, Statement
 from fedgs.privacy.selection_cost import SelectionCost
 
-PLAN, OUTCOME = "plan.json", "outcome.json"
-ARRAYS, CONFIG, WEIGHT = "arrays", "config", "weight"  # keys of messages
+PLAN, ASKED, CLASSIFIER = "plan.json", "asked", "classifier"
+OUTCOME = "outcome.json"  # of a simulation
+# A question and its details -> the answers of all clients, in the order of the data.
+Ask = Callable[[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+LOOSE_BOUND = 1e6  # longer than any update of a few steps: of what is not private
 NOBODY_BELOW, NOBODY_ABOVE = -1.0, 2.0  # thresholds of cohorts that are not wanted
 THEOREM = "exact Gaussian composition, shifted by randomised response"
+
+
+def training_settings(selection: Selection, num_clients: int) -> dict[str, Any]:
+    """Returns what a selection decides of the run that trains its classifier.
+
+    m participants are on m nodes, which add the noise of the sum in equal shares:
+    z C = sqrt(m) 2 C noise_multiplier. Without privacy there is none, and the bound
+    restricts nothing.
+
+    Args:
+        selection: the settings.
+        num_clients: K.
+    """
+    per_round = min(selection.clients_per_round, num_clients)
+    z = selection.noise_per_clip
+    return {
+        "method": COHORT_CLASSIFIER,
+        "num_rounds": selection.num_rounds,
+        "client_selection": "balanced",
+        "clients_per_round": per_round,
+        "clients_per_node": 1,
+        "node_sizes": None,
+        "batch_size": 1,
+        "clip_bound": LOOSE_BOUND if z is None else CLIP_BOUND,
+        "noise_multiplier": 0.0 if z is None else z / (2 * math.sqrt(per_round)),
+    }
+
+
+# ------------------------------------------------------------------ questions
+
+
+def ask_cohorts(folder: Path, weights: bytes, ask: Ask) -> dict[str, Any]:
+    """Finds thresholds, and asks every client for its cohort.
+
+    Privacy: in private mode releases (epsilon, delta)-DP output; event:
+    `Selection.cost`. Else reads private data; the cohorts are published.
+
+    Args:
+        folder: of the selection.
+        weights: of the trained classifier, in safetensors.
+        ask: asks all clients.
+
+    Returns:
+        low and high, the thresholds (None where there is no such cohort), and
+        cohorts, one for each client in the order of the data.
+    """
+    config, selection = read_plan(folder)
+    (folder / ASKED).touch()
+    ask("measure", {"weights": weights})
+    low, high = _thresholds(selection, config.num_clients, ask)
+    limits = {
+        "low": NOBODY_BELOW if low is None else low,
+        "high": NOBODY_ABOVE if high is None else high,
+    }
+    cohorts = [str(answer["cohort"]) for answer in ask("join", limits)]
+    return {"low": low, "high": high, "cohorts": cohorts}
+
+
+def _thresholds(
+    selection: Selection, num_clients: int, ask: Ask
+) -> tuple[float | None, float | None]:
+    """Returns the accuracies that divide the cohorts, found where needed."""
+    low, high = selection.below, selection.above
+    if percentiles := selection.percentiles:
+
+        def count(thresholds: Sequence[float]) -> list[float]:
+            return _counts(selection, num_clients, ask, thresholds)
+
+        limits = find_thresholds(percentiles, num_clients, count)
+        low = None if low is None else limits[0]
+        high = None if high is None else limits[-1]
+    if low is not None and high is not None:
+        high = max(low, high)  # ties or noise may swap them
+    return low, high
+
+
+def _counts(
+    selection: Selection, num_clients: int, ask: Ask, thresholds: Sequence[float]
+) -> list[float]:
+    """Returns how many clients' accuracies are at most each threshold."""
+    answers = ask("compare", {"thresholds": list(thresholds)})
+    bits = np.array([answer["is_at_most"] for answer in answers])  # (K, thresholds)
+    counts = bits.sum(0).astype(float)
+    if (cost := selection.cost(num_clients)) is not None:
+        rng = np.random.default_rng()  # of the operating system's entropy
+        counts += rng.normal(0, cost.count_noise_std, len(counts))
+    return counts.tolist()
 
 
 # ------------------------------------------------------------------ answers
@@ -121,21 +224,28 @@ def find_thresholds(
 # ------------------------------------------------------------------ statements
 
 
-def statements(selection: Selection, num_clients: int) -> tuple[Statement, ...]:
+def statements(
+    selection: Selection, cost: SelectionCost | None, public: Sequence[str] = ()
+) -> tuple[Statement, ...]:
     """Returns the guarantee of a private selection by itself; nothing if not private.
 
     Args:
         selection: the settings.
-        num_clients: K.
+        cost: of the releases that there were.
+        public: what it supposes to be public, as in `RunConfig`.
     """
-    cost = selection.cost(num_clients)
     if cost is None:
         return ()
     rows: list[Statement] = []
     learns = {"release": (), "server": (_SERVER_LEARNS[bool(selection.percentiles)],)}
     for adversary, relation in itertools.product(_ADVERSARIES, _RELATIONS):
         epsilon = cost.composed(adversary, relation).epsilon(DELTA)
-        conditions = (*learns[adversary], _RELATIONS[relation], *_conditions(cost))
+        conditions = (
+            *learns[adversary],
+            _RELATIONS[relation],
+            *_conditions(cost),
+            *public,
+        )
         row = Statement(
             *(VALID, "client", relation, epsilon, DELTA, THEOREM),
             (_ADVERSARIES[adversary], *conditions),
@@ -150,8 +260,8 @@ def statements(selection: Selection, num_clients: int) -> tuple[Statement, ...]:
 _ADVERSARIES = {
     "release": "adversary: sees the classifier after every round, every threshold "
     "asked with its noisy count, and the cohorts; not the clients' messages",
-    "server": "adversary: honest but curious server; it adds the noise itself and sees "
-    "updates and answers before",
+    "server": "adversary: honest but curious server; it sees each client's update with "
+    "that client's share of the noise only, and comparisons without any",
 }
 _SERVER_LEARNS = {  # whether percentiles are asked for
     False: "only the membership is protected from it (randomised response)",
@@ -169,10 +279,10 @@ def _conditions(cost: SelectionCost) -> tuple[str, ...]:
     return (
         f"a client takes part in at most {cost.num_releases} rounds of a public "
         "schedule; no amplification by sampling is claimed",
-        f"updates are clipped to C; noise {cost.noise_per_clip:g} C on their sum, "
-        "fixed in advance and drawn by Flower from numpy's generator in float "
-        "arithmetic: not hardened against floating-point attacks",
-        f"{cost.num_counts} counts with noise {cost.count_noise_std:g}; one randomised "
+        f"updates are clipped to C; noise {cost.noise_per_clip:g} C on their sum, in "
+        "equal shares of its clients, fixed in advance",
+        f"{cost.num_counts} counts with noise {cost.count_noise_std:g}, of numpy's "
+        "generator, not hardened against floating-point attacks; one randomised "
         f"response of epsilon {cost.membership_epsilon:g}",
         "drop-out is independent of data; covers the selection, not the runs on the "
         "cohorts",
@@ -184,7 +294,8 @@ def _conditions(cost: SelectionCost) -> tuple[str, ...]:
 
 def write_plan(folder: Path, config: ResolvedConfig, selection: Selection) -> None:
     """Writes what clients and server read: the settings of data and selection."""
-    values = {"config": config.to_flat(), "selection": dataclasses.asdict(selection)}
+    flat = {**config.to_flat(), "counted": config.counted}
+    values = {"config": flat, "selection": dataclasses.asdict(selection)}
     write_json(folder / PLAN, values)
 
 

@@ -28,10 +28,11 @@ class Selection:
     than `above`, `rest` all others and those that hold out no image. A percentile is
     the accuracy that this share of all clients does not exceed; both are, or none is.
 
-    What a client sends: the trained classifier (clipped in private mode); with
-    percentiles `SEARCH_STEPS` times per percentile whether its accuracy exceeds a
-    threshold, truthfully in private mode too; its cohort. The threshold that is chosen
-    was asked about, so the server then knows the membership exactly, and more.
+    What a client sends: updates of the classifier (in private mode clipped, with its
+    share of the noise); with percentiles `SEARCH_STEPS` times per percentile whether
+    its accuracy exceeds a threshold, truthfully in private mode too; its cohort. The
+    threshold that is chosen was asked about, so the server then knows the membership
+    exactly, and more.
 
     Attributes:
         below: accuracy, in [0, 1], or a percentile, in (0, 100).
@@ -41,8 +42,7 @@ class Selection:
         clients_per_round: of a round, in a balanced schedule; all if there are fewer.
         train_corrupted: train on corrupted images as well; else the bug is planted
             after the training, as in the paper.
-        noise_per_clip: Flower's z, noise_std of the sum / `CLIP_BOUND`; None: not
-            private.
+        noise_per_clip: z, noise_std of the sum / `CLIP_BOUND`; None: not private.
 
     Raises:
         UserError: a value out of range, or thresholds that contradict each other.
@@ -102,11 +102,6 @@ class Selection:
         """The percentiles whose accuracies have to be found."""
         both = (self.below, self.above) if self.are_percentiles else ()
         return tuple(value for value in both if value is not None)
-
-    @property
-    def num_questions(self) -> int:
-        """How often every client is asked something after the training."""
-        return 2 + SEARCH_STEPS * bool(self.percentiles)
 
     def cost(self, num_clients: int) -> "SelectionCost | None":
         """Returns what the selection costs each of K clients; None if not private.

@@ -18,7 +18,7 @@ from fedgs.config.fields import shortened
 from fedgs.errors import UserError
 
 TRUSTED_VARIABLE = "FEDGS_METHODS"  # "module:object", comma-separated
-GS_WGAN = "gs-wgan"
+GS_WGAN, COHORT_CLASSIFIER = "gs-wgan", "cohort-classifier"
 CENTRAL = "central"  # what the runs of `fedgs.baselines` have as their `method`
 # Of a run's setting `method`: each an object of `fedgs.methods.base.Method`.
 METHODS: Mapping[str, str] = MappingProxyType(
@@ -26,17 +26,11 @@ METHODS: Mapping[str, str] = MappingProxyType(
         GS_WGAN: "fedgs.methods.gs_wgan:METHOD",
         "fedavg-gan": "fedgs.methods.fedavg_gan:METHOD",
         "dp-merf": "fedgs.methods.dp_merf:METHOD",
+        COHORT_CLASSIFIER: "fedgs.methods.cohort_classifier:METHOD",
     }
 )
-PARTS = (
-    "Settings",
-    "recipe",
-    "terms",
-    "state",
-    "begin",
-    "answer",
-    "finish",
-)  # of a `Method`
+# Of a `Method`.
+PARTS = ("Settings", "recipe", "terms", "state", "begin", "answer", "finish")
 
 
 def load(

@@ -73,6 +73,8 @@ class NoiseStream:
                 bytes.
         """
         self._use()
+        if not noise_std:  # draws would take longer than a small update
+            return np.zeros(shape)
         if self._rng is None:
             return noise_std * _secure_normal(shape)
         return noise_std * self._rng.standard_normal(shape)

@@ -230,6 +230,7 @@ class Method(ABC, Generic[ConfigT]):
     Attributes:
         Settings: declares its settings, beside those of all runs.
         recipe: values of a run's settings that it starts from.
+        has_generator: what it trains draws images.
         has_discriminators: clients keep a discriminator each, which `prepare` has the
             nodes make before their first round.
         is_rare: a release is a large part of all, so each is checkpointed at once; and
@@ -238,6 +239,7 @@ class Method(ABC, Generic[ConfigT]):
 
     Settings: type = NetworkSettings
     recipe: Mapping[str, Scalar] = MappingProxyType({})
+    has_generator = True
     has_discriminators = False
     is_rare = False
 

@@ -11,7 +11,7 @@ Every key may be left out; an unknown one is an error:
                                   #   0 allows a run without noise
     clip_bound = 1.0              # exactly this C, of whatever is released
     allow_embeddings = false      # true: releases of class means of features, too
-    allow_updates = false         # true: releases of updates of a discriminator, too
+    allow_updates = false         # true: releases of updates of a shared network, too
                                   #   (Fed-Avg GAN)
     image_size = 28               # exactly this side of the square fakes
     image_channels = 1            # exactly this

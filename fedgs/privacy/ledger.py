@@ -66,7 +66,7 @@ class Event:
         context: in a client's own count, what a masked release was masked under, once:
             the node's public key of the attempt; else "", and then not in the line.
         release: "gradient", then not in the line; or "embedding", or "update" of a
-            discriminator that all share: one sample, B = 1.
+            network that all share: one sample, B = 1.
 
     Raises:
         UserError: a value of the wrong type or outside its range.

@@ -60,8 +60,8 @@ _FIXED = (
     "mixture"
 )
 _UNBOUNDED = (
-    "cohort selection: its server sees updates and answers before it adds the noise, "
-    "so that this adversary's row is unbounded"
+    "cohort selection: its server sees each update with its client's share of the "
+    "noise only, and comparisons without any; this adversary's row is unbounded"
 )
 _LARGEST_RATIO = 1e9  # more is no cost at all
 _NOTHING = fixed_law(0)
@@ -72,8 +72,8 @@ class SelectionCost:
     """What decides the epsilon of a private selection.
 
     Attributes:
-        noise_per_clip: z, noise_std of the sum of updates over C, above 0. This is
-            Flower's; `RunConfig.noise_multiplier` divides by 2C.
+        noise_per_clip: z, noise_std of the sum of updates over C, above 0. One of its
+            m nodes has `RunConfig.noise_multiplier` = z / (2 sqrt(m)).
         num_releases: n, the most rounds of the classifier that a client takes part in.
         num_counts: how often a noisy number of clients below a threshold was taken.
         count_noise_std: s, its noise, above 0 if there are counts.
@@ -100,8 +100,8 @@ class SelectionCost:
 
         Args:
             adversary: release sees the classifier of every round, the thresholds and
-                counts asked, and the cohorts. All others are unbounded: the server of
-                Flower's DP strategies adds the noise itself.
+                counts asked, and the cohorts. Of all others no bound is claimed: the
+                server sees comparisons without noise.
             relation: a key of `RELATIONS`.
         """
         if adversary != "release":

@@ -349,7 +349,7 @@ class RunSession(Session):
         with dispensable(self.folder.path / "metrics.jsonl"):
             self.folder.append_metrics(metrics)
         self.report(metrics)
-        if self.is_picture_due:
+        if method.has_generator and self.is_picture_due:
             self.write_picture()
         if method.is_rare or self.is_due:
             self.commit()

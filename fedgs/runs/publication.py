@@ -54,7 +54,8 @@ def publish(
         raise UserError(f"{folder.path}: {problem}")
     generator = sample.load_generator(folder)
     samples = sample.draw_samples(folder, count)
-    settings = {name: getattr(folder.config, name) for name in SETTINGS}
+    flat = folder.config.to_flat()
+    settings = {name: flat[name] for name in SETTINGS if name in flat}
     with sample.new_folder(path) as staging:
         samples.fill_hf(staging)
         write_tensors(staging / AVERAGE, generator.state_dict(), is_durable=True)

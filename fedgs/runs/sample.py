@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from fedgs.config.plugins import COHORT_CLASSIFIER
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, imported, raise_if_any
 from fedgs.files import (
@@ -43,8 +44,13 @@ def load_generator(folder: RunFolder) -> nn.Module:
     Privacy: post-processing of DP output.
 
     Raises:
-        UserError: the run has no generator yet.
+        UserError: the run has no generator yet, or trains none.
     """
+    if folder.config.method == COHORT_CLASSIFIER:
+        raise UserError(
+            f"{folder.path}: trains a classifier, which draws no images; give the "
+            "folder of a `fedgs train`"
+        )
     generator = build_generator(folder.config, 0)
     path = folder.path / "generator_ema.safetensors"
     if path.exists():

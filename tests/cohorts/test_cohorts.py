@@ -196,7 +196,9 @@ def test_cost_counts_rounds_counts_and_the_answer():
 def test_statements_say_all_that_they_depend_on(is_percentile):
     thresholds = {"below": 0.5, "are_percentiles": is_percentile}
     selection = Selection(noise_per_clip=4.0, **thresholds)
-    found = {(s.adversary, s.relation): s for s in statements(selection, 539)}
+    found = {
+        (s.adversary, s.relation): s for s in statements(selection, selection.cost(539))
+    }
     told = "tell it every cohort that a percentile bounds, exactly"
     for relation in ("replace-one", "zero-out"):
         release, server = found["release", relation], found["server", relation]
@@ -208,4 +210,4 @@ def test_statements_say_all_that_they_depend_on(is_percentile):
         text = " ".join(server.conditions)
         assert (told in text) == is_percentile
         assert ("only the membership" in text) != is_percentile
-    assert statements(Selection(**thresholds), 539) == ()
+    assert statements(Selection(**thresholds), None) == ()

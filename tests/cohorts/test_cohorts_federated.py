@@ -1,6 +1,7 @@
-"""Cohort selection over a grid of this process: averaging, answers, noise."""
+"""Cohort selection over a grid of this process: rounds, questions, answers, noise."""
 
 import dataclasses
+import functools
 import json
 import math
 import random
@@ -12,226 +13,258 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.app import Error as FlowerError
+from flwr.app import ConfigRecord, Message, RecordDict
+from torch.nn.utils import parameters_to_vector
 
 from clients import classifier_app
+from fedgs.app.commands import select_clients
 from fedgs.cohorts import classifier
-from fedgs.cohorts.selection import ARRAYS, CONFIG, Selection, membership, write_plan
+from fedgs.cohorts.selection import (
+    CLASSIFIER,
+    Selection,
+    _counts,
+    membership,
+    read_plan,
+    training_settings,
+    write_plan,
+)
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.data.load import load_data
+from fedgs.methods import cohort_classifier, new_state
+from fedgs.methods.cohort_classifier import METHOD, Members, images_of
 from fedgs.randomness import stream
+from fedgs.round.answer import summed
 from fedgs.round.run import RunStopped
-from server import roll_call
-from server import selection_app as classifier_server
-from server.launch.local_grid import LocalGrid
-from server.selection_app import Selecting
-from tiny import SINGLE_IMAGE_CLIENT, SIZES, tiny_config, write_tiny_npz
+from fedgs.runs.run_folder import RunFolder
+from runs import at_round, attempts, ignore, interrupt, train
+from server import roll_call, selection_app
+from server.nodes import Nodes
+from simulated_grid import FakeGrid
+from tiny import (
+    SINGLE_IMAGE_CLIENT,
+    SIZES,
+    embedding_round,
+    server_round,
+    tiny_config,
+    write_tiny_npz,
+)
 
 K = len(SIZES)
 HALF = {"below": 50, "are_percentiles": True}
 
 
-class Grid(LocalGrid):
-    """Remembers all messages; `spoil` is what becomes of a reply."""
-
-    def __init__(self, num_workers: int = 1) -> None:
-        super().__init__(classifier_app.app, K, num_workers)
-        self.exchanged: list[tuple[str, int, Message]] = []
-        self.spoil: Callable[[Message, Message], Message] = lambda _, reply: reply
-
-    def _deliver(self, message: Message) -> Message:
-        kind, node = message.metadata.message_type, message.metadata.dst_node_id
-        reply = self.spoil(message, super()._deliver(message))
-        self.exchanged.append((kind, node - 2, reply))
-        return reply
-
-
 @pytest.fixture(autouse=True)
 def _process(monkeypatch):
     """An empty cache, short training, and a roll call that does not wait."""
-    classifier_app.clients_of.cache_clear()
+    classifier_app.members_of.cache_clear()
     monkeypatch.setattr(classifier, "STEPS", 2)
     monkeypatch.setattr(classifier, "BATCH_SIZE", 4)
     monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
     yield
-    classifier_app.clients_of.cache_clear()
+    classifier_app.members_of.cache_clear()
 
 
 @pytest.fixture
-def make(tmp_path) -> Callable[..., Selecting]:
+def make(tmp_path) -> Callable[..., RunFolder]:
+    """Makes the folder of a selection; returns that of its classifier."""
     data = write_tiny_npz(tmp_path / "tiny.npz")
     number = iter(range(100))
 
-    def make(
-        num_workers: int = 1, corruption: str = "none", **settings: object
-    ) -> Selecting:
+    def make(corruption: str = "none", **settings: object) -> RunFolder:
         path = tmp_path / f"selection-{next(number)}"
-        (path / ".flower").mkdir(parents=True)
+        path.mkdir()
         settings = {"num_rounds": 3, "clients_per_round": 4, "below": 0.5} | settings
-        config = tiny_config(data=data, num_clients=K, corruption=corruption)
-        write_plan(path, config, Selection(**settings))
-        reports, grid = [], Grid(num_workers)
-        selecting = Selecting(path, grid, reports.append, threading.Event())
-        selecting.reports = reports
-        return selecting
+        selection = Selection(**settings)
+        own = {"data": data, "output": str(path / CLASSIFIER), "corruption": corruption}
+        config = tiny_config(**own | training_settings(selection, K))
+        write_plan(path, config, selection)
+        if not selection.train_corrupted:
+            config = dataclasses.replace(config, corruption="none")
+        folder = RunFolder.create(config)
+        (folder.path / ".flower").mkdir()
+        return folder
 
     return make
 
 
-def weights(arrays: ArrayRecord) -> torch.Tensor:
-    values = arrays.to_torch_state_dict().values()
-    return torch.cat([value.flatten().double() for value in values])
+def start(folder: RunFolder, grid: FakeGrid | None = None) -> dict:
+    """Runs the ServerApp; returns its outcome."""
+    context = SimpleNamespace(run_config={"run_folder": str(folder.path)})
+    selection_app.main(grid or new_grid(), context)
+    return json.loads((folder.path / ".flower" / "outcome.json").read_text())
 
 
-def one_round(selecting: Selecting):
-    """The classifier before a round, the round's replies, and what averages them."""
-    addresses = roll_call.roll_call(selecting.grid, K)
-    strategy = classifier_server.strategy(
-        selecting.config, selecting.selection, addresses
-    )
-    before = ArrayRecord(classifier.build_classifier(selecting.config).state_dict())
-    config = ConfigRecord({"folder": str(selecting.folder)})
-    messages = strategy.configure_train(1, before, config, selecting.grid)
-    replies = list(selecting.grid.send_and_receive(messages))
-    return before, replies, lambda answers: strategy.aggregate_train(1, answers)[0]
+def new_grid(spoil=None) -> FakeGrid:
+    return FakeGrid(K, spoil, app=classifier_app.app)
+
+
+def locally(folder: RunFolder) -> dict:
+    plan = read_plan(folder.path.parent)
+    members, stop = Members(*plan, load_data(plan[0])), threading.Event()
+    return select_clients._locally(folder, members, ignore, stop)
+
+
+def asking(grid: FakeGrid, folder: RunFolder):
+    """Returns what asks the nodes of a grid a question."""
+    nodes = Nodes(folder, stop := threading.Event())
+    nodes.find(grid)
+    return functools.partial(selection_app.ask_nodes, nodes, stop)
+
+
+def answers_of(config: ResolvedConfig, data, request) -> list:
+    return [
+        answer
+        for node in range(K)
+        if (answer := embedding_round(config, data, [node], request, node)) is not None
+    ]
+
+
+def weights(network: torch.nn.Module) -> torch.Tensor:
+    return parameters_to_vector(network.parameters()).detach().double()
 
 
 def test_every_client_is_where_its_own_accuracy_puts_it(make):
     percentiles = {"below": 40, "above": 60, "are_percentiles": True}
-    selecting = make(**percentiles)
-    found = selecting.run()
-    states = [context.state for context in selecting.grid.contexts.values()]
+    grid = new_grid()
+    found = start(folder := make(**percentiles), grid)
+    states = [context.state for context in grid.contexts.values()]
     own = np.array([s.config_records[classifier_app.OWN]["accuracy"] for s in states])
     assert found["low"] <= found["high"]
     expected = [membership(value, found["low"], found["high"]) for value in own]
     assert found["cohorts"] == expected
     assert math.isnan(own[SINGLE_IMAGE_CLIENT])
     assert found["cohorts"][SINGLE_IMAGE_CLIENT] == "rest"
-    numbers = [report["round"] for report in selecting.reports]
-    assert numbers == list(range(1, len(numbers) + 1))
     for limit, percentile in ((found["low"], 40), (found["high"], 60)):
         counts = [(own <= asked / 256).sum() for asked in range(1, 256)]
         nearest = min(abs(count - percentile / 100 * K) for count in counts)
         assert abs((own <= limit).sum() - percentile / 100 * K) == nearest
-    threads = make(num_workers=3, **percentiles)
-    assert threads.run() == found  # their number changes nothing
+    assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
+    assert locally(make(**percentiles)) == found  # the other engine changes nothing
 
 
-def test_stop_ends_the_roll_call_or_a_round(make):
-    def stop(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == "train":
-            selecting.stop.set()
+def test_interrupted_training_goes_on_to_the_same_cohorts(make):
+    whole = start(make(**HALF))
+    folder = make(**HALF)
+
+    def stop(who: int, request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "train":
+            (folder.path / ".flower" / "stop").touch()
         return reply
 
-    selecting = make()
-    selecting.grid.spoil = stop
-    with pytest.raises(RunStopped, match="after round 1; nothing was selected"):
-        selecting.run()
-    with pytest.raises(RunStopped, match="stopped during the roll call"):
-        selecting.run()
-
-
-def test_the_server_app_leaves_the_outcome_in_the_folder(make):
-    selecting = make(num_rounds=1)
-    context = SimpleNamespace(run_config={"run_folder": str(selecting.folder)})
-    classifier_server.main(selecting.grid, context)
-    flower = selecting.folder / ".flower"
-    assert json.loads((flower / "result.json").read_text())["status"] == "completed"
-    assert len(json.loads((flower / "outcome.json").read_text())["cohorts"]) == K
+    with pytest.raises(RunStopped, match="stopped after round 1"):
+        start(folder, new_grid(stop))
+    (folder.path / ".flower" / "stop").unlink()
+    assert start(folder) == whole
+    assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
 
 
 # ------------------------------------------------------------------ what is sent
 
 
-def test_replies_hold_weights_bits_and_cohorts_only(make):
-    selecting = make(**HALF)
-    selecting.run()
-    kinds = Counter(kind for kind, *_ in selecting.grid.exchanged)
-    queries = {"query": K, "query.measure": K, "query.compare": 8 * K, "query.join": K}
-    assert kinds == {"train": 12} | queries
-    for kind, client, reply in selecting.grid.exchanged:
-        content = reply.content
-        if kind == "train":
-            assert set(content) == {"arrays", "weight"}
-            assert dict(content.metric_records["weight"]) == {"weight": 1}
-            continue
-        (record,) = content.config_records.values()
-        assert len(content) == 1
-        allowed: dict[str, list[object]] = {
-            "query": [{"node_id": client}],
-            "query.measure": [{}],
-            "query.compare": [{"is_at_most": [False]}, {"is_at_most": [True]}],
-            "query.join": [{"cohort": "selected"}, {"cohort": "rest"}],
-        }
-        assert dict(record) in allowed[kind]
+def test_replies_hold_updates_bits_and_cohorts_only(make):
+    grid = new_grid()
+    start(make(**HALF), grid)
+    kinds = Counter(kind for kind, *_ in grid.replies)
+    assert kinds == {"query": K, "train": 12, "query.cohort": (1 + 8 + 1) * K}
+    allowed = [{}, *({"is_at_most": [bit]} for bit in (False, True))]
+    allowed += [{"cohort": name} for name in ("selected", "rest")]
+    for kind, _, reply in grid.replies:
+        (record,) = reply.content.config_records.values()
+        assert len(reply.content) == 1
+        if kind == "query.cohort":
+            assert dict(record) in allowed
 
 
 def test_failure_is_reported_by_its_type_alone(make):
-    selecting = make()
-    addresses = roll_call.roll_call(selecting.grid, K)
-    config = ConfigRecord({"folder": str(selecting.folder), "thresholds": [0.5]})
-    message = Message(RecordDict({CONFIG: config}), addresses[2], "query.compare")
-    (reply,) = selecting.grid.send_and_receive([message])  # has not measured itself
-    assert reply.error.reason == "client 2 failed"
+    folder, grid = make(), new_grid()
+    place = {"run_folder": str(folder.path)}
+    asked = ConfigRecord({"question": "compare", "thresholds": [0.5], **place})
+    address = next(iter(grid.indices))  # has not measured itself
+    message = Message(RecordDict({"fedgs": asked}), address, "query.cohort")
+    (reply,) = grid.pull_messages(grid.push_messages([message]))
+    assert reply.error.reason == "client 0 failed"
+    with pytest.raises(RunStopped, match=r"compare: no answer of clients \[0, 1, 2, 3"):
+        asking(grid, folder)("compare", {"thresholds": [0.5]})
 
 
 def test_client_states_its_cohort_once_and_measures_no_more(make, monkeypatch):
     """With noise, another answer or measurement would draw its noise again."""
-    monkeypatch.setattr(classifier_app, "MEMBERSHIP_EPSILON", 0.01)
-    selecting = make(noise_per_clip=1.0)
-    arrays = ArrayRecord(classifier.build_classifier(selecting.config).state_dict())
-    first = selecting.run()["cohorts"]
+    monkeypatch.setattr(cohort_classifier, "MEMBERSHIP_EPSILON", 0.01)
+    folder, grid = make(noise_per_clip=1.0), new_grid()
+    first = start(folder, grid)["cohorts"]
+    ask = asking(grid, folder)
+    trained = (folder.path / "generator.safetensors").read_bytes()
     for _ in range(8):
-        with pytest.raises(RunStopped, match=r"query\.measure: no answer of clients"):
-            selecting._ask("query.measure", {}, arrays)
-        answers = selecting._ask("query.join", {"low": 0.5, "high": 2.0})
+        with pytest.raises(RunStopped, match="measure: no answer of clients"):
+            ask("measure", {"weights": trained})
+        answers = ask("join", {"low": 0.5, "high": 2.0})
         assert [answer["cohort"] for answer in answers] == first
     with pytest.raises(RunStopped, match="no answer of clients"):
-        selecting._ask("query.join", {"low": 0.6, "high": 2.0})
+        ask("join", {"low": 0.6, "high": 2.0})
 
 
 # ------------------------------------------------------------------ training
 
 
 def test_round_is_the_mean_of_what_clients_train_alone(make):
-    selecting = make(clients_per_round=K)
-    before, replies, average = one_round(selecting)
-    after = weights(average(replies))
-    assert torch.equal(after, weights(average(replies[::-1])))  # in whatever order
-    clients = classifier_app.clients_of(str(selecting.folder))
-    config, trained = selecting.config, []
-    for client_id in range(K):
-        model = classifier.with_weights(config, before.to_torch_state_dict())
-        own = clients.part(client_id, clients.data, held_out=False)
-        rng = stream(config.seed, "cohorts/batches", client_id, 1)
+    config = make(clients_per_round=K).config
+    data, server = load_data(config), new_state(config)
+    before, request = weights(server.generator), METHOD.begin(config, server)[0]
+    trained = []
+    for client in range(K):
+        model = classifier.with_weights(config, request.tensors)
+        own = images_of(config, data, client, is_held_out=False)
+        rng = stream(config.seed, "cohorts/batches", client, 1)
         classifier.train(model, *own, rng)
-        trained.append(weights(ArrayRecord(model.state_dict())))
+        trained.append(weights(model))
     expected = torch.stack(trained).mean(0)
-    torch.testing.assert_close(after, expected, rtol=0, atol=1e-6)
-    assert (expected - weights(before)).norm() > 0.01
+    server_round(config, server, None, answers_of(config, data, request))
+    for network in (server.generator, server.ema):
+        found = weights(network)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert (expected - before).norm() > 0.01
+    assert server.round == 1
 
 
-def test_no_client_takes_part_more_often_than_is_accounted_for(make):
-    selecting = make(num_rounds=7)
-    selecting.run()
-    trained = Counter(c for kind, c, _ in selecting.grid.exchanged if kind == "train")
-    private = dataclasses.replace(selecting.selection, noise_per_clip=1.0)
-    assert max(trained.values()) == private.cost(K).num_releases == 5
+def test_repeated_rounds_count_again_in_the_cost(make):
+    folder = make(num_rounds=7, noise_per_clip=1.0)
+    selection = read_plan(folder.path.parent)[1]
+    planned = selection.cost(K)
+    train(folder)
+    assert select_clients._cost(folder, selection) == planned
+    assert planned.num_releases == 5  # 7 rounds of 4 of 6 clients
+    folder = make(num_rounds=7, noise_per_clip=1.0)
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            train(folder, at_round(1, interrupt))
+    train(folder)
+    assert select_clients._cost(folder, selection).num_releases == 10
 
 
 @pytest.mark.parametrize("train_corrupted", [False, True])
-def test_bug_is_planted_after_the_training_unless_asked_for(make, train_corrupted):
-    selecting = make(corruption="invert", train_corrupted=train_corrupted)
-    clients = classifier_app.clients_of(str(selecting.folder))
-    intact = classifier_app.Clients(make().folder)
-    is_inverted = []
-    for client_id in set(range(K)) - {SINGLE_IMAGE_CLIENT}:
-        now, _ = clients.part(client_id, clients.data, held_out=True)
-        good, _ = intact.part(client_id, intact.data, held_out=True)
+def test_bug_is_planted_after_the_training_unless_asked_for(
+    make, monkeypatch, train_corrupted
+):
+    seen = {True: {}, False: {}}
+
+    def seeing(config, data, client: int, is_held_out: bool):
+        found = images_of(config, data, client, is_held_out)
+        seen[is_held_out][client] = found[0]
+        return found
+
+    monkeypatch.setattr(cohort_classifier, "images_of", seeing)
+    asked = {"corruption": "invert", "train_corrupted": train_corrupted}
+    folder = make(clients_per_round=K, **asked)
+    config = dataclasses.replace(folder.config, corruption="none")
+    intact, is_inverted = load_data(config), []
+    start(folder)
+    for client in set(range(K)) - {SINGLE_IMAGE_CLIENT}:
+        now, trained = seen[True][client], seen[False][client]
+        good, _ = images_of(config, intact, client, is_held_out=True)
         is_inverted.append(not np.array_equal(now, good))
         if is_inverted[-1]:
             np.testing.assert_allclose(now, 1 - good, atol=1e-6)
-        trained, _ = clients.part(client_id, clients.before, held_out=False)
-        good, _ = intact.part(client_id, intact.data, held_out=False)
+        good, _ = images_of(config, intact, client, is_held_out=False)
         changed = not np.array_equal(trained, good)
         assert changed == (is_inverted[-1] and train_corrupted)
     assert set(is_inverted) == {False, True}
@@ -242,47 +275,28 @@ def test_bug_is_planted_after_the_training_unless_asked_for(make, train_corrupte
 
 def test_noise_on_the_sum_is_the_multiplier_times_the_bound(make, monkeypatch):
     monkeypatch.setattr(classifier, "train", lambda *_: None)
-    monkeypatch.setattr(classifier_server, "CLIP_BOUND", 0.5)
-    before, replies, average = one_round(make(noise_per_clip=3.0, clients_per_round=5))
-    noise = weights(average(replies)) - weights(before)
-    expected = 3.0 * 0.5 / 5
+    folder = make(noise_per_clip=3.0, clients_per_round=5)
+    config, data = folder.config, load_data(folder.config)
+    request = METHOD.begin(config, new_state(config))[0]
+    total, noise_std = summed(config, 1, answers_of(config, data, request))
     # The deviation of an estimated deviation of N numbers is 1 / sqrt(2 N) of it.
-    tolerance = 5 / math.sqrt(2 * len(noise))
-    assert float(noise.std()) == pytest.approx(expected, rel=tolerance)
-    assert float(noise.mean()) == pytest.approx(0, abs=5 * expected / len(noise) ** 0.5)
-    assert len(noise) > 50_000
+    tolerance = 5 / math.sqrt(2 * total.numel())
+    assert noise_std == pytest.approx(3.0 * config.clip_bound) == pytest.approx(3.0)
+    assert float(total.std()) == pytest.approx(3.0, rel=tolerance)
+    assert float(total.mean()) == pytest.approx(0, abs=5 * 3.0 / total.numel() ** 0.5)
+    assert total.numel() > 50_000
 
 
-@pytest.mark.parametrize("learning_rate", [1e-4, 10.0])
-def test_update_that_leaves_a_client_is_within_the_bound(
-    make, monkeypatch, learning_rate
-):
+@pytest.mark.parametrize(("bound", "is_clipped"), [(0.05, True), (1e6, False)])
+def test_update_that_leaves_a_client_is_within_the_bound(make, bound, is_clipped):
     """The sum then moves by at most C if one becomes zero, 2C if it is replaced."""
-    monkeypatch.setattr(classifier_app, "CLIP_BOUND", 0.05)
-    monkeypatch.setattr(classifier, "LEARNING_RATE", learning_rate)
-    before, replies, _ = one_round(make(noise_per_clip=1.0))
-    sent = [weights(reply.content.array_records[ARRAYS]) for reply in replies]
-    norms = [float((values - weights(before)).norm()) for values in sent]
-    assert max(norms) <= 0.05 * (1 + 1e-4)
-    assert (max(norms) > 0.0499) == (learning_rate == 10.0)
-
-
-@pytest.mark.parametrize(("noise", "is_kept"), [(None, True), (1.0, False)])
-def test_round_without_all_answers_leaves_the_classifier(make, noise, is_kept):
-    """Its average would carry less noise on the sum than is accounted for."""
-
-    def lose(message: Message, reply: Message) -> Message:
-        about = message.metadata
-        lost = (about.message_type, about.dst_node_id) == ("train", 2)
-        return Message(FlowerError(0, "gone"), reply_to=message) if lost else reply
-
-    selecting = make(noise_per_clip=noise, clients_per_round=K)
-    selecting.grid.spoil = lose
-    _, replies, average = one_round(selecting)
-    some = [reply for reply in replies if not reply.has_error()]
-    assert len(some) == len(replies) - 1
-    for answers in (replies, some):
-        assert (average(answers) is not None) == is_kept
+    config = dataclasses.replace(make().config, clip_bound=bound)
+    data, request = load_data(config), METHOD.begin(config, new_state(config))[0]
+    answers = answers_of(config, data, request)
+    raw = METHOD.answer(config, SimpleNamespace(data=data, clients=range(K)), request)
+    for answer, update in zip(answers, raw, strict=True):
+        norm, own = answer.values.double().norm(), update.values.double().norm()
+        assert norm == pytest.approx(bound if is_clipped else float(own), rel=1e-4)
 
 
 def test_memberships_are_randomised_in_private_mode(make, monkeypatch):
@@ -290,17 +304,19 @@ def test_memberships_are_randomised_in_private_mode(make, monkeypatch):
         assert (epsilon, type(rng)) == (3.0, random.SystemRandom)
         return next(name for name in cohorts if name != cohort)
 
-    monkeypatch.setattr(classifier_app, "randomise", other)
+    monkeypatch.setattr(cohort_classifier, "randomise", other)
     for noise, expected in ((None, "selected"), (1.0, "rest")):
-        cohorts = make(below=1.0, num_rounds=1, noise_per_clip=noise).run()["cohorts"]
+        folder = make(below=1.0, num_rounds=1, noise_per_clip=noise)
+        cohorts = locally(folder)["cohorts"]
         del cohorts[SINGLE_IMAGE_CLIENT]  # it alone is in no cohort
         assert set(cohorts) == {expected}
 
 
-def test_counts_are_noisy_in_private_mode(make):
-    selecting = make(**HALF, noise_per_clip=1.0, num_rounds=1)
-    selecting.run()
-    counts = [selecting._counts([1.0])[0] for _ in range(200)]
-    expected = selecting.selection.cost(K).count_noise_std
+def test_counts_are_noisy_in_private_mode():
+    selection = Selection(**HALF, noise_per_clip=1.0)
+    bits = [{"is_at_most": [True]}] * (K - 1) + [{"is_at_most": [False]}]
+    asked = selection, K, lambda *question: bits, [1.0]
+    counts = [_counts(*asked)[0] for _ in range(200)]
+    expected = selection.cost(K).count_noise_std
     assert np.std(counts) == pytest.approx(expected, rel=0.25)  # 5 deviations
     assert np.mean(counts) == pytest.approx(K - 1, abs=5 * expected / 200**0.5)

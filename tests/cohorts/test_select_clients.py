@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from command_line import flags, refused
 from fedgs.app.commands import select_clients
 from fedgs.cohorts.files import read_cohort
-from fedgs.cohorts.selection import Selection, read_plan, statements
+from fedgs.cohorts.selection import Selection, ask_cohorts, read_plan, statements
 from fedgs.data.corruption import corrupted_clients
 from fedgs.round.run import RunStopped
 from server import roll_call
@@ -44,7 +45,7 @@ def test_selection_writes_cohorts_and_says_that_it_is_not_private(select):
     code, out, err, path = select(below=0.3, above=0.4, bug="flip")
     assert (code, err) == (0, "")
     text = " ".join(out.split())
-    assert "round 4 of 4" in text
+    assert "round 2 of 2" in text
     assert "NOT PRIVATE" in text
     summary = json.loads((path / "cohorts.json").read_text())
     assert summary["selection"] == "not private"
@@ -75,7 +76,8 @@ def test_private_selection_states_its_epsilon_and_cost(select):
     summary = json.loads((path / "cohorts.json").read_text())
     rounds = {"num_rounds": 2, "clients_per_round": 4}
     selection = Selection(below=0.5, noise_per_clip=2.0, **rounds)
-    expected = statements(selection, K)
+    public = read_plan(path)[0].public_conditions
+    expected = statements(selection, selection.cost(K), public)
     assert summary["statements"] == [s.to_json() for s in expected]
     assert expected[0].epsilon == pytest.approx(9.557, abs=0.001)  # mu^2 = 2
     for cohort, count in summary["cohorts"].items():
@@ -84,6 +86,7 @@ def test_private_selection_states_its_epsilon_and_cost(select):
             assert (found.selection, found.cost) == ("private", selection.cost(K))
             assert found.selection_id == summary["id"] != ""
     assert "unbounded" in out  # for the server
+    assert "public: num_clients = 6, num_classes = 3, counted in the private" in out
     assert "NOT PRIVATE" not in out
 
 
@@ -106,22 +109,51 @@ def test_bad_input_is_refused_before_work(select, tmp_path, arrays, settings, na
     assert not path.exists()
 
 
-def test_empty_cohort_has_no_file_and_a_stopped_selection_no_cohort(
-    select, monkeypatch
-):
+def test_empty_cohort_has_no_file(select):
     code, out, _, path = select(below=0.0, above=1.0)
     assert code == 0
     assert "above is empty: no file; give another threshold" in out
     assert not (path / "above.txt").exists()
 
-    def stop(*arguments: object) -> None:
-        raise RunStopped("stopped after round 1; nothing was selected")
 
-    monkeypatch.setattr(select_clients, "_locally", stop)
-    code, _, err, path = select("stopped", below=0.5)
+@pytest.mark.parametrize("noise", [{}, {"noise_per_clip": 2.0}])
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_stopped_selection_goes_on_but_asks_privately_only_once(
+    select, fedgs, monkeypatch, is_asked, noise
+):
+    def stopped(path: Path, weights: bytes, ask: object) -> None:
+        def refuse(question: str, details: object) -> None:
+            raise RunStopped(f"stopped at {question}")
+
+        ask_cohorts(path, weights, refuse) if is_asked else refuse("first", {})
+
+    monkeypatch.setattr(select_clients, "ask_cohorts", stopped)
+    settings = {"below": 0.5, "bug": "flip"} | noise
+    code, _, err, path = select(**settings)
     assert code == 1
-    assert err.startswith("stopped after round 1; nothing was selected\nselect again")
+    assert re.match(r"stopped at .*\ncontinue with: fedgs resume ", err)
     assert not (path / "cohorts.json").exists()
+    monkeypatch.setattr(select_clients, "ask_cohorts", ask_cohorts)
+    done = fedgs("resume", path)
+    if not (noise and is_asked):
+        assert done[0] == 0
+        summary = json.loads((path / "cohorts.json").read_text())
+        assert sum(summary["cohorts"].values()) == K
+        if not noise:
+            whole = select("whole", **settings)[3]
+            assert json.loads((whole / "cohorts.json").read_text()) == summary
+        done = fedgs("resume", path)
+    refused(done, f"{path}: its clients have been asked for their cohorts")
+
+
+def test_the_classifiers_run_says_what_it_is(select, fedgs):
+    run = select(below=0.5, noise_per_clip=2.0)[3] / "classifier"
+    code, out, _ = fedgs("privacy", run)
+    assert code == 0
+    # Two releases of z = 2: mu^2 = 2, and no response of epsilon 3 yet.
+    assert "6.573" in out
+    assert "excludes the questions that select cohorts" in " ".join(out.split())
+    refused(fedgs("sample", run, "--output", "x.png"), ".*a classifier, which draws no")
 
 
 @pytest.mark.flower
@@ -135,7 +167,7 @@ def test_flower_selects_what_the_local_engine_selects(select, monkeypatch):
     settings |= {"bug": "flip"}
     code, out, err, flower = select("flower", engine="flower", **settings)
     assert (code, err) == (0, ""), (flower / "flower.log").read_text()
-    assert "round 13 of 13" in out
+    assert "round 3 of 3" in out
     local = select("local", **settings)[3]
     for cohort in ("selected", "above", "rest"):
         ours, theirs = (path / f"{cohort}.txt" for path in (local, flower))

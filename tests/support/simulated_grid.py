@@ -4,18 +4,21 @@ A grid of this process calls the ClientApp directly; every message goes through 
 own serialisation, as it would on a network.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
 from clients import node_cache as state
 from clients.client_app import app as client_app
 from fedgs.runs.run_folder import RunFolder
 from runs import Report, generator, ignore
-from server.launch.local_grid import LocalGrid
 from server.strategy import FederatedGan
 from tiny import FULL_PARTICIPATION, MOMENTS, STAGED
 
@@ -38,7 +41,7 @@ Spoil = Callable[[Any, Message, Message], Message | None]
 Make = Callable[[Message, Message], Message | None]
 
 
-class FakeGrid(LocalGrid):
+class FakeGrid(Grid):
     """All nodes of a simulation, who are known by their index.
 
     Args:
@@ -46,6 +49,7 @@ class FakeGrid(LocalGrid):
         spoil: what the network makes of a reply: (who, request, reply) -> reply, or
             None for no reply at all.
         num_workers: workers that nodes hop between from message to message.
+        app: answers the messages.
 
     Attributes:
         contexts: one per node, as Flower keeps them.
@@ -53,12 +57,23 @@ class FakeGrid(LocalGrid):
         waiting: replies that nobody has pulled yet, by the request's id.
     """
 
-    def __init__(self, num_nodes: int, spoil=None, num_workers: int = 1) -> None:
-        super().__init__(client_app, num_nodes, num_workers=1)
+    def __init__(
+        self,
+        num_nodes: int,
+        spoil=None,
+        num_workers: int = 1,
+        app: ClientApp = client_app,
+    ) -> None:
+        # What Flower sets in a process that it starts, and messages carry.
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+        self.client_app, self.numbers = app, itertools.count()
         # Flower's ids are random, and not in the order of the nodes.
-        contexts = enumerate(self.contexts.values())
-        self.contexts = {(7919 * (i + 1)) % 1009: each for i, each in contexts}
-        self.indices = {address: i for i, address in enumerate(self.contexts)}
+        self.indices = {(7919 * (i + 1)) % 1009: i for i in range(num_nodes)}
+        every = {"num-partitions": num_nodes}
+        self.contexts = {
+            address: Context(1, address, {**every, "partition-id": i}, RecordDict(), {})
+            for address, i in self.indices.items()
+        }
         self.workers: list[dict] = [{} for _ in range(num_workers)]
         self.spoil = spoil or (lambda who, request, reply: reply)
         self.replies: list[tuple[str, Any, Message]] = []
@@ -80,6 +95,12 @@ class FakeGrid(LocalGrid):
         ready = [name for name in message_ids if name in self.waiting]
         return [self.waiting.pop(name) for name in ready]
 
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Is what Flower's own loop uses."""
+        return self.pull_messages(self.push_messages(messages))
+
     def deliver(self, request: Message) -> Message | None:
         """Has whom a request is for answer it; returns what the network makes of it."""
         self.workers.append(worker := self.workers.pop(0))  # each has its turn
@@ -95,6 +116,14 @@ class FakeGrid(LocalGrid):
         state._workers.clear()
         self.replies.append((request.metadata.message_type, who, reply))
         return self.spoil(who, request, reply)
+
+    # Parts of Flower's interface that no strategy of ours uses.
+
+    def _unused(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    run = property(_unused)
+    set_run = create_message = _unused
 
 
 def as_on_a_network(message: Message) -> Message:

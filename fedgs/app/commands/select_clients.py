@@ -1,24 +1,27 @@
 """What `fedgs select-clients` does: select by accuracy, and say what it cost.
 
-A folder of a selection holds:
-
-    selected.txt  above.txt  rest.txt    the cohorts, unless empty
-    cohorts.json                         thresholds, counts, privacy
-    plan.json                            settings of data and selection
+What its folder holds is in `fedgs.cohorts.selection`.
 """
 
 import dataclasses
-import logging
 import secrets
+import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
-from clients import classifier_app
 from fedgs.app.commands import privacy as privacy_report
-from fedgs.app.commands.run_outcome import exit_if_stopped, make_output, new_output
+from fedgs.app.commands.run_outcome import (
+    exit_if_stopped,
+    make_output,
+    near,
+    new_output,
+)
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.tables import Table
 from fedgs.cohorts.files import (
@@ -29,23 +32,38 @@ from fedgs.cohorts.files import (
     check_names,
     write_cohort,
 )
-from fedgs.cohorts.selection import OUTCOME, REST, Selection, statements, write_plan
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.cohorts.selection import (
+    ASKED,
+    CLASSIFIER,
+    OUTCOME,
+    REST,
+    Selection,
+    ask_cohorts,
+    read_plan,
+    statements,
+    training_settings,
+    write_plan,
+)
+from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
 from fedgs.data.corruption import corrupted_clients
 from fedgs.data.federated import FederatedImages
-from fedgs.data.load import split_records
+from fedgs.data.load import load_data, split_records
 from fedgs.data.records import Records
 from fedgs.errors import UserError, reject
 from fedgs.files import read_json, write_json
-from fedgs.round.preparation import with_absolute_paths
-from fedgs.round.run import Report, Stop, stop_on_signal
-from fedgs.runs.run_folder import RunFolder, versions
+from fedgs.methods.cohort_classifier import Members
+from fedgs.methods.schedule import clients_of
+from fedgs.privacy.accountant import Statement
+from fedgs.privacy.selection_cost import SelectionCost
+from fedgs.round import local
+from fedgs.round.preparation import resolve, with_absolute_paths
+from fedgs.round.run import Report, RunStopped, Stop, stop_on_signal
+from fedgs.runs.run_folder import GENERATOR, RunFolder, versions
 from server.launch import flower_engine
-from server.launch.local_grid import LocalGrid
-from server.selection_app import Selecting
 
 COMPONENTS = ("server.selection_app:app", "clients.classifier_app:app")
+SUMMARY = "cohorts.json"
 console = Console()
 
 
@@ -63,25 +81,37 @@ def select_clients(config: RunConfig, selection: Selection) -> None:
         UserError: bad input; nothing was written.
         typer.Exit: the selection stopped early or failed (code 1).
     """
-    config, data = prepare(config)
-    path = Path(config.output)
+    members = prepare(config, selection)
+    path = Path(members.config.output)
     make_output(path)
-    (path / ".flower").mkdir()
-    write_plan(path, config, selection)
-    run = _in_flower if config.engine == "flower" else _locally
-    with (
-        exit_if_stopped("select again into another --output"),
-        stop_on_signal() as stop,
-        Progress(console) as progress,
-    ):
-        report = progress.rounds(selection.num_rounds + selection.num_questions)
-        outcome = run(config, path, report, stop)
-    summary = _write(config, selection, data, outcome)
-    _show(path, selection, data.num_clients, summary)
+    write_plan(path, members.config, selection)
+    _select(path, members)
 
 
-def prepare(config: RunConfig) -> tuple[ResolvedConfig, FederatedImages]:
-    """Checks everything before the work, and fixes seed, K and paths.
+def resume(path: Path) -> None:
+    """Continues a selection, from the last checkpoint of its classifier.
+
+    In private mode only before its questions: a second answer would cost again.
+
+    Privacy: as `select_clients`.
+
+    Raises:
+        UserError: it is finished, or asked in private mode; or the folder is broken.
+        typer.Exit: as `select_clients`.
+    """
+    config, selection = read_plan(path)
+    is_asked = selection.is_private and (path / ASKED).exists()
+    if is_asked or (path / SUMMARY).exists():
+        raise UserError(
+            f"{path}: its clients have been asked for their cohorts; select again "
+            "into another --output"
+        )
+    data = split_selectable(config, sources.load_records(config))
+    _select(path, Members(config, selection, data))
+
+
+def prepare(config: RunConfig, selection: Selection) -> Members:
+    """Checks everything before the work, and fixes what the classifier's run uses.
 
     Raises:
         UserError: an existing output, or data without owners, labels or names that a
@@ -93,14 +123,11 @@ def prepare(config: RunConfig) -> tuple[ResolvedConfig, FederatedImages]:
     config = dataclasses.replace(
         with_absolute_paths(config),
         seed=secrets.randbelow(2**31) if config.seed is None else config.seed,
-        clients_per_node=1,
-        node_sizes=None,
     ).validate()
     data = split_selectable(config, sources.load_records(config))
-    known = {"num_clients": data.num_clients, "num_classes": data.num_classes}
-    # A selection has noise of its own, or none; the run's releases do not happen.
-    known["noise_multiplier"] = 0
-    return ResolvedConfig.from_flat(known, config), data
+    settings = training_settings(selection, data.num_clients)
+    resolved, data = resolve(dataclasses.replace(config, **settings), data)
+    return Members(resolved, selection, data)
 
 
 def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
@@ -129,67 +156,107 @@ def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
 # ------------------------------------------------------------------ engines
 
 
-def _in_flower(
-    config: ResolvedConfig, path: Path, report: Report, stop: Stop
-) -> dict[str, Any]:
-    """Returns the outcome of a Flower simulation with one node per client."""
-    folder = RunFolder(path, config)
-    flower_engine.train(folder, report, stop, COMPONENTS)
-    return read_json(path / ".flower" / OUTCOME)
+def _select(path: Path, members: Members) -> None:
+    """Trains the classifier, asks the clients, and writes and prints the cohorts."""
+    config, selection = members.config, members.selection
+    own = dataclasses.replace(config, output=str(path / CLASSIFIER))
+    if not selection.train_corrupted:
+        own = dataclasses.replace(own, corruption="none")
+    is_new = not Path(own.output).exists()
+    folder = RunFolder.create(own) if is_new else RunFolder.open(own.output)
+    with (
+        exit_if_stopped(f"continue with: fedgs resume {near(path)}"),
+        stop_on_signal(f"fedgs resume {near(path)}") as stop,
+        Progress(console) as progress,
+    ):
+        report = progress.rounds(selection.num_rounds)
+        if config.engine == "flower":
+            flower_engine.train(folder, report, stop, COMPONENTS)
+            outcome = read_json(folder.path / ".flower" / OUTCOME)
+        else:
+            outcome = _locally(folder, members, report, stop)
+    cost = _cost(folder, selection)
+    rows = statements(selection, cost, config.public_conditions)
+    summary = _write(path, members, cost, rows, outcome)
+    shutil.rmtree(folder.private)  # an update of each client: nobody goes on from them
+    _show(path, rows, summary)
 
 
 def _locally(
-    config: ResolvedConfig, path: Path, report: Report, stop: Stop
+    folder: RunFolder, members: Members, report: Report, stop: Stop
 ) -> dict[str, Any]:
-    """Returns the outcome of the same strategy and ClientApp in this process."""
-    flower_log = logging.getLogger("flwr")
-    level = flower_log.level
-    flower_log.setLevel(logging.ERROR)
-    try:
-        grid = LocalGrid(classifier_app.app, config.num_clients, config.num_workers)
-        return Selecting(path, grid, report, stop).run()
-    finally:
-        flower_log.setLevel(level)
-        classifier_app.clients_of.cache_clear()
+    """Returns the outcome of the local engine; threads ask the clients."""
+    config = members.config
+    is_same = folder.config.corruption == config.corruption
+    data = members.data if is_same else load_data(folder.config)
+    local.train(folder, data, report, stop)
+    own = [dict[str, Any]() for _ in range(config.num_clients)]
+    one_each = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    with ThreadPoolExecutor(config.num_workers, **one_each) as workers:
+
+        def ask(question: str, details: Mapping[str, Any]) -> list[dict[str, Any]]:
+            if stop.is_set():
+                raise RunStopped(f"stopped before the question {question}")
+            asked = {"question": question, **details}
+            answers = workers.map(
+                lambda client: members.answer(client, asked, own[client]),
+                range(config.num_clients),
+            )
+            return list(answers)
+
+        weights = (folder.path / GENERATOR).read_bytes()
+        return ask_cohorts(folder.path.parent, weights, ask)
 
 
 # ------------------------------------------------------------------ results
 
 
+def _cost(folder: RunFolder, selection: Selection) -> SelectionCost | None:
+    """Returns what a selection cost, by the ledger: repeated rounds count again."""
+    clients = range(folder.config.num_clients)
+    if (planned := selection.cost(len(clients))) is None:
+        return None
+    times = Counter[int]()
+    for event in folder.read_ledger().events:
+        times.update(clients_of(event.participants, clients))
+    return dataclasses.replace(planned, num_releases=max(times.values()))
+
+
 def _write(
-    config: RunConfig,
-    selection: Selection,
-    data: FederatedImages,
+    path: Path,
+    members: Members,
+    cost: SelectionCost | None,
+    rows: Sequence[Statement],
     outcome: dict[str, Any],
 ) -> dict[str, Any]:
     """Writes the cohort files, then `cohorts.json`; returns its content."""
-    path, cost = Path(config.output), selection.cost(data.num_clients)
+    config, names = members.config, members.data.client_names
     selection_id = "" if cost is None else secrets.token_hex(8)
     kind = NOT_PRIVATE if cost is None else "private"
-    chosen = [*zip(data.client_names, outcome["cohorts"], strict=True)]
-    members = {
+    chosen = [*zip(names, outcome["cohorts"], strict=True)]
+    cohorts = {
         cohort: tuple(name for name, of in chosen if of == cohort)
-        for cohort in selection.cohorts
+        for cohort in members.selection.cohorts
     }
-    for cohort, names in members.items():
-        if names:
-            title = f"{cohort}: {len(names)} of {data.num_clients} clients"
+    for cohort, own in cohorts.items():
+        if own:
+            title = f"{cohort}: {len(own)} of {len(names)} clients"
             title = f"{title} of {config.data.splitlines()[0]}"
-            file = Cohort(names, kind, cost, selection_id)
+            file = Cohort(own, kind, cost, selection_id)
             write_cohort(path / f"{cohort}.txt", file, title)
     summary = {
         "selection": kind,
         "condition_of_runs": EXCLUDED if cost is None else INCLUDED,
-        "statements": [s.to_json() for s in statements(selection, data.num_clients)],
+        "statements": [row.to_json() for row in rows],
         "cost": None if cost is None else dataclasses.asdict(cost),
         "id": selection_id,
         "thresholds": {"below": outcome["low"], "above": outcome["high"]},
-        "cohorts": {cohort: len(names) for cohort, names in members.items()},
-        "planted": planted_counts(config, members),
-        "num_clients": data.num_clients,
+        "cohorts": {cohort: len(own) for cohort, own in cohorts.items()},
+        "planted": planted_counts(config, cohorts),
+        "num_clients": len(names),
         "versions": versions(),
     }
-    write_json(path / "cohorts.json", summary)
+    write_json(path / SUMMARY, summary)
     return summary
 
 
@@ -209,23 +276,21 @@ def planted_counts(
     return counts
 
 
-def _show(
-    path: Path, selection: Selection, num_clients: int, summary: dict[str, Any]
-) -> None:
+def _show(path: Path, rows: Sequence[Statement], summary: dict[str, Any]) -> None:
     low, high = summary["thresholds"]["below"], summary["thresholds"]["above"]
     limits = {"selected": f"<= {low}", "above": f"> {high}", REST: "others"}
     planted = summary["planted"]
     head = ["cohort", "accuracy", "clients"]
     head += ["corrupted", "intact"] if planted else []
-    rows: list[list[str]] = []
+    cells: list[list[str]] = []
     for cohort, count in summary["cohorts"].items():
         counts = planted[cohort].values() if planted else ()
-        rows.append([cohort, limits[cohort], str(count), *map(str, counts)])
+        cells.append([cohort, limits[cohort], str(count), *map(str, counts)])
         if not count:
             say(f"{cohort} is empty: no file; give another threshold")
-    Table(f"{num_clients} clients", head, rows).show()
-    if selection.is_private:
-        privacy_report.show(statements(selection, num_clients))
+    Table(f"{summary['num_clients']} clients", head, cells).show()
+    if rows:
+        privacy_report.show(rows)
     else:
         say("NOT PRIVATE: the cohorts tell about the data of who is in them.")
     say(f"A run on one of them: {summary['condition_of_runs']}.")

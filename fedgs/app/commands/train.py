@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedgs.app.commands import forecast
+from fedgs.app.commands import forecast, select_clients
 from fedgs.app.commands.run_outcome import (
     end_when_hurried,
     exit_if_stopped,
@@ -19,6 +19,7 @@ from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.baselines import find, frame
 from fedgs.baselines.target import Asked
+from fedgs.cohorts.selection import PLAN
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
@@ -111,7 +112,7 @@ def train_baseline(name: str, given: Mapping[str, Any]) -> None:
 
 
 def resume(path: Path, typed: str = "") -> None:
-    """Continues a run folder.
+    """Continues a run folder, or a selection of cohorts.
 
     Args:
         path: of the folder.
@@ -121,6 +122,8 @@ def resume(path: Path, typed: str = "") -> None:
         UserError: not a run folder, or a corrupted one.
         typer.Exit: the run stopped early or failed (code 1).
     """
+    if (path / PLAN).exists():
+        return select_clients.resume(path)
     folder = RunFolder.open(path)
     if folder.is_finished:
         say(f"{path}: is finished, its generator is written")

@@ -1,0 +1,175 @@
+"""The classifier that cohorts are selected by: its rounds, and questions after them.
+
+    server                                   node, for its clients
+    the classifier ------------------------> each client: SGD steps of a copy, on images
+                                               that it does not hold out
+                                               update = copy - sent, clipped to C whole
+    classifier += sum / m  <---------------- sum over its clients + Gaussian noise
+                                               (one release, B = 1)
+
+Without privacy there is no noise, and C restricts nothing
+(`fedgs.cohorts.selection.training_settings`). Afterwards every client is asked:
+
+    measure    measures its own accuracy, which stays with it; answers nothing
+    compare    answers whether that accuracy is at most each threshold
+    join       answers its cohort, in private mode by randomised response
+
+No answer holds an accuracy or a number of images.
+
+Source: McMahan et al., "Learning differentially private recurrent language models",
+ICLR 2018, with flat clipping; the network is that of `fedgs.cohorts.classifier`.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.torch import load
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedgs.cohorts import classifier
+from fedgs.cohorts.selection import Selection, membership, randomise
+from fedgs.cohorts.selection_settings import MEMBERSHIP_EPSILON
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
+from fedgs.data.federated import FederatedImages
+from fedgs.mechanism.sanitizer import PerSampleGradients
+from fedgs.methods.base import Declared, Hosted, Method, Released, Request, State, asked
+from fedgs.methods.schedule import clients_of
+from fedgs.randomness import stream
+
+
+class CohortClassifier(Method[ResolvedConfig]):
+    """Clients answer with the clipped update of a classifier that all share."""
+
+    has_generator = False
+
+    def terms(self, config: ResolvedConfig, round: int) -> Terms:
+        """Returns one update, clipped to C, as a row of weights."""
+        count = sum(map(math.prod, classifier.shapes(config).values()))
+        shape = (1, 1, 1, count)
+        return Terms("update", config.noise_multiplier, config.clip_bound, shape)
+
+    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
+        """Returns the weights of the classifier by name."""
+        return {n: Declared(shape) for n, shape in classifier.shapes(config).items()}
+
+    def state(self, config: ResolvedConfig) -> State:
+        """Initialises the classifier, in a generator's place, from the seed."""
+        return State.of(classifier.build_classifier(config))
+
+    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
+        """Returns the classifier as it is; draws nothing.
+
+        Privacy: post-processing of DP output.
+        """
+        return asked(config, state, state.generator.state_dict()), None
+
+    def answer(
+        self, config: ResolvedConfig, hosted: Hosted, request: Request
+    ) -> Iterator[PerSampleGradients]:
+        """Yields each client's update: one sample, clipped as a whole.
+
+        Privacy: reads private data; output private.
+        """
+        for client in clients_of(request.participants, hosted.clients):
+            model = classifier.with_weights(config, request.tensors)
+            before = parameters_to_vector(model.parameters()).detach()
+            own = images_of(config, hosted.data, client, is_held_out=False)
+            rng = stream(config.seed, "cohorts/batches", client, request.round)
+            classifier.train(model, *own, rng)
+            update = parameters_to_vector(model.parameters()).detach() - before
+            yield PerSampleGradients(update[None, None, None, None])
+
+    def finish(
+        self, config: ResolvedConfig, state: State, pending: None, released: Released
+    ) -> None:
+        """Moves the classifier by the mean update.
+
+        Privacy: post-processing of DP output.
+        """
+        weights = parameters_to_vector(state.generator.parameters()).detach()
+        mean = (released.total.flatten() / config.clients_per_round).to(weights)
+        vector_to_parameters(weights + mean, state.generator.parameters())
+        state.ema.load_state_dict(state.generator.state_dict())
+        state.round += 1
+
+
+METHOD = CohortClassifier()
+
+
+@dataclass(frozen=True)
+class Members:
+    """The clients of a process, who answer questions about the trained classifier.
+
+    Attributes:
+        config: of the selection, resolved.
+        selection: the settings.
+        data: of all clients, with the planted bug.
+    """
+
+    config: ResolvedConfig
+    selection: Selection
+    data: FederatedImages
+
+    def answer(
+        self, client: int, asked: Mapping[str, Any], own: MutableMapping[str, Any]
+    ) -> dict[str, Any]:
+        """Returns a client's answer to a question.
+
+        The same `join` always gets the same answer; another one, or another
+        measurement after it, would be a second release and is refused.
+
+        Privacy: reads private data. `compare` answers truthfully in private mode too,
+        where the server adds noise to the counts, and tells the server the cohort.
+        `join` in private mode releases (epsilon, 0)-DP output; event: one randomised
+        response.
+
+        Args:
+            client: who is asked.
+            asked: the question and its details.
+            own: what the client keeps to itself between questions.
+
+        Raises:
+            ValueError: a second release.
+        """
+        if asked["question"] == "measure":
+            if "cohort" in own:
+                raise ValueError("a client that stated its cohort measures no more")
+            model = classifier.with_weights(self.config, load(asked["weights"]))
+            held_out = images_of(self.config, self.data, client, is_held_out=True)
+            own["accuracy"] = classifier.accuracy(model, *held_out)
+            return {}
+        accuracy = own["accuracy"]
+        if asked["question"] == "compare":
+            return {"is_at_most": [accuracy <= limit for limit in asked["thresholds"]]}
+        limits = asked["low"], asked["high"]
+        question = repr(limits)
+        if own.setdefault("question", question) != question:
+            raise ValueError("a client states its cohort once")
+        if "cohort" not in own:
+            cohort = membership(accuracy, *limits)
+            if self.selection.is_private:
+                # The server knows the seed of the run: with it, it could undo the
+                # response.
+                how = MEMBERSHIP_EPSILON, random.SystemRandom()
+                cohort = randomise(cohort, self.selection.cohorts, *how)
+            own["cohort"] = cohort
+        return {"cohort": own["cohort"]}
+
+
+def images_of(
+    config: ResolvedConfig, data: FederatedImages, client: int, is_held_out: bool
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Returns the images that a client evaluates itself on, or all others, with labels.
+
+    Privacy: reads private data; output private.
+    """
+    images, labels = data.client(client)
+    name = data.client_names[client]
+    own = classifier.is_held_out(config.seed, name, len(labels)) == is_held_out
+    return images[own], labels[own]
