@@ -28,7 +28,7 @@ from fedgs.privacy.budget import is_spent
 from fedgs.privacy.gaussian import LEAST_DELTA, Law, check_numbers
 from fedgs.privacy.participation import RunsOnSameClients
 from fedgs.privacy.plan import ADVERSARIES, COLUMNS, RELATIONS, Plan, costs_of
-from fedgs.privacy.same_clients import Run, numbered_alike
+from fedgs.privacy.same_clients import DISCRETE, Run, conditions_of, numbered_alike
 from fedgs.privacy.selection_cost import SelectionCost, with_selections
 from fedgs.privacy.spending import Spending
 
@@ -56,10 +56,6 @@ _SEES_MASKED = (
 _NOT_MASKED = (
     f"{HYPOTHETICAL}: as if all rounds were aggregated securely, which they are not; "
     "the server row says what the server of this run learns"
-)
-_DISCRETE = (
-    "noise: exact discrete Gaussian on integers, accounted as a Gaussian whose "
-    "standard deviation is smaller by a part in 8 million"
 )
 _MEANINGS = {
     "replace-one": "relation: a client's whole data set is replaced",
@@ -330,7 +326,7 @@ def _planned(plan: Plan, selection: str, colluding: int) -> _Rounds:
         laws,
         no_amplification,
         plan.sampled(),
-        (*plan.public_conditions, *[_DISCRETE] * plan.secure_aggregation),
+        (*plan.public_conditions, *[DISCRETE] * plan.secure_aggregation),
     )
 
 
@@ -400,7 +396,7 @@ def _released(
         {name: together.law(row) for row, name in enumerate(adversaries)},
         no_amplification,
         () if no_amplification else together.sampled(release),
-        (*_about(runs), *_embeddings(runs), *_aggregated(masked)),
+        conditions_of(runs),
     )
 
 
@@ -428,45 +424,3 @@ def _why_ended_early(run: Run, exposure: Spending) -> str:
     if exposure.first is None or done >= planned or is_spent(*run):
         return ""
     return f"the events end after {done} of {planned} planned rounds"
-
-
-def _embeddings(runs: Sequence[Run]) -> list[str]:
-    """Returns the condition that stages add to every row."""
-    releases = [event.release for run in runs for event in run.events]
-    if not (count := releases.count("embedding")):
-        return []
-    return [
-        f"{count} of {len(releases)} events release embeddings, B = 1, each with its "
-        "own C and noise; kinds, weights and clip bounds were fixed in advance"
-    ]
-
-
-def _aggregated(masked: Sequence[bool]) -> list[str]:
-    """Returns the conditions that secure aggregations add to every row."""
-    count = sum(masked)
-    if count in (0, len(masked)):
-        return [_DISCRETE] if count else []
-    return [
-        f"{count} of {len(masked)} events are of secure aggregations: in them the "
-        "server row counts the noise that secagg does, against bounded computing power",
-        _DISCRETE,
-    ]
-
-
-def _about(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Returns the conditions that runs, and several runs, add to every row."""
-    public = dict.fromkeys(c for run in runs for c in run.config.public_conditions)
-    if len(runs) == 1:
-        return (*public,)
-    conditions = [*public]
-    conditions += [f"{len(runs)} runs on the same clients: mu^2 adds up"]
-    if any(run.config.node_names for run in runs):
-        conditions.append(
-            "a client of a deployment is known by the name of its node and its place "
-            "there: the nodes keep their data"
-        )
-    engines = {run.config.engine for run in runs}
-    if engines == {"local", "flower"}:
-        problem = "of a local run one curator sees everything"
-        conditions.append(f"{problem}, so there is no server or secagg row")
-    return tuple(conditions)

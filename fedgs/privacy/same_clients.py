@@ -1,4 +1,4 @@
-"""Runs on the same clients: each client has one number in all of them.
+"""Runs on the same clients: one number for each client, and what their rows suppose.
 
 Source: docs/privacy.md, "Which theorem may be used when".
 """
@@ -12,6 +12,11 @@ from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.selection_cost import SelectionCost
+
+DISCRETE = (
+    "noise: exact discrete Gaussian on integers, accounted as a Gaussian whose "
+    "standard deviation is smaller by a part in 8 million"
+)
 
 
 class Run(NamedTuple):
@@ -75,3 +80,57 @@ def _renumbered(event: Event, numbers: Sequence[int]) -> Event:
         return event
     clients = sorted(numbers[client] for client in event.participants)
     return replace(event, participants=tuple(clients))
+
+
+def conditions_of(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Returns the conditions that what runs released adds to every row.
+
+    Privacy: public; of settings and ledgers.
+
+    Args:
+        runs: at least one.
+    """
+    masked = [event.is_discrete for run in runs for event in run.events]
+    return (*_about(runs), *_embeddings(runs), *_aggregated(masked))
+
+
+def _about(runs: Sequence[Run]) -> list[str]:
+    """Returns the conditions that runs, and several runs, add to every row."""
+    public = dict.fromkeys(c for run in runs for c in run.config.public_conditions)
+    conditions = [*public]
+    if len(runs) == 1:
+        return conditions
+    conditions += [f"{len(runs)} runs on the same clients: mu^2 adds up"]
+    if any(run.config.node_names for run in runs):
+        conditions.append(
+            "a client of a deployment is known by the name of its node and its place "
+            "there: the nodes keep their data"
+        )
+    engines = {run.config.engine for run in runs}
+    if engines == {"local", "flower"}:
+        problem = "of a local run one curator sees everything"
+        conditions.append(f"{problem}, so there is no server or secagg row")
+    return conditions
+
+
+def _embeddings(runs: Sequence[Run]) -> list[str]:
+    """Returns the condition that stages add to every row."""
+    releases = [event.release for run in runs for event in run.events]
+    if not (count := releases.count("embedding")):
+        return []
+    return [
+        f"{count} of {len(releases)} events release embeddings, B = 1, each with its "
+        "own C and noise; kinds, weights and clip bounds were fixed in advance"
+    ]
+
+
+def _aggregated(masked: Sequence[bool]) -> list[str]:
+    """Returns the conditions that secure aggregations add to every row."""
+    count = sum(masked)
+    if count in (0, len(masked)):
+        return [DISCRETE] if count else []
+    return [
+        f"{count} of {len(masked)} events are of secure aggregations: in them the "
+        "server row counts the noise that secagg does, against bounded computing power",
+        DISCRETE,
+    ]

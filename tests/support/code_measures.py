@@ -5,22 +5,32 @@ set of modules that import each other, imports inside functions and for types in
 """
 
 import ast
+import dataclasses
 import io
+import re
 import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import networkx  # comes with torch
+from typer.testing import CliRunner
+
+from fedgs.app.cli.main import app
+from fedgs.config.run_config import RunConfig
 
 PACKAGES = ("fedgs", "clients", "server", "experiments", "tests")
 HEAD = ["package", "code lines", "modules", "flat", "largest room", "circles"]
 HEAD += ["comments per 100", "longest function"]
+READING_ORDER = ("fedgs.gs_wgan", "fedgs.methods.base", "fedgs.methods.gs_wgan")
+READING_ORDER += ("fedgs.mechanism.sanitizer", "fedgs.round.run", "fedgs.round.node")
+READING_ORDER += ("server.strategy", "fedgs.privacy.accountant")
+REQUEST = re.compile(r"class Request\b")
+ASKED = re.compile(r"getattr\(method|NOT_GS_WGAN|isinstance\(.*StageRequest")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Module:
     """One file: its tree, its code lines by number, and its whole-line comments."""
 
@@ -112,11 +122,25 @@ def figures(
     yield "knobs", sum(calls[n] for n in ("option", "flag", "Option", "Argument"))
     names = Counter(m.path.stem for m in product.values())
     del names["__init__"]
-    often = sorted(f"{name} {count}" for name, count in names.items() if count > 2)
-    yield "module names used more than twice", ", ".join(often) or "none"
+    yield "module names used twice", sum(count > 1 for count in names.values())
+    yield "fields of RunConfig", len(dataclasses.fields(RunConfig))
+    words = CliRunner().invoke(app, ["train", "--help-all"]).output.splitlines()
+    yield "lines of `fedgs train --help-all` with a flag", sum("--" in w for w in words)
+    largest = max(READING_ORDER, key=lambda name: len(product[name].code))
+    yield f"largest of the reading order, {largest}", len(product[largest].code)
+    text = {name: module.path.read_text() for name, module in product.items()}
+    asked = sum(len(ASKED.findall(t)) for t in text.values())
+    yield "questions to a method's name or type", asked
+    yield "classes `Request`", sum(len(REQUEST.findall(t)) for t in text.values())
+    known = [n for n, t in text.items() if re.search("1[.]41|flower_1_41|KNOWN_VER", t)]
+    yield "modules that know Flower's version", len(known)
+    raised = (m.path.read_text().count("raises(UserError") for m in tests.values())
+    yield "tests with `raises(UserError`", sum(raised)
     pages = [path.read_text() for path in (root / "docs").rglob("*.md")]
     yield "pages of docs", len(pages)
     yield "words of docs", sum(len(page.split()) for page in pages)
+    changes = len((root / "CHANGELOG.md").read_text().split())
+    yield "words of the changelog", changes
     readme = (root / "README.md").read_text()
     yield "README: lines, words", f"{readme.count(chr(10))}, {len(readme.split())}"
 
