@@ -71,7 +71,6 @@ def training_settings(selection: Selection, num_clients: int) -> dict[str, Any]:
         "clients_per_round": per_round,
         "clients_per_node": 1,
         "node_sizes": None,
-        "batch_size": 1,
         "clip_bound": LOOSE_BOUND if z is None else CLIP_BOUND,
         "noise_multiplier": 0.0 if z is None else z / (2 * math.sqrt(per_round)),
     }

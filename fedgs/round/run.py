@@ -342,8 +342,9 @@ class RunSession(Session):
             "num_answers": num_answers,
             "events": self.ledger.length,
             "release_norm": round(float(released.total.norm()), 6),
-            "signal_to_noise": released.signal_to_noise,
         }
+        if (ratio := released.signal_to_noise) is not None:
+            metrics["signal_to_noise"] = ratio
         if method.is_rare:  # an embedding takes longer the more images a client has
             del metrics["seconds"]
         with dispensable(self.folder.path / "metrics.jsonl"):

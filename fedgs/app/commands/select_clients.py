@@ -126,7 +126,7 @@ def prepare(config: RunConfig, selection: Selection) -> Members:
     ).validate()
     data = split_selectable(config, sources.load_records(config))
     settings = training_settings(selection, data.num_clients)
-    resolved, data = resolve(dataclasses.replace(config, **settings), data)
+    resolved, data = resolve(RunConfig.from_flat(settings, config), data)
     return Members(resolved, selection, data)
 
 
