@@ -48,6 +48,7 @@ from fedgs.files import (
 )
 from fedgs.privacy.ledger import LEDGER_REMEDY, Chain, Ledger
 from fedgs.process import hold_lock
+from fedgs.runs.data_card import LABEL
 
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
     from fedgs.shapes import TensorDict
@@ -277,7 +278,12 @@ class RunFolder:
         return ledger
 
     def _check_kind(self, kind: type[Chain[Any]]) -> None:
-        """Refuses to account a run of another method as one of GS-WGAN."""
+        """Refuses what `publish` wrote, and baselines where another run is asked for."""
+        if (self.path / LABEL).exists() and not (self.path / RECORD).exists():
+            raise UserError(
+                f"{self.path}: is published, so without its ledger; read what is "
+                f"guaranteed in its {LABEL}, or give the run folder"
+            )
         if issubclass(kind, Ledger) and self.is_baseline:
             raise UserError(
                 f"{self.path}: is a run of `fedgs baseline`, not of GS-WGAN; "
