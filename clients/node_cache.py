@@ -2,8 +2,8 @@
 
 A worker process lives as long as the simulation, or the deployed client, so its nodes
 stay in memory; each state is also on disk after every round, because the next message
-for a node may reach another process. Nothing is put into Flower's `Context.state`,
-which would travel.
+for a node may reach another process. Nothing of a round is put into Flower's
+`Context.state`.
 """
 
 import warnings

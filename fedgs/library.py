@@ -64,7 +64,7 @@ def train(
         labels: shape (N,), integers from 0; or the name of a column. None: no labels.
         clients: shape (N,), the owner of each image, integers or strings; or the name
             of a column. None: `num_clients` shards.
-        recipe: the settings to start from, by name or as they are. None: `moments`,
+        recipe: the settings to start from, by name or as they are. None: `warm-start`,
             fitted to the data, where `target_epsilon` and nothing of a method is
             given, as `fedgs train` chooses; `full-participation` else.
         progress: called with the public metrics of each round.
@@ -162,7 +162,10 @@ class TrainingRun:
 
     def __repr__(self) -> str:
         """Says where it is, what was trained on how many clients, and epsilon."""
-        label, config = privacy_label(self.path), self.config
+        try:
+            label, config = privacy_label(self.path), self.config
+        except UserError as error:  # a published folder, or a broken one
+            return str(error)
         method = ", ".join(s.kind for s in config.stage_list) or config.method
         method = label["mechanism"][0] if self.folder.is_baseline else method
         epsilon = label["guarantee"]

@@ -28,17 +28,9 @@ from fedgs.config.method_settings import GsWganSettings
 from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import Terms
 from fedgs.errors import UserError
+from fedgs.gan import models
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
-from fedgs.gan.models import (
-    ADAM_BETAS,
-    GeneratorRefined,
-    advance_in_place,
-    build_generator,
-    sample_labels,
-    sample_latents,
-    update_ema,
-)
 from fedgs.gan.public_networks import refiner_of_fonts
 from fedgs.mechanism.sanitizer import PerSampleGradients, from_dct, to_dct
 from fedgs.methods.base import Declared, Hosted, Method, Released, Request, State
@@ -73,11 +65,11 @@ class GsWgan(Method[GsWganConfig]):
         """Initialises the generator, its optimizer and its average from the seed."""
         seed = derived_seed(config.seed, "generator")
         # 4: theta_G, and Adam for line 11.
-        generator = build_generator(config, seed).to(config.device)
-        if isinstance(generator, GeneratorRefined) and config.knows_fonts:
+        generator = models.build_generator(config, seed).to(config.device)
+        if isinstance(generator, models.GeneratorRefined) and config.knows_fonts:
             generator.refiner.load_state_dict(refiner_of_fonts(config), strict=False)
         rate = config.generator_learning_rate
-        adam = torch.optim.Adam(generator.parameters(), rate, ADAM_BETAS)
+        adam = torch.optim.Adam(generator.parameters(), rate, models.ADAM_BETAS)
         state = State.of(generator, adam=adam)
         state.start, _ = public_start(config)
         return state
@@ -91,14 +83,14 @@ class GsWgan(Method[GsWganConfig]):
         """
         round = state.round + 1
         # 8: z ~ P_z and labels; the first F - B fakes only train discriminators.
-        latent_rng = stream(config.seed, "latent", round)
-        z = sample_latents(config, latent_rng, config.fakes_sent).to(config.device)
-        labels = sample_labels(config, latent_rng, config.fakes_sent)
+        rng = stream(config.seed, "latent", round)
+        z = models.sample_latents(config, rng, config.fakes_sent).to(config.device)
+        labels = models.sample_labels(config, rng, config.fakes_sent)
         labels_there = labels.to(config.device)
         split = config.fakes_sent - config.batch_size
         state.generator.train()
         # One power iteration for the round: forward passes only read the vectors.
-        advance_in_place(state.generator)
+        models.advance_in_place(state.generator)
         # The graph of the last B waits for the answers of line 11.
         answered = state.generator(z[split:], labels_there[split:])
         images = answered.detach()
@@ -124,8 +116,8 @@ class GsWgan(Method[GsWganConfig]):
         Privacy: post-processing of DP output, if there is any yet.
         """
         rng = stream(config.seed, "latent", 0)
-        z = sample_latents(config, rng, config.fakes_sent).to(config.device)
-        labels = sample_labels(config, rng, config.fakes_sent)
+        z = models.sample_latents(config, rng, config.fakes_sent).to(config.device)
+        labels = models.sample_labels(config, rng, config.fakes_sent)
         side = config.image_size
         images = torch.zeros(len(labels), config.image_channels, side, side)
         if config.is_warm_start_public:
@@ -152,7 +144,7 @@ class GsWgan(Method[GsWganConfig]):
         jacobian_step(
             cast(Optimizer, state.parts["adam"]), pending, average.to(pending)
         )
-        update_ema(state.ema, state.generator, state.round, config.ema_decay)
+        models.update_ema(state.ema, state.generator, state.round, config.ema_decay)
         state.round += 1
 
     # -------------------------------------------------------------- client

@@ -29,25 +29,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from filelock import AcquireReturnProxy
 
+from fedgs import files
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
-from fedgs.files import (
-    REMEDY,
-    append_whole,
-    make_folder,
-    read_json,
-    read_json_lines,
-    read_metadata,
-    read_tensors,
-    remove_temporaries,
-    sync,
-    temporary_path,
-    write_atomically,
-    write_json,
-    write_tensors,
-)
 from fedgs.privacy.ledger import LEDGER_REMEDY, Chain, Ledger
 from fedgs.process import hold_lock
+from fedgs.runs.data_card import LABEL
 
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
     from fedgs.shapes import TensorDict
@@ -136,14 +123,14 @@ class RunFolder:
         """
         check_free(config.output)
         path = Path(config.output).absolute()
-        staging = temporary_path(path)
+        staging = files.temporary_path(path)
         problem = f"output = {config.output}: cannot be made"
         with contextlib.ExitStack() as stack:
             stack.enter_context(wrap_error(OSError, problem, "choose another --output"))
             # After the rename there is nothing to remove.
             stack.callback(shutil.rmtree, staging, ignore_errors=True)
             for name in ("samples", "checkpoint", "private"):
-                make_folder(staging / name)
+                files.make_folder(staging / name)
             (staging / "private").chmod(0o700)
             if config.cohort is not None:
                 remedy = "give --cohort a file that can be read"
@@ -151,17 +138,17 @@ class RunFolder:
                     OSError, f"cohort = {config.cohort}: unreadable", remedy
                 ):
                     content = Path(config.cohort).read_bytes()
-                write_atomically(staging / COHORT, content)
+                files.write_atomically(staging / COHORT, content)
                 config = dataclasses.replace(config, cohort=str(path / COHORT))
             flat = {**config.to_flat(), "counted": config.counted}
-            write_json(staging / "config.json", flat)
-            write_json(staging / "versions.json", versions())
+            files.write_json(staging / "config.json", flat)
+            files.write_json(staging / "versions.json", versions())
             if baseline is not None:
-                write_json(staging / BASELINE, baseline)
+                files.write_json(staging / BASELINE, baseline)
             Ledger.create(staging / "ledger.jsonl", _hashes(staging))
             # Last, so that whatever has the run's name is whole.
             staging.rename(path)
-            sync(path.parent)
+            files.sync(path.parent)
         return cls(path, config)
 
     @classmethod
@@ -177,13 +164,13 @@ class RunFolder:
                 f"{path}: no run folder (config.json is missing); give the --output of "
                 "a `fedgs train`"
             )
-        found = read_json(path / "versions.json").get("format")
+        found = files.read_json(path / "versions.json").get("format")
         if found != FORMAT_VERSION:
             raise UserError(
                 f"{path}: run folder of format {found}, this fedgs reads "
                 f"{FORMAT_VERSION}; use the version in its versions.json"
             )
-        flat = read_json(path / "config.json")
+        flat = files.read_json(path / "config.json")
         remedy = "use the version in its versions.json"
         with wrap_error(UserError, f"{path / 'config.json'}: cannot be read", remedy):
             config = ResolvedConfig.from_flat(flat)
@@ -246,7 +233,7 @@ class RunFolder:
         """
         length, head = ledger.length, ledger.head
         content = {"length": length, "head": head, "round": self.last_round}
-        write_json(self.path / RECORD, content)
+        files.write_json(self.path / RECORD, content)
 
     def mark_behind(self, reason: str) -> None:
         """Has nobody go on with the run or state an epsilon: its ledger lacks releases.
@@ -254,7 +241,7 @@ class RunFolder:
         Args:
             reason: what is known of them, and what to do.
         """
-        write_atomically(self.path / BEHIND, reason.encode())
+        files.write_atomically(self.path / BEHIND, reason.encode())
 
     def read_ledger(self, kind: type[ChainT] = Ledger) -> ChainT:
         """Opens the ledger to look at it, checked against the rest of the folder.
@@ -277,7 +264,12 @@ class RunFolder:
         return ledger
 
     def _check_kind(self, kind: type[Chain[Any]]) -> None:
-        """Refuses to account a run of another method as one of GS-WGAN."""
+        """Refuses what is published, and a baseline as a run of another method."""
+        if (self.path / LABEL).exists() and not (self.path / RECORD).exists():
+            raise UserError(
+                f"{self.path}: is published, so without its ledger; read what is "
+                f"guaranteed in its {LABEL}, or give the run folder"
+            )
         if issubclass(kind, Ledger) and self.is_baseline:
             raise UserError(
                 f"{self.path}: is a run of `fedgs baseline`, not of GS-WGAN; "
@@ -311,11 +303,11 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             return None
-        content = read_json(path)
+        content = files.read_json(path)
         prefix = "ledger_" if name == CHECKPOINT else ""
         numbers = content.get("round", -1), content.get(f"{prefix}length", -1)
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise UserError(f"{path}: corrupted; {REMEDY}")
+            raise UserError(f"{path}: corrupted; {files.REMEDY}")
         return Witness(name, *numbers, content.get(f"{prefix}head", ""))
 
     def _bound_to(self, name: str) -> Witness | None:
@@ -323,10 +315,10 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             return None
-        length, _, head = read_metadata(path).get("ledger", "").partition(" ")
+        length, _, head = files.read_metadata(path).get("ledger", "").partition(" ")
         if not length.isdecimal():
             problem = "does not say under which ledger it was made"
-            raise UserError(f"{path}: {problem}; {REMEDY}")
+            raise UserError(f"{path}: {problem}; {files.REMEDY}")
         return Witness(name, 0, int(length), head)
 
     def _verify(self, ledger: Chain[Any], witnesses: Iterable[Witness]) -> None:
@@ -380,7 +372,7 @@ class RunFolder:
         """
         line = (json.dumps(metrics) + "\n").encode()
         with open(self.path / name, "ab", buffering=0) as lines:
-            append_whole(lines, line)
+            files.append_whole(lines, line)
 
     def truncate_metrics(self, round: int) -> None:
         """Drops the metrics of rounds after `round`, which a resumed run repeats."""
@@ -388,7 +380,7 @@ class RunFolder:
         if path.exists():
             kept = [line for line in self.metrics() if line["round"] <= round]
             text = "".join(json.dumps(line) + "\n" for line in kept)
-            write_atomically(path, text.encode())
+            files.write_atomically(path, text.encode())
 
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the whole lines of metrics.jsonl; the last one may be torn.
@@ -396,7 +388,7 @@ class RunFolder:
         Raises:
             UserError: another line is no JSON object.
         """
-        lines = read_json_lines(self.path / METRICS)
+        lines = files.read_json_lines(self.path / METRICS)
         return [line for line in lines if type(line.get("round")) is int]
 
     def save_checkpoint(
@@ -414,12 +406,12 @@ class RunFolder:
         for state in self.private.glob("*/*.safetensors"):
             # A node may replace its older states meanwhile.
             with contextlib.suppress(FileNotFoundError):
-                sync(state)
+                files.sync(state)
         for folder in (*self.private.glob("node-*"), self.private):
-            sync(folder)
+            files.sync(folder)
         name = f"round-{round:07d}.safetensors"
         path = self.path / "checkpoint" / name
-        write_tensors(path, tensors, is_durable=True)
+        files.write_tensors(path, tensors, is_durable=True)
         commit = {
             "round": round,
             "file": name,
@@ -428,7 +420,7 @@ class RunFolder:
             "ledger_head": ledger.head,
         }
         # The commit: until this name is on the disk, the last checkpoint counts.
-        write_json(self.path / CHECKPOINT, commit)
+        files.write_json(self.path / CHECKPOINT, commit)
         self.record(ledger)
         for other in (self.path / "checkpoint").glob("round-*.safetensors"):
             if other != path:  # older, or a leftover of a crash before its commit
@@ -446,19 +438,21 @@ class RunFolder:
         """
         folder = self.path / "checkpoint"
         for owned in (folder, self.path / "samples", *self.private.glob("node-*")):
-            remove_temporaries(owned)
+            files.remove_temporaries(owned)
         for owned in (self.path, self.path / ".flower"):
-            remove_temporaries(owned, *OWN_FILES)
+            files.remove_temporaries(owned, *OWN_FILES)
         if not (self.path / CHECKPOINT).exists():
             remove_states_after(self.private, 0)
             return None
-        commit = read_json(self.path / CHECKPOINT)
+        commit = files.read_json(self.path / CHECKPOINT)
         path = folder / str(commit.get("file"))
         broken = f"{path}: corrupted checkpoint"
-        with wrap_error((OSError, KeyError, TypeError, ValueError), broken, REMEDY):
+        with wrap_error(
+            (OSError, KeyError, TypeError, ValueError), broken, files.REMEDY
+        ):
             if hashlib.sha256(path.read_bytes()).hexdigest() != commit["sha256"]:
                 raise ValueError("of another hash")
-            tensors, round = read_tensors(path)[0], int(commit["round"])
+            tensors, round = files.read_tensors(path)[0], int(commit["round"])
             if path != state_path(folder, round):
                 raise ValueError("of another round")
         remove_states_after(self.private, round)
@@ -481,9 +475,9 @@ class RunFolder:
         """
         # One key: safetensors writes several in no fixed order.
         seen = {"ledger": f"{ledger.length} {ledger.head}"}
-        write_tensors(self.path / AVERAGE, ema, seen, is_durable=True)
+        files.write_tensors(self.path / AVERAGE, ema, seen, is_durable=True)
         self.record(ledger)
-        write_tensors(self.path / GENERATOR, generator, seen, is_durable=True)
+        files.write_tensors(self.path / GENERATOR, generator, seen, is_durable=True)
 
 
 def _hashes(folder: Path) -> dict[str, str]:
@@ -534,10 +528,10 @@ def read_state(path: Path) -> "tuple[TensorDict, dict[str, str]]":
     Raises:
         UserError: missing or corrupted, if only by one bit.
     """
-    tensors, metadata = read_tensors(path)
+    tensors, metadata = files.read_tensors(path)
     written = tensors.pop(STATE_HASH, None)
     if written is None or written.tolist() != [*_state_hash(tensors, metadata)]:
-        raise UserError(f"{path}: corrupted state, of another hash; {REMEDY}")
+        raise UserError(f"{path}: corrupted state, of another hash; {files.REMEDY}")
     return tensors, metadata
 
 

@@ -129,9 +129,24 @@ def test_communication_of_exact_messages_follows_from_shapes(facts):
     assert found.reply in range(1, 2 * 4 * SIDE * SIDE)
 
 
-def test_train_command_makes_the_same_configuration(facts):
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        (None, {}),
+        # What is a default of all runs, but not of the method's recipe.
+        ("fedavg-gan", {"spectral_norm": False, "clip_bound": 1.0, "num_rounds": 1000}),
+        ("fedavg-gan", {"spectral_norm": False, "target_epsilon": 10.0}),
+    ],
+)
+def test_train_command_makes_the_same_configuration(facts, recipe, settings):
+    if recipe:
+        facts = dataclasses.replace(
+            facts, config=tiny_config(method=recipe, **settings)
+        )
     config = facts.config
     words = shlex.split(train_command(facts))[2:]
+    if recipe:
+        assert [words.pop(0), words.pop(0)] == ["--recipe", recipe]
     given: dict[str, object] = {}
     while words:
         flag = words.pop(0).removeprefix("--")
@@ -140,7 +155,7 @@ def test_train_command_makes_the_same_configuration(facts):
         assert flag != "secure-noise"  # is the default
         kind = type(getattr(config, name))
         given[name] = False if flag.startswith("no-") else kind(words.pop(0))
-    again = configure(None, None, given)
+    again = configure(recipe, None, given)
     expected = dataclasses.replace(config, output=Path(config.output).name)
     assert again.to_flat() == expected.to_flat()
 

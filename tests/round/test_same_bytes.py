@@ -229,14 +229,14 @@ def between_nodes_and_commit(patch: pytest.MonkeyPatch, round: int) -> None:
 
 
 def before_the_commit(patch: pytest.MonkeyPatch, round: int) -> None:
-    write_json = run_folder.write_json
+    write_json = run_folder.files.write_json
 
     def crash(path: Path, content: dict) -> None:
         if path.name == "checkpoint.json" and content["round"] >= round:
             raise Killed
         write_json(path, content)
 
-    patch.setattr(run_folder, "write_json", crash)
+    patch.setattr(run_folder.files, "write_json", crash)
 
 
 def in_the_fit(patch: pytest.MonkeyPatch, step: int) -> None:

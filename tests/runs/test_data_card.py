@@ -54,6 +54,8 @@ def test_a_folder_is_published_that_others_can_use(run, tmp_path, monkeypatch):
     assert json.loads((out / LABEL).read_text()) == label
     assert f"; {to_outsiders(label)}.**" in (out / CARD).read_text()
     assert_refused("set: exists already", publish, folder, out, label, 6)
+    assert_refused("set: is published, so without its ledger", privacy_label, out)
+    assert "set: is published" in repr(fedgs.load(out))  # as a prompt shows it
 
 
 def test_no_byte_of_what_is_published_tells_of_owners_paths_or_seeds(tmp_path):

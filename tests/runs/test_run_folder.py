@@ -84,7 +84,7 @@ def full_disk(*args: object, **kwargs: object) -> None:
         ("f/run", lambda root, _: (root / "f").touch(), "Not a directory"),
         (
             "run",
-            lambda _, patch: patch.setattr(run_folder, "write_json", full_disk),
+            lambda _, patch: patch.setattr(run_folder.files, "write_json", full_disk),
             "No space left",
         ),
     ],

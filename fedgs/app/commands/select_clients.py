@@ -24,14 +24,7 @@ from fedgs.app.commands.run_outcome import (
 )
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.tables import Table
-from fedgs.cohorts.files import (
-    EXCLUDED,
-    INCLUDED,
-    NOT_PRIVATE,
-    Cohort,
-    check_names,
-    write_cohort,
-)
+from fedgs.cohorts import files
 from fedgs.cohorts.selection import (
     ASKED,
     CLASSIFIER,
@@ -149,7 +142,7 @@ def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
         raise UserError(
             f"data = {config.data}: has one class only; a classifier needs labels"
         )
-    check_names(data.client_names)
+    files.check_names(data.client_names)
     return data
 
 
@@ -232,7 +225,7 @@ def _write(
     """Writes the cohort files, then `cohorts.json`; returns its content."""
     config, names = members.config, members.data.client_names
     selection_id = "" if cost is None else secrets.token_hex(8)
-    kind = NOT_PRIVATE if cost is None else "private"
+    kind = files.NOT_PRIVATE if cost is None else "private"
     chosen = [*zip(names, outcome["cohorts"], strict=True)]
     cohorts = {
         cohort: tuple(name for name, of in chosen if of == cohort)
@@ -242,11 +235,11 @@ def _write(
         if own:
             title = f"{cohort}: {len(own)} of {len(names)} clients"
             title = f"{title} of {config.data.splitlines()[0]}"
-            file = Cohort(own, kind, cost, selection_id)
-            write_cohort(path / f"{cohort}.txt", file, title)
+            file = files.Cohort(own, kind, cost, selection_id)
+            files.write_cohort(path / f"{cohort}.txt", file, title)
     summary = {
         "selection": kind,
-        "condition_of_runs": EXCLUDED if cost is None else INCLUDED,
+        "condition_of_runs": files.EXCLUDED if cost is None else files.INCLUDED,
         "statements": [row.to_json() for row in rows],
         "cost": None if cost is None else dataclasses.asdict(cost),
         "id": selection_id,

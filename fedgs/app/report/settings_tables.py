@@ -15,6 +15,7 @@ from fedgs.app.tables import Table
 from fedgs.baselines.target import settings_read
 from fedgs.config.method_settings import settings_of, settings_with
 from fedgs.config.plugins import GS_WGAN
+from fedgs.config.recipes import recipe
 from fedgs.config.run_config import ResolvedConfig
 
 HIDDEN = ("seed", "selection_seed", "noise_seed")  # tell who was selected
@@ -77,13 +78,18 @@ def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
 
 
 def _changed(facts: RunFacts) -> dict[str, Any]:
-    """Returns the run's settings that are not the defaults, if it reads them."""
-    config, baseline = facts.config, facts.baseline
+    """Returns the settings that are not the defaults or its recipe's, if it reads them.
+
+    A method of its own starts from its recipe, in the command too.
+    """
+    config, baseline, base = facts.config, facts.baseline, None
     specs = [s for s in dataclasses.fields(config) if "group" in s.metadata]
     if baseline is not None:
         specs = [*settings_read(baseline.method), *settings_of("node_sizes")]
+    elif config.method != GS_WGAN:
+        base = dataclasses.replace(recipe(config.method), target_epsilon=None)
     values = {spec.name: getattr(config, spec.name) for spec in specs}
-    defaults = {spec.name: (spec.default, None) for spec in specs}
+    defaults = {s.name: (getattr(base, s.name, s.default), None) for s in specs}
     return {name: v for name, v in values.items() if v not in defaults[name]}
 
 
