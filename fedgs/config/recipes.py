@@ -342,6 +342,12 @@ def settings_in(config_file: Path | None, method: str = GS_WGAN) -> dict[str, An
             f"has one, [{method}], and other settings stand before it"
         )
     shared = {n: value for n, value in settings.items() if n not in tables}
-    found = shared | tables.get(method, {})
-    check_names(found, method=method)
-    return found
+    own = tables.get(method, {})
+    if misplaced := own.keys() & {spec.name for spec in dataclasses.fields(RunConfig)}:
+        name = min(misplaced)
+        raise UserError(
+            f"{name}: is in [{method}] of {config_file}, but all methods have it; give "
+            "it before the table"
+        )
+    check_names(shared | own, method=method)
+    return shared | own

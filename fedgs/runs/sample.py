@@ -172,6 +172,7 @@ class Samples:
             UserError: the package `datasets` is missing.
         """
         (path / "data").mkdir()
+        imported("datasets", "hf:", "datasets").disable_progress_bars()
         self.as_hugging_face().to_parquet(path / "data" / PARQUET)
 
     def _pictures(self) -> list[Any]:

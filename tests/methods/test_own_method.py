@@ -80,6 +80,7 @@ def test_its_own_settings_have_a_table_and_nobody_elses(
 
     refused(train(f'["{OWN}"]\nweight = 0'), "weight = 0.0: give")
     refused(train('["gs-wgan"]\nweight = 2'), "only the run's method has one")
+    refused(train(f'["{OWN}"]\nclip_bound = 2'), r"clip_bound: is in \[own_means")
     refused(train("stages = 'means'"), "stages: method = own_means:METHOD has no such")
     refused(train("weight = 2", recipe="moments"), "weight: unknown setting")
     assert not run.exists()
