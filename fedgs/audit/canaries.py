@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgs.config.run_config import GsWganConfig
+from fedgs.config.run_config import GsWganConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
@@ -136,7 +136,6 @@ class CanaryNodes(LocalNodes):
     ) -> None:
         """Starts the worker threads."""
         super().__init__(config, data, Path(config.output))  # saves nothing
-        self.settings = config
         self.canaries = canaries
         self.fixed = canaries.gradients(config)
         self.stacks: dict[int, CanaryDiscriminators] = {}
@@ -158,7 +157,8 @@ class CanaryNodes(LocalNodes):
         return ""  # a client's own count has no part in this
 
     def _answer(self, node_id: int, request: Request) -> Release | None:
-        config, hosted = self.settings, self.config.hosting.hosted(node_id)
+        config = of_gs_wgan(self.config)
+        hosted = config.hosting.hosted(node_id)
         if request.round > 0:
             stack = self.stacks[node_id]
             return answer_of(config, Hosted(self.data, hosted, node_id, stack), request)
@@ -171,7 +171,8 @@ class CanaryNodes(LocalNodes):
 
     def _known(self, node: int, request: Request) -> Tensor:
         """Returns what the node's other clients contributed, summed over the fakes."""
-        config, clients = self.settings, self.config.hosting.hosted(node)
+        config = of_gs_wgan(self.config)
+        clients = config.hosting.hosted(node)
         hosted = Hosted(self.data, clients, node, self.stacks[node])
         asked = clients_of(request.participants, clients)
         others = [client for client in asked if client not in self.fixed]

@@ -105,7 +105,7 @@ def summed(
 
 
 def most_signal_to_noise(config: ResolvedConfig, round: int) -> float:
-    """Returns that ratio where all participants agree, with answers as long as C.
+    """Returns the ratio that `Released` estimates where all answer alike, as long as C.
 
     Privacy: public.
 

@@ -23,7 +23,7 @@ from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_release import attack_releases
 from fedgs.audit.one_run import audit_run
 from fedgs.baselines.frame import open_run
-from fedgs.config.run_config import GsWganConfig
+from fedgs.config.run_config import GsWganConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
@@ -39,7 +39,7 @@ NUM_SYNTHETIC = 5000
 NUM_RECORDS = 2500
 NOT_RUN = "not run: give --full"
 Outcome = tuple[list[Finding], dict[str, Any], list[str]]  # findings, report, notes
-NO_STAGES = "not run: it has canaries for gradients only, the run has stages"
+NO_STAGES = "not run: it has canaries for gradients only, the run releases others"
 
 
 def audit(request: AuditRequest, as_json: bool) -> bool:
@@ -92,13 +92,15 @@ def _attack_run(
     config, events = folder.config, folder.read_ledger().events
     output = folder.path / "audit"
     output.mkdir(exist_ok=True)
-    # A run with stages has no attack B. The bounds of A and B hold together.
-    has_b = request.full and not config.num_stages
+    # Attack B is of gradient rounds alone. The bounds of A and B hold together.
+    is_possible = isinstance(config, GsWganConfig) and not config.num_stages
+    has_b = request.full and is_possible
     progress.say(f"A: up to {request.trials} rounds of each kind")
     most_draws = MAX_DRAWS if request.full else QUICK_DRAWS
     findings = audit_rounds(config, events, request.trials, most_draws, int(has_b))
     data, one_run = None, NO_STAGES if request.full else NOT_RUN
-    if has_b and isinstance(config, GsWganConfig):
+    if has_b:
+        config = of_gs_wgan(config)
         data, rounds = load_data(config), request.rounds or config.num_rounds
         plan = recorded_plan(config, events)
         more, one_run = _one_run(config, plan, data, rounds, output, progress)
