@@ -1,6 +1,6 @@
 """The comparison's page, from stored lines alone: users, records and no privacy.
 
-`docs/benchmark.md` ends with the page of the lines that are stored beside it.
+`docs/benchmark/table.md` is the page of the lines that are stored beside it.
 """
 
 import textwrap
