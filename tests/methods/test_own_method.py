@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,8 @@ def test_its_own_settings_have_a_table_and_nobody_elses(
     config = RunFolder.open(run).config
     assert config.to_flat()["weight"] == 2
     assert "discriminator_training" not in config.to_flat()
+    report = tmp_path / "report.html"
+    printed(fedgs("report", run, "-o", report))
+    shown = unescape(report.read_text())
+    assert f"# in a TOML file: ['{OWN}'] weight = 2.0" in shown
+    assert "--weight" not in shown

@@ -94,7 +94,10 @@ def _changed(facts: RunFacts) -> dict[str, Any]:
 
 
 def train_command(facts: RunFacts) -> str:
-    """Returns the command that trains this run again."""
+    """Returns the command that trains this run again.
+
+    An own method's settings have no flags; a comment says what goes into a file.
+    """
     config, baseline, words = facts.config, facts.baseline, ["fedgs", "train"]
     if config.method != GS_WGAN:
         words += ["--recipe", config.method]
@@ -115,7 +118,10 @@ def train_command(facts: RunFacts) -> str:
             changed[name] = _shown(config, name, value)
         if name == "data_dir":
             changed[name] = "DATA"
-    return shlex.join([*words, *_flags(changed)])
+    typed = {spec.name for spec in settings_of()}
+    own = [f"{n} = {changed.pop(n)!r}" for n in [*changed] if n not in typed]
+    table = f"  # in a TOML file: [{config.method!r}] {', '.join(own)}" if own else ""
+    return shlex.join([*words, *_flags(changed)]) + table
 
 
 def _flags(settings: Mapping[str, Any]) -> list[str]:
