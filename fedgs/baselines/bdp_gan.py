@@ -155,15 +155,8 @@ class BdpGan:
             theirs = bayesian.published_epsilon(costs, len(events), delta)
         if any(event["noise_per_clip"] == 0 for event in events):
             ours = theirs = math.inf
-        line = Statement(
-            "distributional",
-            "record",
-            "add-or-remove",
-            ours,
-            delta,
-            "Bayesian accountant, corrected",
-            DISTRIBUTIONAL,
-        )
+        of, theorem = ("record", "add-or-remove"), "Bayesian accountant, corrected"
+        line = Statement("distributional", *of, ours, delta, theorem, DISTRIBUTIONAL)
         published = dataclasses.replace(
             line,
             label="as published",

@@ -31,6 +31,7 @@ https://github.com/vanderschaarlab/mlforhealthlabpub, `alg/pategan/pate_gan.py`.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -99,19 +100,15 @@ class Judge(nn.Module):
         return self.output(F.relu(self.hidden(inputs))).squeeze(1)
 
 
-def _judge(config: ResolvedConfig, seed: int) -> Judge:
-    return build(Judge, config, seed)
-
-
 class PateGanTrainer(VoteTraining[Settings]):
     """A training of PATE-GAN under way; see `fedgs.baselines.contract.Trainer`."""
 
-    build_teacher = staticmethod(_judge)
+    build_teacher = staticmethod(partial(build, Judge))
 
     def build(self) -> None:
         """Builds teachers and student."""
         super().build()
-        self.student = _judge(self.config, derived_seed(self.seed, "student"))
+        self.student = build(Judge, self.config, derived_seed(self.seed, "student"))
         self.student_adam = self.new_adam(self.student.to(self.config.device))
         self.parts |= {"student": self.student, "student_adam": self.student_adam}
 

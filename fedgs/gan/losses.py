@@ -57,7 +57,9 @@ def discriminator_loss(
     weight = mix_weight.view(-1, 1, 1, 1)
     mix = weight * real + (1 - weight) * fake
     image_grads = grad(lambda images: score(images, real_labels).sum())(mix)
-    penalty = (_norms(image_grads) - 1).square().mean()
+    # The small constant keeps the square root differentiable at a zero gradient.
+    norms = (image_grads.flatten(1).square().sum(1) + 1e-12).sqrt()
+    penalty = (norms - 1).square().mean()
     return loss + PENALTY_WEIGHT * penalty
 
 
@@ -80,8 +82,3 @@ def generator_image_grads(score: Score, fake: Images, labels: Labels) -> ImageGr
     Source: GS-WGAN, Eq. 5 and 6 (upstream gradient of the image).
     """
     return grad(lambda images: -score(images, labels).sum())(fake)
-
-
-def _norms(image_grads: ImageGrads) -> Tensor:
-    # The small constant keeps the square root differentiable at a zero gradient.
-    return (image_grads.flatten(1).square().sum(1) + 1e-12).sqrt()
