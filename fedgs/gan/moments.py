@@ -218,7 +218,7 @@ def _with_moments(model: Model, target: Tensor, noise: Tensor) -> Model:
     count = int((model.axes != 0).any(0).sum())  # the others have noise only
     shift = torch.zeros_like(model.centre)
     left, variance = target[:, :count], noise.square()[:, None]
-    shift[:, :count] = left * _belief(left, variance)
+    shift[:, :count] = left * belief(left, variance)
     second = symmetric(target[:, axes:], axes) / QUADRATIC_WEIGHT
     second = second - shift[:, :, None] * shift[:, None, :] - model.covariance
     second = second[:, :count, :count]
@@ -226,18 +226,18 @@ def _with_moments(model: Model, target: Tensor, noise: Tensor) -> Model:
     common = second.mean(0)
     own, variance = second - common, variance / QUADRATIC_WEIGHT**2 / 2
     if model.is_public:  # else it also takes away the noise of the scatter before
-        common = common * _belief(common, variance.mean(0) / len(second))
+        common = common * belief(common, variance.mean(0) / len(second))
     band = torch.arange(count) // BELIEVED_ALIKE
     band = torch.maximum(band[:, None], band[None, :])
     for number in range(int(band.max()) + 1):
-        own[:, band == number] *= _belief(own[:, band == number], variance)
+        own[:, band == number] *= belief(own[:, band == number], variance)
     covariance = model.covariance.clone()
     covariance[:, :count, :count] += common + own
     mean = model.mean + shift @ model.back
     return replace(model, mean=mean, centre=model.centre + shift, covariance=covariance)
 
 
-def _belief(values: Tensor, variance: Tensor) -> float:
+def belief(values: Tensor, variance: Tensor) -> float:
     """Returns the share of the values' square that is not noise, in [0, 1]."""
     total = float(values.square().sum())
     expected = float(variance.expand_as(values).sum())

@@ -8,7 +8,8 @@ discriminators, and the generator may take as many steps against it as it likes:
     loss = sum over classes of |E f(G(z, y)) - target_y|^2
 
 Features are made by the trunk of `fedgs.gan.public_networks`, and scaled by what the
-generator itself draws before the release.
+generator itself draws before the release. Where moments begin from public images, a
+small budget is of use, and the noise may be larger than the distances: `credible`.
 
 Privacy: post-processing of DP output.
 
@@ -26,6 +27,7 @@ from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import LAYER_FEATURES, TRUNK_AXES
 from fedgs.gan.features import KINDS, StageRelease
 from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update_ema
+from fedgs.gan.moments import belief
 from fedgs.gan.public_networks import fonts_trunk, random_trunk, trunk_features
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels, TensorDict
@@ -135,8 +137,36 @@ def refine(
         now = means.detach()
         found = now if found is None else torch.lerp(now, found, MEMORY)
         adam.zero_grad(set_to_none=True)
-        ((found - target) * means).sum().backward()
+        distance = found - target
+        if config.public_data is not None:
+            distance = credible(distance, release.noise_std)
+        (distance * means).sum().backward()
         adam.step()
         update_ema(average.refiner, generator.refiner, step, AVERAGED)
         check(step + 1)
     generator.load_state_dict(average.state_dict())
+
+
+def credible(distance: Tensor, noise_std: Tensor) -> Tensor:
+    """Weighs distances by the share of their square that noise does not explain.
+
+    Each layer has two weights, of what all classes have in common and of what makes
+    them differ, which has more noise. They fall to 0 where the fit is as near to the
+    release as the truth itself (the discrepancy principle: Morozov 1966).
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        distance: of features from those released, shape (classes, features).
+        noise_std: of the release, shape (classes,).
+    """
+    sizes = [*LAYER_FEATURES, distance.shape[1] - sum(LAYER_FEATURES)]
+    common, variance = distance.mean(0, keepdim=True), noise_std.square().mean()
+
+    def weighed(values: Tensor, variance: Tensor) -> Tensor:
+        parts = values.split(sizes, dim=1)
+        return torch.cat([part * belief(part, variance) for part in parts], dim=1)
+
+    share = 1 / len(distance)  # of the noise's square that all classes have in common
+    own = weighed(distance - common, variance * (1 - share))
+    return own + weighed(common, variance * share)

@@ -1,6 +1,7 @@
 """The refiner: public networks, features scaled by the generator, and the fit."""
 
 import copy
+import dataclasses
 import hashlib
 
 import pytest
@@ -119,3 +120,23 @@ def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
     assert torch.equal(server.generator.mean, mean)
     states = server.generator.state_dict(), server.ema.state_dict()
     assert digest(states[0]) == digest(states[1])
+
+
+def test_what_noise_explains_pulls_at_nothing(monkeypatch):
+    size, std = sum(LAYER_FEATURES) + 2080, torch.full((10,), 0.1)
+    noise = 0.1 * torch.randn(10, size, generator=torch.Generator().manual_seed(0))
+    assert refinement.credible(noise, std).norm() < 0.2 * noise.norm()
+    first = LAYER_FEATURES[0]
+    noise[:, :first] += 0.1  # of all classes: ten times the noise's square, of a mean
+    left = refinement.credible(noise, std)[:, :first]
+    assert left.mean() == pytest.approx(0.09, abs=0.01)
+    assert left.std(0).mean() < 0.02
+    # From public moments on, a fit to nothing but noise moves nothing.
+    monkeypatch.setattr(refinement, "STEPS", 2)
+    config, server = after_moments()
+    config = dataclasses.replace(config, public_data="fonts")
+    noisy = torch.full((config.num_classes,), 1e3)
+    release = dataclasses.replace(released(config, server), noise_std=noisy)
+    before = digest(server.ema.state_dict())
+    refinement.refine(config, release, server.generator, server.ema)
+    assert digest(server.ema.state_dict()) == before
