@@ -126,17 +126,21 @@ def test_what_noise_explains_pulls_at_nothing(monkeypatch):
     size, std = sum(LAYER_FEATURES) + 2080, torch.full((10,), 0.1)
     noise = 0.1 * torch.randn(10, size, generator=torch.Generator().manual_seed(0))
     assert refinement.credible(noise, std).norm() < 0.2 * noise.norm()
-    first = LAYER_FEATURES[0]
-    noise[:, :first] += 0.1  # of all classes: ten times the noise's square, of a mean
-    left = refinement.credible(noise, std)[:, :first]
+    # Classes that differ by as much as the noise: 0.01 of 0.019, as 0.009 is noise.
+    apart = noise + 0.1 * torch.tensor([1.0, -1.0]).repeat(5)[:, None]
+    left, own = (x - x.mean(0) for x in (refinement.credible(apart, std), apart))
+    assert left.norm() / own.norm() == pytest.approx(0.526, abs=0.02)
+    noise[:, : LAYER_FEATURES[0]] += (
+        0.1  # of all classes: ten times the noise's square, of a mean
+    )
+    left = refinement.credible(noise, std)[:, : LAYER_FEATURES[0]]
     assert left.mean() == pytest.approx(0.09, abs=0.01)
     assert left.std(0).mean() < 0.02
     # From public moments on, a fit to nothing but noise moves nothing.
     monkeypatch.setattr(refinement, "STEPS", 2)
     config, server = after_moments()
     config = dataclasses.replace(config, public_data="fonts")
-    noisy = torch.full((config.num_classes,), 1e3)
-    release = dataclasses.replace(released(config, server), noise_std=noisy)
+    release = dataclasses.replace(released(config, server), noise_std=1e4 * std)
     before = digest(server.ema.state_dict())
     refinement.refine(config, release, server.generator, server.ema)
     assert digest(server.ema.state_dict()) == before

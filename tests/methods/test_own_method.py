@@ -89,8 +89,7 @@ def test_its_own_settings_have_a_table_and_nobody_elses(
     config = RunFolder.open(run).config
     assert config.to_flat()["weight"] == 2
     assert "discriminator_training" not in config.to_flat()
-    report = tmp_path / "report.html"
-    printed(fedgs("report", run, "-o", report))
-    shown = unescape(report.read_text())
+    printed(fedgs("report", run, "-o", tmp_path / "report.html"))
+    shown = unescape((tmp_path / "report.html").read_text())
     assert f"# in a TOML file: ['{OWN}'] weight = 2.0" in shown
     assert "--weight" not in shown

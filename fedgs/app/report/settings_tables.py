@@ -5,6 +5,7 @@ out: they tell who was selected.
 """
 
 import dataclasses
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -119,7 +120,7 @@ def train_command(facts: RunFacts) -> str:
         if name == "data_dir":
             changed[name] = "DATA"
     typed = {spec.name for spec in settings_of()}
-    own = [f"{n} = {changed.pop(n)!r}" for n in [*changed] if n not in typed]
+    own = [f"{n} = {json.dumps(changed.pop(n))}" for n in [*changed] if n not in typed]
     table = f"  # in a TOML file: [{config.method!r}] {', '.join(own)}" if own else ""
     return shlex.join([*words, *_flags(changed)]) + table
 
