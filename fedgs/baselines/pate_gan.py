@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from fedgs.baselines import pate_accounting as accounting
 from fedgs.baselines.contract import AuditScores, Event, Facts, Statement
@@ -132,7 +132,7 @@ class PateGanTrainer(VoteTraining[Settings]):
 
     def _votes(self, images: Images, labels: Labels) -> npt.NDArray[np.int64]:
         """Returns n_1 of each fake, how many teachers call it real: private."""
-        answers = self.ask(_calls_real, images, labels)
+        answers = self.ask(lambda net, x, y: (net(x, y) > 0).long(), images, labels)
         return torch.stack([each.sum(0) for each in answers]).sum(0).cpu().numpy()
 
     def _release(
@@ -238,10 +238,6 @@ def largest_inverse_noise(
     """
     queries = settings.steps * settings.student_steps * settings.batch_size
     return accounting.pure_per_query(epsilon, queries, delta) / moved
-
-
-def _calls_real(teacher: Any, images: Images, labels: Labels) -> Tensor:
-    return (teacher(images, labels) > 0).long()
 
 
 def laplace(normal: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -21,6 +21,7 @@ Scalar = str | int | float | bool
 # A field's name; what is wrong with its value, and what to do.
 Problem = tuple[str, str]
 SHOWN_CHARACTERS = 60
+_hints_of = lru_cache(typing.get_type_hints)
 MOST_CHARACTERS = 200  # of a value that may be the name of a file
 # Limits of a noise: its square is a number.
 NOISE: Any = {"zero_or_at_least": 1e-100, "at_most": 1e100}
@@ -141,7 +142,7 @@ def coerce_fields(values: Any) -> None:
     Raises:
         UserError: a value of another type, or outside its range.
     """
-    hints = _hints(values.__class__)
+    hints = _hints_of(values.__class__)
     for spec in dataclasses.fields(values):
         hint = hints[spec.name]
         kind, optional = scalar_type(hint)
@@ -154,11 +155,6 @@ def coerce_fields(values: Any) -> None:
                 raise UserError(f"{spec.name} = {value!r}: {problem}")
             object.__setattr__(values, spec.name, coerced(spec.name, hint, value))
     check_ranges(values)
-
-
-@lru_cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
 
 
 def check_ranges(values: Any) -> None:

@@ -184,10 +184,6 @@ def expected(model: Model, kind: str, groups: int, features: int) -> Tensor:
     return centre.unsqueeze(0)
 
 
-def _with_means(model: Model, target: Tensor, noise: Tensor) -> Model:
-    return replace(model, mean=model.mean + target)
-
-
 def _with_scatter(model: Model, target: Tensor, noise: Tensor) -> Model:
     """Finds the longest axes of all images that stand out of the scatter's noise."""
     size, most = model.axes.shape
@@ -245,7 +241,7 @@ def belief(values: Tensor, variance: Tensor) -> float:
 
 
 _UPDATES: dict[str, Callable[[Model, Tensor, Tensor], Model]] = {
-    "means": _with_means,
+    "means": lambda model, target, noise: replace(model, mean=model.mean + target),
     "scatter": _with_scatter,
     "moments": _with_moments,
     "parts": lambda model, *released: _with_moments(in_parts(model), *released),

@@ -18,10 +18,11 @@ Zemel 2015; over features of a public network: Harder et al., "Pre-trained perce
 features improve differentially private image generation", TMLR 2023.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import LAYER_FEATURES, TRUNK_AXES
@@ -36,7 +37,10 @@ STEPS = 900
 SAMPLES = 10  # of each class in a step
 REFERENCE_STEPS = 40  # whose samples scale the features
 LEAST_VARIANCE = 0.01  # of an axis, of the mean over all
-LEARNING_RATE = 1e-3
+# Most noise of a release, learning rate and longest gradient: where there is little
+# noise, steps are large; else small ones stay near the start, and fit less noise.
+STEP_SIZES = ((0.04, 3e-3, 20.0), (math.inf, 1e-3, math.inf))
+FIRST_RATE, RISING = 1e-3, 50  # from where the rate rises by as much in so many steps
 BETAS = (0.5, 0.99)
 # Of the means of the steps before, in the factor that stands for E f(G(z, y)): without
 # it a step's own noise would count as a distance, and pictures of one kind be nearer.
@@ -128,11 +132,14 @@ def refine(
     """
     net = {name: value.to(config.device) for name, value in release.networks[0].items()}
     target = release.target[0].to(config.device)
-    adam = torch.optim.Adam(generator.refiner.parameters(), LEARNING_RATE, BETAS)
+    noise = float(release.noise_std.square().mean().sqrt())
+    rate, longest = next(of for most, *of in STEP_SIZES if noise <= most)
+    adam = torch.optim.Adam(generator.refiner.parameters(), rate, BETAS)
     generator.train()
     found: Tensor | None = None
     for step in range(STEPS):
-        adam.param_groups[0]["lr"] = LEARNING_RATE * max(0.05, 1 - step / STEPS)
+        risen = min(rate, FIRST_RATE * (1 + step / RISING))
+        adam.param_groups[0]["lr"] = risen * max(0.05, 1 - step / STEPS)
         means = class_means(config, net, *_drawn(config, generator, step))
         now = means.detach()
         found = now if found is None else torch.lerp(now, found, MEMORY)
@@ -141,6 +148,7 @@ def refine(
         if config.public_data is not None:
             distance = credible(distance, release.noise_std)
         (distance * means).sum().backward()
+        nn.utils.clip_grad_norm_(generator.refiner.parameters(), longest)
         adam.step()
         update_ema(average.refiner, generator.refiner, step, AVERAGED)
         check(step + 1)

@@ -52,9 +52,7 @@ def test_the_packages_networks_are_those_of_the_hash(tmp_path, monkeypatch):
     damaged.write_bytes(parts[3][:-1] + bytes([parts[3][-1] ^ 1]))
     monkeypatch.setattr(public_networks, "FONTS", [*public_networks.FONTS[:3], damaged])
     assert_refused(
-        "are not those of this version",
-        public_networks._of_fonts.__wrapped__,
-        "trunk.",
+        "are not those of this version", public_networks._of_fonts.__wrapped__, "trunk."
     )
 
 
@@ -110,7 +108,8 @@ def distance(config, server) -> float:
 
 def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
     monkeypatch.setattr(refinement, "STEPS", 30)
-    monkeypatch.setattr(refinement, "LEARNING_RATE", 0.04)
+    monkeypatch.setattr(refinement, "STEP_SIZES", ((0.0, 0.04, 1e9),))
+    monkeypatch.setattr(refinement, "FIRST_RATE", 0.04)
     monkeypatch.setattr(refinement, "AVERAGED", 0.8)
     config, server = after_moments()
     server.stages.append(released(config, server))
@@ -122,6 +121,25 @@ def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
     assert digest(states[0]) == digest(states[1])
 
 
+@pytest.mark.parametrize(
+    ("noise_std", "longest", "moved"), [(0.03, 9, 3e-3), (0.05, 9, 1e-3), (0.03, 0, 0)]
+)
+def test_a_release_with_more_noise_is_fitted_in_smaller_steps(
+    noise_std, longest, moved, monkeypatch
+):
+    sizes = [(most, rate, longest) for most, rate, _ in refinement.STEP_SIZES]
+    monkeypatch.setattr(refinement, "STEP_SIZES", sizes)
+    monkeypatch.setattr(refinement, "FIRST_RATE", 1.0)
+    monkeypatch.setattr(refinement, "STEPS", 1)
+    config, server = after_moments()
+    release = released(config, server)
+    release = dataclasses.replace(release, noise_std=torch.full((10,), noise_std))
+    refinement.refine(config, release, server.generator, server.ema)
+    # The first step of Adam is as long as the rate, unless there is no gradient.
+    bias = server.generator.refiner.last.bias
+    assert bias.abs().item() == pytest.approx(moved, rel=1e-3)
+
+
 def test_what_noise_explains_pulls_at_nothing(monkeypatch):
     size, std = sum(LAYER_FEATURES) + 2080, torch.full((10,), 0.1)
     noise = 0.1 * torch.randn(10, size, generator=torch.Generator().manual_seed(0))
@@ -130,9 +148,8 @@ def test_what_noise_explains_pulls_at_nothing(monkeypatch):
     apart = noise + 0.1 * torch.tensor([1.0, -1.0]).repeat(5)[:, None]
     left, own = (x - x.mean(0) for x in (refinement.credible(apart, std), apart))
     assert left.norm() / own.norm() == pytest.approx(0.526, abs=0.02)
-    noise[:, : LAYER_FEATURES[0]] += (
-        0.1  # of all classes: ten times the noise's square, of a mean
-    )
+    # Of all classes: ten times the noise's square, of a mean.
+    noise[:, : LAYER_FEATURES[0]] += 0.1
     left = refinement.credible(noise, std)[:, : LAYER_FEATURES[0]]
     assert left.mean() == pytest.approx(0.09, abs=0.01)
     assert left.std(0).mean() < 0.02
