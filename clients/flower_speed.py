@@ -63,7 +63,7 @@ PULLS: Mapping[str, str | None] = {
     f"{INFLATABLE}.inflatable_utils:pull_objects": (
         "object_ids pull_object_fn max_concurrent_pulls max_time max_tries_per_object "
         "initial_backoff backoff_cap"
-    ),
+    )
 }
 RESIDENT: Mapping[str, str | None] = {
     f"{LOOP}:_push_messages": "state object_store send push_object",

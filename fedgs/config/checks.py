@@ -235,14 +235,5 @@ def check_data(config: Settings) -> None:
 
 
 # What a plan of releases has to satisfy, whatever trains by it.
-OF_PLANS = (
-    node_size_problems,
-    federation_problems,
-    privacy_problems,
-)
-CHECKS = (
-    model_problems,
-    data_problems,
-    *OF_PLANS,
-    node_problems,
-)
+OF_PLANS = (node_size_problems, federation_problems, privacy_problems)
+CHECKS = (model_problems, data_problems, *OF_PLANS, node_problems)

@@ -13,11 +13,7 @@ from typing import Any, Self, TypeVar, cast
 
 from fedgs.config.checks import CHECKS
 from fedgs.config.fields import Scalar, again, entry, refuse, shortened
-from fedgs.config.method_settings import (
-    GsWganSettings,
-    NetworkSettings,
-    settings_of,
-)
+from fedgs.config.method_settings import GsWganSettings, NetworkSettings, settings_of
 from fedgs.config.plugins import CENTRAL, GS_WGAN, load
 from fedgs.config.settings import Settings
 from fedgs.errors import UserError

@@ -99,9 +99,7 @@ def _records_of(
     return [records[known.get(name, np.empty(0, np.int64))] for name in names]
 
 
-def load_test_data(
-    config: RunConfig,
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Loads the test images that belong to `config.data`, fitted like the data.
 
     It is the source's own test split where it has one (MNIST's for `mnist` and

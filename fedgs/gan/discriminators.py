@@ -22,13 +22,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.gan.losses import discriminator_loss, generator_image_grads
 from fedgs.gan.models import ADAM_BETAS, advance_spectral_vectors, build_discriminator
 from fedgs.randomness import derived_seed
-from fedgs.shapes import (
-    Images,
-    Labels,
-    PerSampleGrads,
-    Positions,
-    TensorDict,
-)
+from fedgs.shapes import Images, Labels, PerSampleGrads, Positions, TensorDict
 
 ADAM_EPSILON = 1e-8  # torch.optim.Adam's default
 CHUNK_SIZE = 64  # clients of a node in one batched call; changes the last bits

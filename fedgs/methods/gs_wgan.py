@@ -54,10 +54,7 @@ class GsWgan(Method[GsWganConfig]):
         """Returns F fakes in [0, 1], 0 = background, and their labels."""
         side, channels = config.image_size, config.image_channels
         images = Declared((config.fakes_sent, channels, side, side))
-        return {
-            "images": images,
-            "labels": Declared((config.fakes_sent,), torch.int64),
-        }
+        return {"images": images, "labels": Declared((config.fakes_sent,), torch.int64)}
 
     # -------------------------------------------------------------- server
 

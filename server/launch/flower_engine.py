@@ -24,10 +24,7 @@ from fedgs.runs.run_folder import RunFolder
 from server.launch.control import Control, FlowerFailed, control_of
 from server.launch.flower_app import TRAINING, app_project, free_port, wait_for_port
 
-QUIET_RAY = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+QUIET_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 # Ray gives itself 30 s, which no setting changes; a busy machine may need more.
 RAY_IS_LATE, STARTS = "node timed out during startup", 3
 START_TIMEOUT = 120.0

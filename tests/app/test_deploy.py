@@ -484,8 +484,7 @@ def test_server_that_is_starting_is_waited_for(certs, control, fedgs, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("key", "problem"),
-    [("a.key", "is no public key"), ("a.pub", "has the key of a;")],
+    ("key", "problem"), [("a.key", "is no public key"), ("a.pub", "has the key of a;")]
 )
 def test_a_wrong_key_is_refused_before_any_work(certs, control, fedgs, key, problem):
     path = certs / "clients" / key

@@ -18,13 +18,7 @@ import fedgs as library
 from command_line import flags, printed
 from fedgs.app.commands import forecast
 from fedgs.app.tables import folded
-from fedgs.config.recipes import (
-    HELD_OUT,
-    is_left_open,
-    moments_for,
-    overridden,
-    recipe,
-)
+from fedgs.config.recipes import HELD_OUT, is_left_open, moments_for, overridden, recipe
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
 from fedgs.round import local

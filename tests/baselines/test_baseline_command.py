@@ -127,10 +127,7 @@ class Trainer:
         noisy = released(sums.numpy(), self.settings, noise) / self.data.num_clients
         with torch.no_grad():
             self.generator.mean.copy_(torch.from_numpy(noisy))
-        return {
-            "kind": "class-means",
-            "noise_per_clip": self.settings.noise_per_clip,
-        }
+        return {"kind": "class-means", "noise_per_clip": self.settings.noise_per_clip}
 
     def means(self, images, labels):
         shape = (self.data.num_classes, *images.shape[1:])

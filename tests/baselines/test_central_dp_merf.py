@@ -11,12 +11,7 @@ from baselines import small_run, small_trainer
 from fedgs.audit.one_release import distinct_events
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Facts
-from fedgs.baselines.dp_merf import (
-    AutoencoderSettings,
-    Settings,
-    dp_merf,
-    dp_merf_ae,
-)
+from fedgs.baselines.dp_merf import AutoencoderSettings, Settings, dp_merf, dp_merf_ae
 from fedgs.privacy.gaussian import epsilon_from_mu
 
 FACTS = Facts(540, 60_000, 111, 10, (1, 28, 28))

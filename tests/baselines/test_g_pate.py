@@ -9,13 +9,7 @@ import torch
 
 from baselines import small_run, small_trainer
 from fedgs.baselines.contract import Facts
-from fedgs.baselines.g_pate import (
-    METHOD,
-    REPLACED,
-    Settings,
-    aggregate,
-    bin_of,
-)
+from fedgs.baselines.g_pate import METHOD, REPLACED, Settings, aggregate, bin_of
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.randomness import stream
 

@@ -147,10 +147,7 @@ def test_a_false_key_with_an_answer_is_not_listed(masked):
 
 @pytest.mark.parametrize(
     ("own", "setting", "problem"),
-    [
-        ({}, True, "give peers"),
-        ({"peers", "key"}, False, "under masks only"),
-    ],
+    [({}, True, "give peers"), ({"peers", "key"}, False, "under masks only")],
 )
 def test_a_client_with_peers_releases_under_masks_only_and_without_them_never(
     masked, own, setting, problem

@@ -167,7 +167,7 @@ ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
     ("client", STAGE): {
         "1 of 1 embeddings with a norm above .*, which 2 clients": [
             values(gradients=LONG)
-        ],
+        ]
     },
 }
 CASES = [

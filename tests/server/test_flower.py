@@ -27,12 +27,7 @@ from fedgs.config.recipes import recipe
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.privacy.ledger import Ledger
-from fedgs.process import (
-    TOKEN_VARIABLE,
-    end_processes,
-    home_of,
-    processes_of,
-)
+from fedgs.process import TOKEN_VARIABLE, end_processes, home_of, processes_of
 from fedgs.round.preparation import resolve
 from fedgs.runs.run_folder import RunFolder
 from hosts import PATIENCE, ROOT, Machines

@@ -10,13 +10,7 @@ import torch
 from flwr.app import Message
 
 from fedgs.data.load import load_data
-from fedgs.mechanism.masks import (
-    KEY_BYTES,
-    Announced,
-    Attempt,
-    MaskedSum,
-    MaskingKey,
-)
+from fedgs.mechanism.masks import KEY_BYTES, Announced, Attempt, MaskedSum, MaskingKey
 from fedgs.mechanism.sanitizer import received
 from fedgs.methods import new_state
 from fedgs.privacy.gaussian import epsilon_from_mu

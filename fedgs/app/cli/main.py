@@ -138,9 +138,7 @@ def resume(run: RunArgument) -> None:
 
 
 @app.command()
-def demo(
-    output: Annotated[str, typer.Option(help="Folder of the run.")] = "",
-) -> None:
+def demo(output: Annotated[str, typer.Option(help="Folder of the run.")] = "") -> None:
     """Train on handwritten digits, through Flower: `train --recipe demo`."""
     from fedgs.app.commands import train as running
 
@@ -299,9 +297,7 @@ def compare(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
 
 
 @app.command()
-def bench(
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-) -> None:
+def bench(device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu") -> None:
     """Measure speed and memory of this machine; nothing is kept."""
     from experiments.speed.bench import bench as measure
 

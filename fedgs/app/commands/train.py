@@ -27,11 +27,7 @@ from fedgs.errors import wrap_error
 from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy_label import privacy_label
 from fedgs.round import local
-from fedgs.round.preparation import (
-    fitted_to_data,
-    free_output,
-    planned_run,
-)
+from fedgs.round.preparation import fitted_to_data, free_output, planned_run
 from fedgs.round.run import RunStopped, stop_on_signal
 from fedgs.runs import publication
 from fedgs.runs.run_folder import RunFolder
