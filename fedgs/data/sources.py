@@ -11,6 +11,8 @@ Source:
 """
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +66,15 @@ def read_records(config: RunConfig) -> Records:
         UserError: an unknown source, or missing or malformed data.
     """
     kind, _, where = config.data.partition(":")
-    log.info("reading %s ...", config.data)
+    read: Callable[[], Records]
     if config.data == "digits":
-        records = _digits()
+        read = _digits
     elif config.data == "fonts":
-        records = fonts.read("train")
+        read = partial(fonts.read, "train")
     elif config.data in FOLDERS:
-        records = _mnist(config, "train")
+        read = partial(_mnist, config, "train")
     elif kind in READERS and (where or config.data == "femnist"):
-        records = READERS[kind](config)
+        read = partial(READERS[kind], config)
     elif config.data == GIVEN:
         raise UserError(
             f"data = {GIVEN!r}: these images were given in Python and are in no file; "
@@ -84,7 +86,8 @@ def read_records(config: RunConfig) -> Records:
         raise UserError(f"data = {config.data!r}: give --data {kind}:{config.data}")
     else:
         raise UserError(f"data = {config.data!r}: give --data one of {NAMES}")
-    return records
+    log.info("reading %s ...", config.data)
+    return read()
 
 
 def has_test_split(data: str) -> bool:

@@ -101,8 +101,10 @@ def test_fonts_are_legible_centred_and_the_same_bits_every_time(few_fonts):
     assert (load(data="fonts", **settings).images == 255 - train.images).all()
 
 
-def test_source_that_is_unknown_or_not_installed_is_refused(monkeypatch):
+def test_source_that_is_unknown_or_not_installed_is_refused(monkeypatch, caplog):
+    caplog.set_level("INFO")
     refused(r"data = 'cifar': .*digits, fonts, mnist, .*npz:PATH", data="cifar")
+    assert "reading" not in caplog.text
     refused(r"data_dir is unset: .*train-images-idx3", data="mnist", num_clients=2)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     refused("pip install scikit-learn")
