@@ -21,10 +21,10 @@ Scalar = str | int | float | bool
 # A field's name; what is wrong with its value, and what to do.
 Problem = tuple[str, str]
 SHOWN_CHARACTERS = 60
-_hints_of = lru_cache(typing.get_type_hints)
 MOST_CHARACTERS = 200  # of a value that may be the name of a file
 # Limits of a noise: its square is a number.
 NOISE: Any = {"zero_or_at_least": 1e-100, "at_most": 1e100}
+_hints_of = lru_cache(typing.get_type_hints)
 
 # What hangs on a setting.
 Trait = Literal[

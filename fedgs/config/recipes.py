@@ -168,8 +168,8 @@ def class_means() -> RunConfig:
 
 def demo() -> RunConfig:
     """`gs_wgan` at the size of scikit-learn's digits: minutes on a laptop."""
-    smaller = {"clients_per_node": 90, "moment_size": 6, "num_rounds": 32}
-    return dataclasses.replace(gs_wgan(), **smaller, seed=0)
+    smaller = {"clients_per_node": 90, "moment_size": 6, "num_rounds": 32, "seed": 0}
+    return dataclasses.replace(gs_wgan(), **smaller)
 
 
 CLASS_MEANS, DEFAULT = "class-means", "warm-start"

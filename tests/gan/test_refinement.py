@@ -122,14 +122,15 @@ def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("noise_std", "longest", "moved"), [(0.03, 9, 3e-3), (0.05, 9, 1e-3), (0.03, 0, 0)]
+    ("noise_std", "first", "longest", "moved"),
+    [(0.03, 1, 9, 3e-3), (0.05, 1, 9, 1e-3), (0.03, 1e-4, 9, 1e-4), (0.03, 1, 0, 0)],
 )
 def test_a_release_with_more_noise_is_fitted_in_smaller_steps(
-    noise_std, longest, moved, monkeypatch
+    noise_std, first, longest, moved, monkeypatch
 ):
     sizes = [(most, rate, longest) for most, rate, _ in refinement.STEP_SIZES]
     monkeypatch.setattr(refinement, "STEP_SIZES", sizes)
-    monkeypatch.setattr(refinement, "FIRST_RATE", 1.0)
+    monkeypatch.setattr(refinement, "FIRST_RATE", first)
     monkeypatch.setattr(refinement, "STEPS", 1)
     config, server = after_moments()
     release = released(config, server)
