@@ -58,7 +58,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")  # before any module trains
 def _short_fits() -> Iterator[None]:
-    """Ten steps of the refiner's 900, which would take minutes."""
+    """Ten steps of the refiner's 1,800, which would take minutes."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fedgs.gan.refinement.STEPS", 10)
         yield

@@ -20,6 +20,7 @@ features improve differentially private image generation", TMLR 2023.
 
 import math
 from collections.abc import Callable
+from multiprocessing.pool import ThreadPool
 
 import torch
 from torch import Tensor, nn
@@ -31,16 +32,17 @@ from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update
 from fedgs.gan.moments import belief
 from fedgs.gan.public_networks import fonts_trunk, random_trunk, trunk_features
 from fedgs.randomness import stream
-from fedgs.shapes import Images, Labels, TensorDict
+from fedgs.shapes import Images, Labels, Latents, TensorDict
 
-STEPS = 900
+STEPS = 1800
 SAMPLES = 10  # of each class in a step
+PARTS = 2  # of a step's batch, each on its own core; the bits depend on their number
 REFERENCE_STEPS = 40  # whose samples scale the features
 LEAST_VARIANCE = 0.01  # of an axis, of the mean over all
-# Most noise of a release, learning rate and longest gradient: where there is little
-# noise, steps are large; else small ones stay near the start, and fit less noise.
-STEP_SIZES = ((0.04, 3e-3, 20.0), (math.inf, 1e-3, math.inf))
-FIRST_RATE, RISING = 1e-3, 50  # from where the rate rises by as much in so many steps
+# The more noise a release has, the fewer steps fit it, so that they fit less of it.
+LITTLE_NOISE = 0.035  # of a feature; with no more, a fit has all steps, and large ones
+SMALL, LARGE = (1e-3, math.inf), (3e-3, 20.0)  # learning rates and longest gradients
+RISING = 50  # steps in which the rate rises by the small one
 BETAS = (0.5, 0.99)
 # Of the means of the steps before, in the factor that stands for E f(G(z, y)): without
 # it a step's own noise would count as a distance, and pictures of one kind be nearer.
@@ -98,17 +100,21 @@ def class_means(
     """
     kind = config.stage_list[-1].kind
     features = KINDS[kind].features(net, images, labels)
-    return features.unflatten(0, (SAMPLES, -1)).mean(0)
+    return features.unflatten(0, (-1, config.num_classes)).mean(0)
+
+
+def _asked(config: GsWganConfig, step: int) -> tuple[Latents, Labels]:
+    """Draws latents, as many for each class, in turns; the same for the same step."""
+    labels = torch.arange(config.num_classes).repeat(SAMPLES)
+    rng = stream(config.seed, "refinement", step + REFERENCE_STEPS)
+    z = sample_latents(config, rng, len(labels)).to(config.device)
+    return z, labels.to(config.device)
 
 
 def _drawn(
     config: GsWganConfig, generator: Generator, step: int
 ) -> tuple[Images, Labels]:
-    """Draws as many images of each class, in turns; the same ones for the same step."""
-    labels = torch.arange(config.num_classes).repeat(SAMPLES)
-    rng = stream(config.seed, "refinement", step + REFERENCE_STEPS)
-    z = sample_latents(config, rng, len(labels)).to(config.device)
-    labels = labels.to(config.device)
+    z, labels = _asked(config, step)
     return generator(z, labels), labels
 
 
@@ -117,7 +123,7 @@ def refine(
     release: StageRelease,
     generator: GeneratorRefined,
     average: GeneratorRefined,
-    check: Callable[[int], None] = lambda step: None,
+    check: Callable[[int, int], None] = lambda step, steps: None,
 ) -> None:
     """Fits the refiner to a release of feature means.
 
@@ -128,30 +134,42 @@ def refine(
         release: of the stage `features`.
         generator: whose refiner is trained; the averaged one at the end.
         average: of the same architecture; the averaged one at the end.
-        check: called with each finished step; what it raises ends the fit.
+        check: called with each finished step and their number; what it raises ends the
+            fit.
     """
     net = {name: value.to(config.device) for name, value in release.networks[0].items()}
     target = release.target[0].to(config.device)
     noise = float(release.noise_std.square().mean().sqrt())
-    rate, longest = next(of for most, *of in STEP_SIZES if noise <= most)
-    adam = torch.optim.Adam(generator.refiner.parameters(), rate, BETAS)
+    rate, longest = LARGE if noise <= LITTLE_NOISE else SMALL
+    steps = math.ceil(STEPS * LITTLE_NOISE / max(noise, LITTLE_NOISE))
+    weights = list(generator.refiner.parameters())
+    adam = torch.optim.Adam(weights, rate, BETAS)
+
+    def means_of(z: Latents, labels: Labels) -> Tensor:
+        return class_means(config, net, generator(z, labels), labels)
+
+    def gradient(means: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(means, weights, distance / PARTS)
+
     generator.train()
     found: Tensor | None = None
-    for step in range(STEPS):
-        risen = min(rate, FIRST_RATE * (1 + step / RISING))
-        adam.param_groups[0]["lr"] = risen * max(0.05, 1 - step / STEPS)
-        means = class_means(config, net, *_drawn(config, generator, step))
-        now = means.detach()
-        found = now if found is None else torch.lerp(now, found, MEMORY)
-        adam.zero_grad(set_to_none=True)
-        distance = found - target
-        if config.public_data is not None:
-            distance = credible(distance, release.noise_std)
-        (distance * means).sum().backward()
-        nn.utils.clip_grad_norm_(generator.refiner.parameters(), longest)
-        adam.step()
-        update_ema(average.refiner, generator.refiner, step, AVERAGED)
-        check(step + 1)
+    with ThreadPool(PARTS, torch.set_num_threads, (1,)) as pool:
+        for step in range(steps):
+            risen = min(rate, SMALL[0] * (1 + step / RISING))
+            adam.param_groups[0]["lr"] = risen * max(0.05, 1 - step / steps)
+            batch = (part.chunk(PARTS) for part in _asked(config, step))
+            means = pool.starmap(means_of, zip(*batch, strict=True))
+            now = torch.stack(means).detach().mean(0)
+            found = now if found is None else torch.lerp(now, found, MEMORY)
+            distance = found - target
+            if config.public_data is not None:
+                distance = credible(distance, release.noise_std)
+            for weight, *parts in zip(weights, *pool.map(gradient, means), strict=True):
+                weight.grad = sum(parts)
+            nn.utils.clip_grad_norm_(weights, longest)
+            adam.step()
+            update_ema(average.refiner, generator.refiner, step, AVERAGED)
+            check(step + 1, steps)
     generator.load_state_dict(average.state_dict())
 
 

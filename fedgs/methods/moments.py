@@ -122,9 +122,7 @@ class Moments(Method[GsWganConfig]):
             and isinstance(average, GeneratorRefined)
         ):
             raise TypeError("no other generator is fitted to features")
-        release, steps = state.stages[-1], refinement.STEPS
-        told = (config, release, generator, average)
-        refinement.refine(*told, lambda step: check(step, steps))
+        refinement.refine(config, state.stages[-1], generator, average, check)
         return True
 
 

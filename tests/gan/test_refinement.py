@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import hashlib
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from fedgs.config.stages import LAYER_FEATURES
 from fedgs.gan import public_networks, refinement
 from fedgs.gan.features import FEATURE_SCALE, StageRelease
+from fedgs.gan.models import GeneratorRefined
 from fedgs.gan.public_networks import (
     fonts_trunk,
     random_trunk,
@@ -108,8 +110,9 @@ def distance(config, server) -> float:
 
 def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
     monkeypatch.setattr(refinement, "STEPS", 30)
-    monkeypatch.setattr(refinement, "STEP_SIZES", ((0.0, 0.04, 1e9),))
-    monkeypatch.setattr(refinement, "FIRST_RATE", 0.04)
+    monkeypatch.setattr(refinement, "LITTLE_NOISE", 1e9)
+    monkeypatch.setattr(refinement, "LARGE", (0.04, 1e9))
+    monkeypatch.setattr(refinement, "SMALL", (0.04, 1e9))
     monkeypatch.setattr(refinement, "AVERAGED", 0.8)
     config, server = after_moments()
     server.stages.append(released(config, server))
@@ -123,22 +126,50 @@ def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
 
 @pytest.mark.parametrize(
     ("noise_std", "first", "longest", "moved"),
-    [(0.03, 1, 9, 3e-3), (0.05, 1, 9, 1e-3), (0.03, 1e-4, 9, 1e-4), (0.03, 1, 0, 0)],
+    [(0.03, 1, 9, 3e-3), (0.03, 1e-4, 9, 1e-4), (0.03, 1, 0, 0), (0.07, 1e-3, 0, 1e-3)],
 )
 def test_a_release_with_more_noise_is_fitted_in_smaller_steps(
     noise_std, first, longest, moved, monkeypatch
 ):
-    sizes = [(most, rate, longest) for most, rate, _ in refinement.STEP_SIZES]
-    monkeypatch.setattr(refinement, "STEP_SIZES", sizes)
-    monkeypatch.setattr(refinement, "FIRST_RATE", first)
+    monkeypatch.setattr(refinement, "SMALL", (first, math.inf))
+    monkeypatch.setattr(refinement, "LARGE", (3e-3, longest))
     monkeypatch.setattr(refinement, "STEPS", 1)
+    bias = fitted(noise_std).refiner.last.bias
+    # The first step of Adam is as long as the rate, unless there is no gradient.
+    assert bias.abs().item() == pytest.approx(moved, rel=1e-3)
+
+
+@pytest.mark.parametrize(("noise_std", "steps"), [(0.0, 8), (0.03, 8), (0.14, 2)])
+def test_a_release_with_more_noise_is_fitted_in_fewer_steps(
+    noise_std, steps, monkeypatch
+):
+    monkeypatch.setattr(refinement, "STEPS", 8)
+    told = []
+    fitted(noise_std, lambda *of: told.append(of))
+    assert told == [(step + 1, steps) for step in range(steps)]
+
+
+def test_a_step_is_of_the_whole_batch(monkeypatch):
+    monkeypatch.setattr(refinement, "STEPS", 1)
+    monkeypatch.setattr(refinement, "LARGE", (3e-3, math.inf))
+    # A first step of Adam does not know how long a gradient is.
+    descent = torch.optim.SGD
+    monkeypatch.setattr(torch.optim, "Adam", lambda of, rate, _: descent(of, rate))
+    moved = []
+    for parts in (1, 2, 5):
+        monkeypatch.setattr(refinement, "PARTS", parts)
+        moved.append(fitted(0.0).refiner.last.weight.detach())
+    assert moved[0].abs().max() > 1e-5
+    for other in moved[1:]:
+        torch.testing.assert_close(other, moved[0], rtol=1e-3, atol=1e-7)
+
+
+def fitted(noise_std: float, *check) -> GeneratorRefined:
     config, server = after_moments()
     release = released(config, server)
     release = dataclasses.replace(release, noise_std=torch.full((10,), noise_std))
-    refinement.refine(config, release, server.generator, server.ema)
-    # The first step of Adam is as long as the rate, unless there is no gradient.
-    bias = server.generator.refiner.last.bias
-    assert bias.abs().item() == pytest.approx(moved, rel=1e-3)
+    refinement.refine(config, release, server.generator, server.ema, *check)
+    return server.generator
 
 
 def test_what_noise_explains_pulls_at_nothing(monkeypatch):
