@@ -168,7 +168,7 @@ def class_means() -> RunConfig:
 
 def demo() -> RunConfig:
     """`gs_wgan` at the size of scikit-learn's digits: minutes on a laptop."""
-    smaller = {"clients_per_node": 90, "moment_size": 6, "num_rounds": 32, "seed": 0}
+    smaller = {"clients_per_node": 90, "moment_size": 6, "seed": 0}
     return dataclasses.replace(gs_wgan(), **smaller)
 
 
