@@ -110,7 +110,6 @@ def distance(config, server) -> float:
 
 def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
     monkeypatch.setattr(refinement, "STEPS", 30)
-    monkeypatch.setattr(refinement, "LITTLE_NOISE", 1e9)
     monkeypatch.setattr(refinement, "LARGE", (0.04, 1e9))
     monkeypatch.setattr(refinement, "SMALL", (0.04, 1e9))
     monkeypatch.setattr(refinement, "AVERAGED", 0.8)
@@ -131,6 +130,7 @@ def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
 def test_a_release_with_more_noise_is_fitted_in_smaller_steps(
     noise_std, first, longest, moved, monkeypatch
 ):
+    monkeypatch.setattr(refinement, "LITTLE_NOISE", 0.035)
     monkeypatch.setattr(refinement, "SMALL", (first, math.inf))
     monkeypatch.setattr(refinement, "LARGE", (3e-3, longest))
     monkeypatch.setattr(refinement, "STEPS", 1)
@@ -143,6 +143,7 @@ def test_a_release_with_more_noise_is_fitted_in_smaller_steps(
 def test_a_release_with_more_noise_is_fitted_in_fewer_steps(
     noise_std, steps, monkeypatch
 ):
+    monkeypatch.setattr(refinement, "LITTLE_NOISE", 0.035)
     monkeypatch.setattr(refinement, "STEPS", 8)
     told = []
     fitted(noise_std, lambda *of: told.append(of))

@@ -253,7 +253,7 @@ FAULTS: dict[str, list[tuple[Callable, int]]] = {
     "before the first release": [(before_sending, 1)],
     "before the first checkpoint": [(between_nodes_and_commit, 2)],
     "after a step": [(after_the_step, 3)],
-    "in the refiner's fit": [(in_the_fit, 4), (after_the_step, ROUNDS)],
+    "in the refiner's fit": [(in_the_fit, 7), (after_the_step, ROUNDS)],
     "with uncommitted node states": [(between_nodes_and_commit, ROUNDS)],
     "at the end": [(before_the_commit, ROUNDS)],
     "four times": [

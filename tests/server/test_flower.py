@@ -236,6 +236,7 @@ def test_plain_flwr_run_trains_with_the_settings_of_pyproject(
 ):
     # As in Flower's processes, which know nothing of the short fits of the tests.
     monkeypatch.setattr("fedgs.gan.refinement.STEPS", 1800)
+    monkeypatch.setattr("fedgs.gan.refinement.LITTLE_NOISE", 0.035)
     file = tmp_path / "more.toml"
     file.write_text("generator_dim = 4\nnum_rounds = 9\nnoise_seed = 1\n")
     overrides = {"num-clients": 6, "clients-per-node": 3, "image-size": 16}
