@@ -58,7 +58,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")  # before any module trains
 def _short_fits() -> Iterator[None]:
-    """Ten steps of the refiner's 1,800, minutes, whatever the noise."""
+    """Ten steps of the refiner's 1,800, which take minutes; with any noise."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fedgs.gan.refinement.STEPS", 10)
         patched.setattr("fedgs.gan.refinement.LITTLE_NOISE", 1e9)

@@ -114,6 +114,7 @@ def _asked(config: GsWganConfig, step: int) -> tuple[Latents, Labels]:
 def _drawn(
     config: GsWganConfig, generator: Generator, step: int
 ) -> tuple[Images, Labels]:
+    """Draws the images of a step."""
     z, labels = _asked(config, step)
     return generator(z, labels), labels
 
