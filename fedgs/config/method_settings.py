@@ -184,11 +184,6 @@ class GsWganSettings(NetworkSettings):
         return read_stages(self.stages)
 
     @property
-    def knows_fonts(self) -> bool:
-        """Whether its features, and its refiner's start, are of public fonts."""
-        return any(stage.kind == FONT_FEATURES for stage in self.stage_list)
-
-    @property
     def num_parts(self) -> int:
         """Gaussians of each class of the generator `gaussian`."""
         return PARTS if any(s.kind == "parts" for s in self.stage_list) else 1

@@ -29,6 +29,9 @@ MOST_CHARACTERS = 10_000  # of a text that may come from a hostile server
 LAYER_FEATURES = (32 * 7**2, 32 * 4**2, 64 * 4**2, 128)
 TRUNK_AXES = 64
 FONT_FEATURES = "font-features"  # where that network has seen digits drawn from fonts
+IMAGENET_FEATURES = "imagenet-features"  # of a network that has seen photographs
+KNOWN_TO = {FONT_FEATURES: "fonts", IMAGENET_FEATURES: "ImageNet"}
+OF_TRUNKS = "features", *KNOWN_TO
 SPLITS = 2  # a class is cut across its longest axes, so many of them
 PARTS = 2**SPLITS  # of a class then
 
@@ -53,8 +56,7 @@ FEATURES: dict[str, Callable[[int, int], int]] = {
     "scatter": lambda coordinates, axes: _pairs(coordinates),
     "moments": _moments,
     "parts": _moments,
-    "features": _layers,
-    FONT_FEATURES: _layers,
+    **dict.fromkeys(OF_TRUNKS, _layers),
 }
 
 

@@ -285,7 +285,5 @@ def _rows_of(arg: Tensor | TensorDict) -> Iterable[Tensor | TensorDict]:
     """Returns what each module gets of an argument; without tensors, `{}` for each."""
     if isinstance(arg, Tensor):
         return arg.unbind()
-    if not arg:
-        return itertools.repeat({})
-    rows = zip(*arg.values(), strict=True)
-    return [dict(zip(arg, row, strict=True)) for row in rows]
+    rows = zip(*arg.values(), strict=True) if arg else itertools.repeat(())
+    return (dict(zip(arg, row, strict=True)) for row in rows)

@@ -5,7 +5,7 @@
     moments      the same image along given axes, and products of two coordinates
     parts        the same, by the part of its class that the image lies in
     features     layers of a random trunk, and products of coordinates of the last one
-    font-features  the same of a trunk that knows fonts
+    font-features, imagenet-features  the same of one that knows fonts, or photographs
 
 `fedgs.gan.moments` makes the first four, `fedgs.gan.refinement` the others. A network
 is a dictionary of tensors; its architecture is its kind, and the run's settings. So it
@@ -19,6 +19,7 @@ Source: docs/privacy.md, "Embedding releases".
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,14 +28,14 @@ from torch import Tensor
 
 from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import (
-    FONT_FEATURES,
     LAYER_FEATURES,
     MASS,
+    OF_TRUNKS,
     PARTS,
     SPLITS,
     TRUNK_AXES,
 )
-from fedgs.gan.public_networks import fonts_trunk, random_trunk, trunk_features
+from fedgs.gan.public_networks import trunk_of
 from fedgs.mechanism.sanitizer import to_dct
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -92,9 +93,8 @@ def _part_shapes(config: GsWganConfig) -> Shapes:
 
 
 def _trunk_shapes(config: GsWganConfig) -> Shapes:
-    size = sum(LAYER_FEATURES)
-    axes = (LAYER_FEATURES[-1], TRUNK_AXES)
-    return {"mean": (size,), "scale": (size,), "axes": axes}
+    size = (sum(LAYER_FEATURES),)
+    return {"mean": size, "scale": size, "axes": (LAYER_FEATURES[-1], TRUNK_AXES)}
 
 
 def low_frequencies(images: Images, count: int) -> Tensor:
@@ -125,12 +125,12 @@ def _moment_features(net: TensorDict, images: Images, groups: Labels) -> Tensor:
     return torch.cat([residual, QUADRATIC_WEIGHT * products(residual)], dim=1)
 
 
-def _layers(trunk: TensorDict, net: TensorDict, images: Images) -> Tensor:
+def _layers(kind: str, net: TensorDict, images: Images, labels: Labels) -> Tensor:
     """Returns the trunk's layers, each of one length, and products of the last one's.
 
-    Privacy: no server chooses the trunk, which comes with the package.
+    Privacy: no server chooses the trunk, which each client has from elsewhere.
     """
-    centred = trunk_features(trunk, images) - net["mean"]
+    centred = trunk_of(kind, images.shape[1])(images) - net["mean"]
     deep = centred[:, -LAYER_FEATURES[-1] :] @ net["axes"]
     # No longer than a usual image's: where the generator's samples, which scale them,
     # are all alike, products would be most of every embedding's length.
@@ -164,12 +164,7 @@ KINDS = {
     "scatter": Kind(_model_shapes, _scatter_features),
     "moments": Kind(_model_shapes, _moment_features),
     "parts": Kind(_part_shapes, _moment_features, _parts),
-    "features": Kind(
-        _trunk_shapes, lambda net, x, y: _layers(random_trunk(x.shape[1]), net, x)
-    ),
-    FONT_FEATURES: Kind(
-        _trunk_shapes, lambda net, x, y: _layers(fonts_trunk(), net, x)
-    ),
+    **{kind: Kind(_trunk_shapes, partial(_layers, kind)) for kind in OF_TRUNKS},
 }
 
 

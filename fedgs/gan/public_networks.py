@@ -15,7 +15,8 @@ Source: docs/privacy.md, "Embedding releases".
 import base64
 import hashlib
 import json
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import FONT_FEATURES, IMAGENET_FEATURES
 from fedgs.errors import UserError
 from fedgs.randomness import stream
 from fedgs.shapes import Images, TensorDict
@@ -34,6 +36,7 @@ FONTS_SHA256 = "1073201053eccb740ef679d8f8b90f4a74262ed6bd0f416e066718eece580cbc
 TRUNK, REFINER, REFINER_DIM = "trunk.", "refiner.", 16
 # Three convolutions and a linear layer, shape of each weight, for C channels:
 # S -> S / 2 -> S / 2 -> S / 4, from there 7 x 7 fields.
+IMAGENET_SIDE = 64  # to which its images are scaled, of any side
 LAYERS = {
     "conv1": (32, 0, 5, 5),
     "conv2": (48, 32, 3, 3),
@@ -62,11 +65,7 @@ def trunk_features(trunk: TensorDict, images: Images) -> Tensor:
     first = convolved(images, "conv1", 2)
     last = convolved(convolved(first, "conv2", 1), "conv3", 2)
     fields = F.adaptive_avg_pool2d(last, 7).flatten(1)
-    parts = (
-        F.adaptive_avg_pool2d(first, 7),
-        F.adaptive_avg_pool2d(first.square(), 4),
-        F.adaptive_avg_pool2d(last, 4),
-    )
+    parts = map(F.adaptive_avg_pool2d, (first, first.square(), last), (7, 4, 4))
     deep = F.linear(fields, trunk["linear.weight"], trunk["linear.bias"])
     return torch.cat([*(part.flatten(1) for part in parts), deep], dim=1)
 
@@ -82,6 +81,82 @@ def random_trunk(channels: int) -> TensorDict:
         tensors[f"{name}.weight"] = torch.from_numpy(values * scale).float()
         tensors[f"{name}.bias"] = torch.zeros(outputs)
     return tensors
+
+
+def trunk_of(kind: str, channels: int) -> Callable[[Images], Tensor]:
+    """Returns the network whose layers are features of a kind, of `OF_TRUNKS`.
+
+    It takes images (B, C, S, S) in [0, 1] to (B, sum(LAYER_FEATURES)).
+
+    Raises:
+        UserError: its file is not here, or another.
+    """
+    if kind == IMAGENET_FEATURES:
+        return imagenet_trunk()
+    trunk = fonts_trunk() if kind == FONT_FEATURES else random_trunk(channels)
+    return partial(trunk_features, trunk)
+
+
+@lru_cache(maxsize=1)
+def imagenet_trunk() -> Callable[[Images], Tensor]:
+    """Returns layers of torchvision's ResNet-18, in shapes as of `trunk_features`.
+
+    For these shapes neighbouring channels are averaged.
+
+    Raises:
+        UserError: its weights are not in torch hub's folder, or others are.
+    """
+    from torchvision.models import ResNet18_Weights, resnet18
+    from torchvision.models.feature_extraction import create_feature_extractor
+
+    weights = ResNet18_Weights.IMAGENET1K_V1
+    name = weights.url.rsplit("/", 1)[1]  # resnet18-SHA256.pth, the hash's beginning
+    path = hub_weights(name, name[len("resnet18-") : -len(".pth")], weights.url)
+    if path is None:
+        raise UserError(
+            f"stages: {IMAGENET_FEATURES} need {name} in {torch.hub.get_dir()}"
+            f"/checkpoints; download it from {weights.url}"
+        )
+    network = resnet18()
+    network.load_state_dict(torch.load(path, weights_only=True))
+    # As in training it would normalise over a batch, and mix its images.
+    network.eval().requires_grad_(False)
+    network = create_feature_extractor(network, ["layer1", "layer2", "layer4"])
+    scaled = weights.transforms(crop_size=IMAGENET_SIDE, resize_size=IMAGENET_SIDE)
+
+    def features(images: Images) -> Tensor:
+        rgb = scaled(images.expand(-1, 3, -1, -1))
+        layers = network.to(images.device)(rgb).values()
+        first, middle, last = (layer.unsqueeze(1) for layer in layers)
+        parts = first, first.square(), middle, last
+        sizes = (32, 7, 7), (32, 4, 4), (64, 4, 4), (128, 1, 1)
+        pooled = map(F.adaptive_avg_pool3d, parts, sizes)
+        return torch.cat([part.flatten(1) for part in pooled], dim=1)
+
+    return features
+
+
+def hub_weights(name: str, sha256: str, source: str) -> Path | None:
+    """Returns the user's download of weights in torch hub's folder, if it is there.
+
+    Args:
+        name: of the file, a pickle: none is loaded but of this hash.
+        sha256: of its content, or the beginning.
+        source: where it can be downloaded.
+
+    Raises:
+        UserError: the file is another.
+    """
+    weights = Path(torch.hub.get_dir()) / "checkpoints" / name
+    if not weights.is_file():
+        return None
+    content = hashlib.sha256(weights.read_bytes()).hexdigest()
+    if not content.startswith(sha256):
+        raise UserError(
+            f"{weights}: is not {name} (SHA-256 {content[:8]}..., not "
+            f"{sha256[:8]}...); download it from {source}, or remove it"
+        )
+    return weights
 
 
 def fonts_trunk() -> TensorDict:

@@ -30,7 +30,7 @@ from fedgs.config.stages import LAYER_FEATURES, TRUNK_AXES
 from fedgs.gan.features import KINDS, StageRelease
 from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update_ema
 from fedgs.gan.moments import belief
-from fedgs.gan.public_networks import fonts_trunk, random_trunk, trunk_features
+from fedgs.gan.public_networks import trunk_of
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels, Latents, TensorDict
 
@@ -61,20 +61,18 @@ def reference(config: GsWganConfig, generator: Generator) -> tuple[TensorDict, T
     Returns:
         What a stage sends: the network, and the centre, shape (1, classes, features).
     """
-    channels = config.image_channels
-    trunk = fonts_trunk() if config.knows_fonts else random_trunk(channels)
+    trunk = trunk_of(config.stage_list[-1].kind, config.image_channels)
     with torch.no_grad():
         samples = [
             _drawn(config, generator, step) for step in range(-REFERENCE_STEPS, 0)
         ]
-        found = torch.cat([trunk_features(trunk, images) for images, _ in samples])
+        found = torch.cat([trunk(images) for images, _ in samples])
         mean = found.double().mean(0)
         centred = found.double() - mean
         lengths = [part.norm(dim=1).mean() for part in centred.split(LAYER_FEATURES, 1)]
         scale = 1 / torch.stack(lengths).clamp_min(1e-9)
-        scale = scale.repeat_interleave(
-            torch.tensor(LAYER_FEATURES, device=mean.device)
-        )
+        sizes = torch.tensor(LAYER_FEATURES, device=mean.device)
+        scale = scale.repeat_interleave(sizes)
         deep = centred[:, -LAYER_FEATURES[-1] :]
         variances, axes = torch.linalg.eigh(deep.T @ deep / len(deep))  # upwards
         # An axis that the samples hardly vary along would have the largest products.

@@ -29,6 +29,7 @@ from fedgs.data.sources import READERS, has_test_split, read_records, with_absol
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
 from fedgs.gan.models import build_discriminator
+from fedgs.gan.public_networks import trunk_of
 from fedgs.methods import method_of
 from fedgs.methods.public_data import digests, public_start
 from fedgs.privacy.accountant import Plan
@@ -333,11 +334,13 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
 
 
 def check_device(config: RunConfig) -> None:
-    """Refuses a device that this machine does not have.
+    """Refuses a device, or weights of a trunk, that this machine does not have.
 
     Raises:
-        UserError: there is no GPU.
+        UserError: there is no GPU, or no file of weights.
     """
+    if config.has_features:
+        trunk_of(config.stage_list[-1].kind, config.image_channels)
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"device = {config.device}: no GPU is here; give --device cpu")
 

@@ -13,6 +13,8 @@ from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from fedgs.randomness import stream
 from tiny import STAGED, tiny_config
 
+pytestmark = pytest.mark.usefixtures("photographs")
+
 
 def fakes(count: int, side: int = 16, channels: int = 1):
     """Draws noise in place of a generator's samples, three classes alike."""

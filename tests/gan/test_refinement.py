@@ -17,10 +17,14 @@ from fedgs.gan.public_networks import (
     random_trunk,
     refiner_of_fonts,
     trunk_features,
+    trunk_of,
 )
 from fedgs.methods import new_state
+from fedgs.round.preparation import check_device
 from refusals import assert_refused
 from tiny import REFINED, digest, tiny_config
+
+OF_PHOTOGRAPHS = {"stages": REFINED["stages"].replace("features", "imagenet-features")}
 
 
 def after_moments(**settings: object):
@@ -72,11 +76,29 @@ def test_without_public_networks_the_refiner_begins_as_the_identity():
     assert torch.allclose(found, server.generator.mean[labels].clamp(0.01, 0.99))
 
 
-def test_features_have_length_one_in_each_layer_and_the_axes_variance_one():
-    config, server = after_moments()
+def test_a_network_of_photographs_is_taken_from_the_users_file_by_its_hash(
+    photographs, tmp_path, monkeypatch
+):
+    config = tiny_config(**REFINED | OF_PHOTOGRAPHS)
+    assert "images of ImageNet belong to nobody" in config.public_conditions[0]
+    check_device(config)
+    grey, trunk = torch.rand(2, 1, 16, 16), trunk_of("imagenet-features", 1)
+    torch.testing.assert_close(trunk(grey), trunk(grey.expand(-1, 3, -1, -1)))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    public_networks.imagenet_trunk.cache_clear()
+    assert_refused("stages: .* download it from https://", check_device, config)
+
+
+@pytest.mark.parametrize("last", ["features", "imagenet-features"])
+def test_features_have_length_one_in_each_layer_and_the_axes_variance_one(
+    last, photographs, monkeypatch
+):
+    monkeypatch.setattr(refinement, "REFERENCE_STEPS", 10)
+    own = {"features": {}, "imagenet-features": OF_PHOTOGRAPHS}[last]
+    config, server = after_moments(**own)
     net, centre = refinement.reference(config, server.ema)
-    drawn = [refinement._drawn(config, server.ema, step) for step in range(-40, 0)]
-    found = torch.cat([trunk_features(random_trunk(1), x) for x, _ in drawn])
+    drawn = [refinement._drawn(config, server.ema, step) for step in range(-10, 0)]
+    found = torch.cat([trunk_of(last, 1)(x) for x, _ in drawn])
     layers = ((found - net["mean"]) * net["scale"]).split(LAYER_FEATURES, dim=1)
     assert [float(layer.norm(dim=1).mean()) for layer in layers] == pytest.approx(
         [1.0] * 4, rel=1e-4
@@ -93,19 +115,22 @@ def released(config, server) -> StageRelease:
     net, _ = refinement.reference(config, server.ema)
     other = copy.deepcopy(server.ema).requires_grad_(False)
     other.refiner.last.bias.sub_(1.0)  # darker
-    drawn = [refinement._drawn(config, other, step) for step in range(20)]
-    means = [refinement.class_means(config, net, *batch) for batch in drawn]
-    target = torch.stack(means).mean(0, keepdim=True)
+    target = means_of(config, net, other).unsqueeze(0)
     return StageRelease("features", (net,), target, torch.zeros(config.num_classes))
+
+
+@torch.no_grad()
+def means_of(config, net, generator) -> torch.Tensor:
+    """Class means of 20 steps' images, shape (classes, features)."""
+    drawn = [refinement._drawn(config, generator, step) for step in range(20)]
+    means = [refinement.class_means(config, net, *batch) for batch in drawn]
+    return torch.stack(means).mean(0)
 
 
 def distance(config, server) -> float:
     release = server.stages[-1]
     net, target = release.networks[0], release.target[0]
-    with torch.no_grad():
-        drawn = [refinement._drawn(config, server.ema, step) for step in range(20)]
-        means = [refinement.class_means(config, net, *batch) for batch in drawn]
-    return float((torch.stack(means).mean(0) - target).square().sum())
+    return float((means_of(config, net, server.ema) - target).square().sum())
 
 
 def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
@@ -139,7 +164,9 @@ def test_a_release_with_more_noise_is_fitted_in_smaller_steps(
     assert bias.abs().item() == pytest.approx(moved, rel=1e-3)
 
 
-@pytest.mark.parametrize(("noise_std", "steps"), [(0.0, 8), (0.03, 8), (0.14, 2)])
+@pytest.mark.parametrize(
+    ("noise_std", "steps"), [(0.0, 8), (0.03, 8), (0.14, 2)]
+)
 def test_a_release_with_more_noise_is_fitted_in_fewer_steps(
     noise_std, steps, monkeypatch
 ):
