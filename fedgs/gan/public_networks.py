@@ -111,14 +111,13 @@ def imagenet_trunk() -> Callable[[Images], Tensor]:
 
     weights = ResNet18_Weights.IMAGENET1K_V1
     name = weights.url.rsplit("/", 1)[1]  # resnet18-SHA256.pth, the hash's beginning
-    path = hub_weights(name, name[len("resnet18-") : -len(".pth")], weights.url)
-    if path is None:
+    if hub_weights(name, name[len("resnet18-") : -len(".pth")], weights.url) is None:
         raise UserError(
             f"stages: {IMAGENET_FEATURES} need {name} in {torch.hub.get_dir()}"
             f"/checkpoints; download it from {weights.url}"
         )
     network = resnet18()
-    network.load_state_dict(torch.load(path, weights_only=True))
+    network.load_state_dict(weights.get_state_dict(weights_only=True))
     # As in training it would normalise over a batch, and mix its images.
     network.eval().requires_grad_(False)
     network = create_feature_extractor(network, ["layer1", "layer2", "layer4"])
