@@ -164,9 +164,7 @@ def test_a_release_with_more_noise_is_fitted_in_smaller_steps(
     assert bias.abs().item() == pytest.approx(moved, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("noise_std", "steps"), [(0.0, 8), (0.03, 8), (0.14, 2)]
-)
+@pytest.mark.parametrize(("noise_std", "steps"), [(0.0, 8), (0.03, 8), (0.14, 2)])
 def test_a_release_with_more_noise_is_fitted_in_fewer_steps(
     noise_std, steps, monkeypatch
 ):
