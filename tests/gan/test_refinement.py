@@ -87,6 +87,10 @@ def test_a_network_of_photographs_is_taken_from_the_users_file_by_its_hash(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     public_networks.imagenet_trunk.cache_clear()
     assert_refused("stages: .* download it from https://", check_device, config)
+    path = tmp_path / "hub/checkpoints" / photographs.name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(photographs.read_bytes()[:-1])
+    assert_refused(f"{path}: is not resnet18-.*, or remove it", check_device, config)
 
 
 @pytest.mark.parametrize("last", ["features", "imagenet-features"])

@@ -17,23 +17,14 @@ from fedgs.privacy.accountant import statements
 from fedgs.privacy.client_ledger import ClientLedger, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.privacy.gaussian import delta_from_mu, epsilon_from_mu
-from fedgs.privacy.plan import Plan
-from plans import epsilon, epsilons, event
+from plans import FULL, epsilon, epsilons, event
 from refusals import assert_refused
 from tests.support.ledgers import statements_from_ledger
 from tiny import run_config, tiny_config
 
 DELTA = 1e-5
-SILOS = Plan(
-    num_clients=539,
-    clients_per_round=539,
-    num_rounds=150,
-    batch_size=32,
-    noise_multiplier=4.0,
-    client_selection="all",
-    clients_per_node=49,
-    secure_aggregation=True,
-)
+OF_NODES = {"clients_per_node": 49, "secure_aggregation": True}
+SILOS = replace(FULL, noise_multiplier=4.0, **OF_NODES)
 
 MASKED = {"secure_aggregation": True, "engine": "flower", "clients_per_node": 1}
 
