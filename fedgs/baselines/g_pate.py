@@ -31,7 +31,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,6 +43,7 @@ from torch.func import grad
 from fedgs.baselines import pate_accounting as accounting
 from fedgs.baselines.contract import AuditScores, Event, Facts, Statement
 from fedgs.baselines.teachers import (
+    RECIPE,
     TeacherSettings,
     VoteTraining,
     trial_scores,
@@ -157,16 +157,11 @@ class GPate:
     unit = "user"
     Settings = Settings
     trainer = GPateTrainer
-    recipe: Mapping[str, Scalar] = MappingProxyType(
-        {
-            "generator": "upsample",
-            "generator_dim": 16,
-            "discriminator_dim": 8,
-            "spectral_norm": False,
-            "latent": "uniform",
-            "latent_dim": 100,
-        }
-    )
+    recipe: Mapping[str, Scalar] = {
+        **RECIPE,
+        "discriminator_dim": 8,
+        "spectral_norm": False,
+    }
 
     def calibrated(
         self, settings: Settings, facts: Facts, target_epsilon: float, delta: float

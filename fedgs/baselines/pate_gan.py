@@ -44,6 +44,7 @@ from torch import nn
 from fedgs.baselines import pate_accounting as accounting
 from fedgs.baselines.contract import AuditScores, Event, Facts, Statement
 from fedgs.baselines.teachers import (
+    RECIPE,
     TeacherSettings,
     VoteTraining,
     trial_scores,
@@ -171,14 +172,7 @@ class PateGan:
     unit = "user"
     Settings = Settings
     trainer = PateGanTrainer
-    recipe: Mapping[str, Scalar] = MappingProxyType(
-        {
-            "generator": "upsample",
-            "generator_dim": 16,
-            "latent": "uniform",
-            "latent_dim": 100,
-        }
-    )
+    recipe: Mapping[str, Scalar] = RECIPE
 
     def calibrated(
         self, settings: Settings, facts: Facts, target_epsilon: float, delta: float

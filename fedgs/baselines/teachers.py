@@ -19,7 +19,7 @@ from torch.optim import Adam
 
 from fedgs.baselines.contract import SECRET, Statement
 from fedgs.baselines.trainer import NetworkTrainer, descend
-from fedgs.config.fields import entry, flag
+from fedgs.config.fields import Scalar, entry, flag
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import ModuleStack
@@ -33,6 +33,9 @@ REVEALING = (
     "the figures that are computed from them"
 )
 BETAS = (0.5, 0.999)  # of Adam, for all networks; the references'
+# Settings of the run that both methods start from.
+RECIPE: dict[str, Scalar] = {"generator": "upsample", "generator_dim": 16}
+RECIPE |= {"latent": "uniform", "latent_dim": 100}
 MOST_NOISE = 30_000_000  # numbers of an audit, for each of its two arrays
 
 

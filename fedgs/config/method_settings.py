@@ -14,7 +14,6 @@ from fedgs.config.fields import Problem, Trait, option, scalar_type
 from fedgs.config.settings import GROUPS, Settings, types_of
 from fedgs.config.stages import (
     FEATURES,
-    FONT_FEATURES,
     MASS,
     MOST_FEATURES,
     PARTS,
@@ -153,9 +152,9 @@ class GsWganSettings(NetworkSettings):
         "GS-WGAN",
         "What the first rounds release, one each, and its share of the privacy spent: "
         "means:0.25,scatter:0.25,moments:0.5 for a Gaussian of each class, ...,parts "
-        "for four, ...,features for a refiner behind them, or font-features, of a "
-        "network of fonts. Of a stage of weight w, noise_std = 2 * clip_bound * "
-        "noise_multiplier / sqrt(w); without weights equal, sum 1.",
+        "for four, ...,features for a refiner behind them, or pretrained-features, of "
+        "networks of public images. Of a stage of weight w, noise_std = 2 * clip_bound "
+        "* noise_multiplier / sqrt(w); without weights equal, sum 1.",
         traits=("mechanism",),
     )
 
@@ -250,9 +249,6 @@ def _stage_problems(config: GsWganSettings) -> Iterator[Problem]:
     if config.moment_size > config.image_size:
         yield "moment_size", f"give --moment-size at most {config.image_size}"
     kinds = [stage.kind for stage in config.stage_list]
-    if config.knows_fonts and config.image_channels != 1:
-        why = f"{FONT_FEATURES} are of grey images"
-        yield "stages", f"{why}; give --stages with features instead"
     kinds = kinds[:-1] if config.has_features and len(kinds) > 1 else kinds
     # Each needs what the one before found.
     first = ["means", "scatter"] if config.public_data is None else []

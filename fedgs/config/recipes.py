@@ -124,14 +124,14 @@ def warm_start() -> RunConfig:
     return dataclasses.replace(
         moments(),
         num_rounds=4,
-        stages="means:0.25,scatter:0.25,moments:0.5,font-features:1",
+        stages="means:0.25,scatter:0.25,moments:0.5,pretrained-features:1",
         generator="refined",
     )
 
 
 def warm_start_fonts() -> RunConfig:
     """`warm_start` whose moments start from fonts: for digits and a small epsilon."""
-    stages = "moments:0.5,font-features:0.5"
+    stages = "moments:0.5,pretrained-features:0.5"
     own = {"public_data": "fonts", "num_rounds": 2, "stages": stages, "latent_dim": 15}
     return dataclasses.replace(warm_start(), **own)
 
@@ -141,7 +141,7 @@ def gs_wgan() -> RunConfig:
     return dataclasses.replace(
         warm_start(),
         num_rounds=44,
-        stages="means:640,scatter:640,moments:1280,font-features:2560",
+        stages="means:640,scatter:640,moments:1280,pretrained-features:2560",
         generator_learning_rate=1e-4,
     )
 

@@ -16,7 +16,7 @@ from fedgs.config.fields import Scalar, again, entry, refuse, shortened
 from fedgs.config.method_settings import GsWganSettings, NetworkSettings, settings_of
 from fedgs.config.plugins import CENTRAL, GS_WGAN, load
 from fedgs.config.settings import Settings
-from fedgs.config.stages import KNOWN_TO
+from fedgs.config.stages import PRETRAINED
 from fedgs.errors import UserError
 
 ConfigT = TypeVar("ConfigT", bound="RunConfig")
@@ -49,8 +49,8 @@ class RunConfig(Settings):
     @property
     def public_conditions(self) -> tuple[str, ...]:
         """What every epsilon of such a run supposes to be public, in words."""
-        kinds = (stage.kind for stage in self.stage_list)
-        names = {KNOWN_TO[kind] for kind in kinds if kind in KNOWN_TO}
+        kinds = {stage.kind for stage in self.stage_list}
+        names = {"fonts", "ImageNet"} if PRETRAINED in kinds else set[str]()
         if self.public_data is not None:
             names.add(Path(self.public_data).name)
         return tuple(

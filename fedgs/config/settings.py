@@ -22,7 +22,7 @@ from fedgs.config.hub import HubSource, read_hub
 from fedgs.config.integers import clip_units
 from fedgs.config.placement import Placement, hosting, read_sizes
 from fedgs.config.plugins import GS_WGAN, load
-from fedgs.config.stages import FONT_FEATURES, OF_TRUNKS, Stage, Terms
+from fedgs.config.stages import OF_TRUNKS, PRETRAINED, Stage, Terms
 from fedgs.errors import UserError
 
 # GS-WGAN source/config.py defaults, as published (Chen, Orekondy, Fritz, NeurIPS 2020).
@@ -430,9 +430,9 @@ class Settings:
         return any(stage.kind in OF_TRUNKS for stage in self.stage_list[-1:])
 
     @property
-    def knows_fonts(self) -> bool:
-        """Whether features, and a refiner's start, are of public fonts."""
-        return any(stage.kind == FONT_FEATURES for stage in self.stage_list)
+    def is_pretrained(self) -> bool:
+        """Whether features, and a refiner's start, are of public images."""
+        return any(stage.kind == PRETRAINED for stage in self.stage_list)
 
     def problems(self) -> Iterator[Problem]:
         """Yields which of a method's own settings contradict each other or others."""

@@ -11,7 +11,7 @@ This module imports no tensor library.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from fedgs.config.fields import shortened
 from fedgs.errors import UserError, wrap_error
@@ -23,15 +23,14 @@ MOST_STAGES = 100
 WEIGHTED = "give --stages a positive number for each, as means:0.5,scatter:0.5"
 MOST_FEATURES = 1_000_000  # of one image
 MOST_CHARACTERS = 10_000  # of a text that may come from a hostile server
-# Of the network that makes features (`fedgs.gan.public_networks`): means over 7x7
-# fields of 32 channels, squares over 4x4, 64 channels over 4x4, a last layer; and
-# products of coordinates along the longest axes of the last one.
-LAYER_FEATURES = (32 * 7**2, 32 * 4**2, 64 * 4**2, 128)
+# Layers of the networks that make features (`fedgs.gan.public_networks`), four of each:
+# means over 7 x 7 fields of channels, squares over 4 x 4, means over 4 x 4, a last
+# layer; and products of coordinates along the longest axes of the last one.
+LAYERS = {"imagenet": (24 * 7**2, 24 * 4**2, 40 * 4**2, 40 * 2**2)}
+LAYERS |= dict.fromkeys(("random", "fonts"), (32 * 7**2, 32 * 4**2, 64 * 4**2, 128))
 TRUNK_AXES = 64
-FONT_FEATURES = "font-features"  # where that network has seen digits drawn from fonts
-IMAGENET_FEATURES = "imagenet-features"  # of a network that has seen photographs
-KNOWN_TO = {FONT_FEATURES: "fonts", IMAGENET_FEATURES: "ImageNet"}
-OF_TRUNKS = "features", *KNOWN_TO
+PRETRAINED = "pretrained-features"  # of networks that have seen public images
+OF_TRUNKS = {"features": ["random"], PRETRAINED: ["fonts", "imagenet"]}
 SPLITS = 2  # a class is cut across its longest axes, so many of them
 PARTS = 2**SPLITS  # of a class then
 
@@ -44,8 +43,13 @@ def _moments(coordinates: int, axes: int) -> int:
     return axes + _pairs(axes)
 
 
-def _layers(coordinates: int, axes: int) -> int:
-    return sum(LAYER_FEATURES) + _pairs(TRUNK_AXES)
+def layers_of(kind: str) -> tuple[int, ...]:
+    """Returns the features of each layer of a kind's trunks, four for each of them."""
+    return tuple(size for trunk in OF_TRUNKS[kind] for size in LAYERS[trunk])
+
+
+def _of_layers(kind: str, coordinates: int, axes: int) -> int:
+    return sum(layers_of(kind)) + len(OF_TRUNKS[kind]) * _pairs(TRUNK_AXES)
 
 
 # Number of features of each kind by `moment_features` and `latent_dim`, in the order in
@@ -56,7 +60,7 @@ FEATURES: dict[str, Callable[[int, int], int]] = {
     "scatter": lambda coordinates, axes: _pairs(coordinates),
     "moments": _moments,
     "parts": _moments,
-    **dict.fromkeys(OF_TRUNKS, _layers),
+    **{kind: partial(_of_layers, kind) for kind in OF_TRUNKS},
 }
 
 

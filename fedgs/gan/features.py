@@ -5,7 +5,7 @@
     moments      the same image along given axes, and products of two coordinates
     parts        the same, by the part of its class that the image lies in
     features     layers of a random trunk, and products of coordinates of the last one
-    font-features, imagenet-features  the same of one that knows fonts, or photographs
+    pretrained-features  the same of one that knows fonts and one that knows ImageNet
 
 `fedgs.gan.moments` makes the first four, `fedgs.gan.refinement` the others. A network
 is a dictionary of tensors; its architecture is its kind, and the run's settings. So it
@@ -28,14 +28,14 @@ from torch import Tensor
 
 from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import (
-    LAYER_FEATURES,
     MASS,
     OF_TRUNKS,
     PARTS,
     SPLITS,
     TRUNK_AXES,
+    layers_of,
 )
-from fedgs.gan.public_networks import trunk_of
+from fedgs.gan.public_networks import trunk_features
 from fedgs.mechanism.sanitizer import to_dct
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -92,9 +92,10 @@ def _part_shapes(config: GsWganConfig) -> Shapes:
     return {"axes": (size, axes), "centre": (classes * PARTS, axes), **of_classes}
 
 
-def _trunk_shapes(config: GsWganConfig) -> Shapes:
-    size = (sum(LAYER_FEATURES),)
-    return {"mean": size, "scale": size, "axes": (LAYER_FEATURES[-1], TRUNK_AXES)}
+def _trunk_shapes(kind: str, config: GsWganConfig) -> Shapes:
+    sizes = layers_of(kind)
+    size = (sum(sizes),)
+    return {"mean": size, "scale": size, "axes": (sum(sizes[3::4]), TRUNK_AXES)}
 
 
 def low_frequencies(images: Images, count: int) -> Tensor:
@@ -126,17 +127,21 @@ def _moment_features(net: TensorDict, images: Images, groups: Labels) -> Tensor:
 
 
 def _layers(kind: str, net: TensorDict, images: Images, labels: Labels) -> Tensor:
-    """Returns the trunk's layers, each of one length, and products of the last one's.
+    """Returns the trunks' layers, each of one length, and products of the last ones'.
 
-    Privacy: no server chooses the trunk, which each client has from elsewhere.
+    Privacy: no server chooses the trunks, which each client has from elsewhere.
     """
-    centred = trunk_of(kind, images.shape[1])(images) - net["mean"]
-    deep = centred[:, -LAYER_FEATURES[-1] :] @ net["axes"]
-    # No longer than a usual image's: where the generator's samples, which scale them,
-    # are all alike, products would be most of every embedding's length.
-    length = deep.square().sum(1, keepdim=True).clamp_min(TRUNK_AXES)
-    parts = [centred * net["scale"], products(deep) / length]
-    return FEATURE_SCALE * torch.cat(parts, dim=1)
+    sizes = layers_of(kind)
+    centred = trunk_features(kind, images) - net["mean"]
+    parts = [centred * net["scale"]]
+    lasts = centred.split(sizes, dim=1)[3::4]
+    for last, axes in zip(lasts, net["axes"].split(sizes[3::4]), strict=True):
+        deep = last @ axes
+        # No longer than a usual image's: where the generator's samples, which scale
+        # them, are all alike, products would be most of every embedding's length.
+        length = deep.square().sum(1, keepdim=True).clamp_min(TRUNK_AXES)
+        parts.append(products(deep) / length)
+    return FEATURE_SCALE / math.sqrt(len(lasts)) * torch.cat(parts, dim=1)
 
 
 def products(vectors: Tensor) -> Tensor:
@@ -164,7 +169,10 @@ KINDS = {
     "scatter": Kind(_model_shapes, _scatter_features),
     "moments": Kind(_model_shapes, _moment_features),
     "parts": Kind(_part_shapes, _moment_features, _parts),
-    **{kind: Kind(_trunk_shapes, partial(_layers, kind)) for kind in OF_TRUNKS},
+    **{
+        kind: Kind(partial(_trunk_shapes, kind), partial(_layers, kind))
+        for kind in OF_TRUNKS
+    },
 }
 
 

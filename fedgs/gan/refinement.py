@@ -26,11 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from fedgs.config.run_config import GsWganConfig
-from fedgs.config.stages import LAYER_FEATURES, TRUNK_AXES
+from fedgs.config.stages import OF_TRUNKS, TRUNK_AXES, layers_of
 from fedgs.gan.features import KINDS, StageRelease
 from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update_ema
 from fedgs.gan.moments import belief
-from fedgs.gan.public_networks import trunk_of
+from fedgs.gan.public_networks import trunk_features
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels, Latents, TensorDict
 
@@ -61,28 +61,31 @@ def reference(config: GsWganConfig, generator: Generator) -> tuple[TensorDict, T
     Returns:
         What a stage sends: the network, and the centre, shape (1, classes, features).
     """
-    trunk = trunk_of(config.stage_list[-1].kind, config.image_channels)
+    kind = config.stage_list[-1].kind
+    layers = layers_of(kind)
+    steps = range(-REFERENCE_STEPS, 0)
     with torch.no_grad():
-        samples = [
-            _drawn(config, generator, step) for step in range(-REFERENCE_STEPS, 0)
-        ]
-        found = torch.cat([trunk(images) for images, _ in samples])
+        samples = [_drawn(config, generator, step) for step in steps]
+        found = torch.cat([trunk_features(kind, images) for images, _ in samples])
         mean = found.double().mean(0)
-        centred = found.double() - mean
-        lengths = [part.norm(dim=1).mean() for part in centred.split(LAYER_FEATURES, 1)]
+        parts = (found.double() - mean).split(layers, 1)
+        lengths = [part.norm(dim=1).mean() for part in parts]
         scale = 1 / torch.stack(lengths).clamp_min(1e-9)
-        sizes = torch.tensor(LAYER_FEATURES, device=mean.device)
-        scale = scale.repeat_interleave(sizes)
-        deep = centred[:, -LAYER_FEATURES[-1] :]
-        variances, axes = torch.linalg.eigh(deep.T @ deep / len(deep))  # upwards
-        # An axis that the samples hardly vary along would have the largest products.
-        least = max(float(LEAST_VARIANCE * variances.mean()), 1e-9)
-        axes = axes[:, -TRUNK_AXES:] / variances[-TRUNK_AXES:].clamp_min(least).sqrt()
+        scale = scale.repeat_interleave(torch.tensor(layers, device=mean.device))
+        axes = torch.cat([_axes(deep) for deep in parts[3::4]])
         network = {"mean": mean, "scale": scale, "axes": axes}
         network = {name: value.float().contiguous() for name, value in network.items()}
         sums = [class_means(config, network, *drawn) for drawn in samples]
     centre = torch.stack(sums).mean(0)
     return {n: v.cpu() for n, v in network.items()}, centre.unsqueeze(0).cpu()
+
+
+def _axes(deep: Tensor) -> Tensor:
+    """Returns the longest axes of centred vectors (n, d), each over its length."""
+    variances, axes = torch.linalg.eigh(deep.T @ deep / len(deep))  # upwards
+    # An axis that the samples hardly vary along would have the largest products.
+    least = max(float(LEAST_VARIANCE * variances.mean()), 1e-9)
+    return axes[:, -TRUNK_AXES:] / variances[-TRUNK_AXES:].clamp_min(least).sqrt()
 
 
 def class_means(
@@ -162,7 +165,7 @@ def refine(
             found = now if found is None else torch.lerp(now, found, MEMORY)
             distance = found - target
             if config.public_data is not None:
-                distance = credible(distance, release.noise_std)
+                distance = credible(distance, release)
             for weight, *parts in zip(weights, *pool.map(gradient, means), strict=True):
                 weight.grad = sum(parts)
             nn.utils.clip_grad_norm_(weights, longest)
@@ -172,7 +175,7 @@ def refine(
     generator.load_state_dict(average.state_dict())
 
 
-def credible(distance: Tensor, noise_std: Tensor) -> Tensor:
+def credible(distance: Tensor, release: StageRelease) -> Tensor:
     """Weighs distances by the share of their square that noise does not explain.
 
     Each layer has two weights, of what all classes have in common and of what makes
@@ -183,10 +186,12 @@ def credible(distance: Tensor, noise_std: Tensor) -> Tensor:
 
     Args:
         distance: of features from those released, shape (classes, features).
-        noise_std: of the release, shape (classes,).
+        release: of the stage.
     """
-    sizes = [*LAYER_FEATURES, distance.shape[1] - sum(LAYER_FEATURES)]
-    common, variance = distance.mean(0, keepdim=True), noise_std.square().mean()
+    sizes, trunks = layers_of(release.kind), len(OF_TRUNKS[release.kind])
+    products = (distance.shape[1] - sum(sizes)) // trunks
+    sizes = [*sizes, *[products] * trunks]
+    common, variance = distance.mean(0, keepdim=True), release.noise_std.square().mean()
 
     def weighed(values: Tensor, variance: Tensor) -> Tensor:
         parts = values.split(sizes, dim=1)

@@ -63,7 +63,7 @@ class GsWgan(Method[GsWganConfig]):
         seed = derived_seed(config.seed, "generator")
         # 4: theta_G, and Adam for line 11.
         generator = models.build_generator(config, seed).to(config.device)
-        if isinstance(generator, models.GeneratorRefined) and config.knows_fonts:
+        if isinstance(generator, models.GeneratorRefined) and config.is_pretrained:
             generator.refiner.load_state_dict(refiner_of_fonts(config), strict=False)
         rate = config.generator_learning_rate
         adam = torch.optim.Adam(generator.parameters(), rate, models.ADAM_BETAS)

@@ -21,7 +21,6 @@ from fedgs.config.method_settings import settings_with
 from fedgs.config.recipes import HELD_OUT, moments_for
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
-from fedgs.config.stages import FONT_FEATURES, written
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
@@ -29,7 +28,6 @@ from fedgs.data.sources import READERS, has_test_split, read_records, with_absol
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
 from fedgs.gan.models import build_discriminator
-from fedgs.gan.public_networks import trunk_of
 from fedgs.methods import method_of
 from fedgs.methods.public_data import digests, public_start
 from fedgs.privacy.accountant import Plan
@@ -234,8 +232,6 @@ def fitted_to_data(
     (channels, *sides), load = source
     own: dict[str, Any] = {"image_channels": 3 if channels == 3 else 1}
     own["image_size"] = next((s for s in FITTING_SIDES if s >= max(sides)), 64)
-    if channels == 3 and (stages := written(config.stage_list)):
-        own["stages"] = stages.replace(FONT_FEATURES, "features")
     config = dataclasses.replace(config, **own | _those(given, own))
     resolved, data = resolve(config, load=load)
     data = with_counted(data, given)
@@ -334,13 +330,11 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
 
 
 def check_device(config: RunConfig) -> None:
-    """Refuses a device, or weights of a trunk, that this machine does not have.
+    """Refuses a device that this machine does not have.
 
     Raises:
-        UserError: there is no GPU, or no file of weights.
+        UserError: there is no GPU.
     """
-    if config.has_features:
-        trunk_of(config.stage_list[-1].kind, config.image_channels)
     if config.device != "cpu" and not torch.cuda.is_available():
         raise UserError(f"device = {config.device}: no GPU is here; give --device cpu")
 

@@ -383,7 +383,7 @@ def test_a_target_epsilon_alone_submits_the_default_recipe(control, fedgs):
     del settings["run_folder"]
     sent = RunConfig.from_flat(settings)
     assert sent.stages is not None
-    assert sent.stages.endswith("font-features:1")
+    assert sent.stages.endswith("pretrained-features:1")
     assert sent.moment_size == 10
 
 

@@ -121,7 +121,7 @@ def test_a_method_is_chosen_only_where_nothing_of_one_is_given(given, is_open):
 def test_target_alone_trains_the_best_recipe_of_own_data(trained):
     config = RunFolder.open(trained).config
     kinds = [stage.kind for stage in config.stage_list]
-    assert kinds == ["means", "scatter", "moments", "font-features"]
+    assert kinds == ["means", "scatter", "moments", "pretrained-features"]
     assert (config.num_clients, config.num_classes) == (OWNERS, 2)
     assert (config.image_size, config.image_channels) == (28, 1)
     assert config.moment_size == moments_for(config)["moment_size"] == 6

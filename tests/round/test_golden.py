@@ -34,7 +34,7 @@ TRAJECTORIES = {
     "fedavg-gan": UPDATES | QUIET | FEW,
     "secure-aggregation": FULL_PARTICIPATION | FEW | {"secure_aggregation": True},
 }
-STAGES = "means:0.25,scatter:0.25,moments:0.5,font-features:1"
+STAGES = "means:0.25,scatter:0.25,moments:0.5,pretrained-features:1"
 PLANS = {
     "all, local": {},
     "all": {"engine": "flower"},
