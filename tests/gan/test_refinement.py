@@ -25,6 +25,12 @@ from tiny import REFINED, digest, tiny_config
 PRETRAINED = "pretrained-features"
 
 
+@pytest.fixture
+def tune(monkeypatch):
+    """Sets constants of the fit."""
+    return lambda **own: [monkeypatch.setattr(refinement, *new) for new in own.items()]
+
+
 def after_moments(**settings: object):
     """A server whose only stage left is that of features."""
     config = tiny_config(**REFINED | settings)
@@ -93,10 +99,8 @@ def test_images_of_any_channels_have_pretrained_features_and_epsilons_say_so():
 
 
 @pytest.mark.parametrize("last", OF_TRUNKS)
-def test_features_have_length_one_in_each_layer_and_the_axes_variance_one(
-    last, monkeypatch
-):
-    monkeypatch.setattr(refinement, "REFERENCE_STEPS", 10)
+def test_features_have_length_one_in_each_layer_and_the_axes_variance_one(last, tune):
+    tune(REFERENCE_STEPS=10)
     stages = REFINED["stages"].replace("features", last)
     config, server = after_moments(stages=stages)
     net, centre = refinement.reference(config, server.ema)
@@ -139,11 +143,8 @@ def distance(config, server) -> float:
     return float((means_of(config, net, server.ema) - target).square().sum())
 
 
-def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
-    monkeypatch.setattr(refinement, "STEPS", 30)
-    monkeypatch.setattr(refinement, "LARGE", (0.04, 1e9))
-    monkeypatch.setattr(refinement, "SMALL", (0.04, 1e9))
-    monkeypatch.setattr(refinement, "AVERAGED", 0.8)
+def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(tune):
+    tune(STEPS=30, LARGE=(0.04, 1e9), SMALL=(0.04, 1e9), AVERAGED=0.8)
     config, server = after_moments()
     server.stages.append(released(config, server))
     before, mean = distance(config, server), server.generator.mean.clone()
@@ -159,37 +160,31 @@ def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(monkeypatch):
     [(0.03, 1, 9, 3e-3), (0.03, 1e-4, 9, 1e-4), (0.03, 1, 0, 0), (0.07, 1e-3, 0, 1e-3)],
 )
 def test_a_release_with_more_noise_is_fitted_in_smaller_steps(
-    noise_std, first, longest, moved, monkeypatch
+    noise_std, first, longest, moved, tune
 ):
-    monkeypatch.setattr(refinement, "LITTLE_NOISE", 0.035)
-    monkeypatch.setattr(refinement, "SMALL", (first, math.inf))
-    monkeypatch.setattr(refinement, "LARGE", (3e-3, longest))
-    monkeypatch.setattr(refinement, "STEPS", 1)
+    tune(LITTLE_NOISE=0.035, STEPS=1)
+    tune(SMALL=(first, math.inf), LARGE=(3e-3, longest))
     bias = fitted(noise_std).refiner.last.bias
     # The first step of Adam is as long as the rate, unless there is no gradient.
     assert bias.abs().item() == pytest.approx(moved, rel=1e-3)
 
 
 @pytest.mark.parametrize(("noise_std", "steps"), [(0.0, 8), (0.03, 8), (0.14, 2)])
-def test_a_release_with_more_noise_is_fitted_in_fewer_steps(
-    noise_std, steps, monkeypatch
-):
-    monkeypatch.setattr(refinement, "LITTLE_NOISE", 0.035)
-    monkeypatch.setattr(refinement, "STEPS", 8)
+def test_a_release_with_more_noise_is_fitted_in_fewer_steps(noise_std, steps, tune):
+    tune(LITTLE_NOISE=0.035, STEPS=8)
     told = []
     fitted(noise_std, lambda *of: told.append(of))
     assert told == [(step + 1, steps) for step in range(steps)]
 
 
-def test_a_step_is_of_the_whole_batch(monkeypatch):
-    monkeypatch.setattr(refinement, "STEPS", 1)
-    monkeypatch.setattr(refinement, "LARGE", (3e-3, math.inf))
+def test_a_step_is_of_the_whole_batch(tune, monkeypatch):
+    tune(STEPS=1, LARGE=(3e-3, math.inf))
     # A first step of Adam does not know how long a gradient is.
     descent = torch.optim.SGD
     monkeypatch.setattr(torch.optim, "Adam", lambda of, rate, _: descent(of, rate))
     moved = []
     for parts in (1, 2, 5):
-        monkeypatch.setattr(refinement, "PARTS", parts)
+        tune(PARTS=parts)
         moved.append(fitted(0.0).refiner.last.weight.detach())
     assert moved[0].abs().max() > 1e-5
     for other in moved[1:]:
@@ -205,7 +200,7 @@ def fitted(noise_std: float, *check) -> GeneratorRefined:
 
 
 @pytest.mark.parametrize("kind", OF_TRUNKS)
-def test_what_noise_explains_pulls_at_nothing(kind, monkeypatch):
+def test_what_noise_explains_pulls_at_nothing(kind, tune):
     layers, std = layers_of(kind), torch.full((10,), 0.1)
     size = sum(layers) + 2080 * len(OF_TRUNKS[kind])
     release = StageRelease(kind, (), torch.zeros(()), std)
@@ -224,7 +219,7 @@ def test_what_noise_explains_pulls_at_nothing(kind, monkeypatch):
         assert left.mean() == pytest.approx(0.09, abs=0.02)
         assert left.std(0).mean() < 0.02
     # From public moments on, a fit to nothing but noise moves nothing.
-    monkeypatch.setattr(refinement, "STEPS", 2)
+    tune(STEPS=2)
     config, server = after_moments()
     config = dataclasses.replace(config, public_data="fonts")
     release = dataclasses.replace(released(config, server), noise_std=1e4 * std)

@@ -8,15 +8,9 @@ from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import SelectionCost
 
 # The paper's federated run (Table 2), and its central run (Table 1).
-TABLE_2 = Plan(
-    num_clients=866,
-    clients_per_round=1,
-    num_rounds=30_000,
-    batch_size=32,
-    noise_multiplier=1.07,
-    client_selection=None,
-    engine="flower",
-)
+PAPER = {"num_clients": 866, "clients_per_round": 1, "num_rounds": 30_000}
+PAPER |= {"batch_size": 32, "noise_multiplier": 1.07}
+TABLE_2 = Plan(**PAPER, client_selection=None, engine="flower")
 TABLE_1 = replace(TABLE_2, num_clients=1000, num_rounds=20_000, engine="local")
 # Everybody in every round, as in the design's prototype.
 ALL = {"num_clients": 539, "clients_per_round": 539, "client_selection": "all"}
@@ -34,13 +28,8 @@ STAGED = GsWganConfig(
     seed=0,
 )
 # A private selection of the cohort.
-COST = SelectionCost(
-    noise_per_clip=2.0,
-    num_releases=3,
-    num_counts=8,
-    count_noise_std=4.0,
-    membership_epsilon=1.0,
-)
+COUNTS = {"num_counts": 8, "count_noise_std": 4.0, "membership_epsilon": 1.0}
+COST = SelectionCost(noise_per_clip=2.0, num_releases=3, **COUNTS)
 
 
 def event(round=1, **changes):
