@@ -39,8 +39,9 @@ SAMPLES = 10  # of each class in a step
 PARTS = 2  # of a step's batch, each on its own core; the bits depend on their number
 REFERENCE_STEPS = 40  # whose samples scale the features
 LEAST_VARIANCE = 0.01  # of an axis, of the mean over all
-# The more noise a release has, the fewer steps fit it, so that they fit less of it.
-LITTLE_NOISE = 0.035  # of a feature; with no more, a fit has all steps, and large ones
+# The more noise a release has, the smaller and fewer steps fit it, so that they fit less
+# of it. Most noise of a feature with which steps are large, and with which all are taken:
+FOR_LARGE, FOR_ALL = 0.022, 0.035
 SMALL, LARGE = (1e-3, math.inf), (3e-3, 20.0)  # learning rates and longest gradients
 RISING = 50  # steps in which the rate rises by the small one
 BETAS = (0.5, 0.99)
@@ -142,8 +143,8 @@ def refine(
     net = {name: value.to(config.device) for name, value in release.networks[0].items()}
     target = release.target[0].to(config.device)
     noise = float(release.noise_std.square().mean().sqrt())
-    rate, longest = LARGE if noise <= LITTLE_NOISE else SMALL
-    steps = math.ceil(STEPS * LITTLE_NOISE / max(noise, LITTLE_NOISE))
+    rate, longest = LARGE if noise <= FOR_LARGE else SMALL
+    steps = math.ceil(STEPS * FOR_ALL / max(noise, FOR_ALL))
     weights = list(generator.refiner.parameters())
     adam = torch.optim.Adam(weights, rate, BETAS)
 

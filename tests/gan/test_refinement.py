@@ -162,7 +162,7 @@ def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(tune):
 def test_a_release_with_more_noise_is_fitted_in_smaller_steps(
     noise_std, first, longest, moved, tune
 ):
-    tune(LITTLE_NOISE=0.035, STEPS=1)
+    tune(FOR_LARGE=0.035, STEPS=1)
     tune(SMALL=(first, math.inf), LARGE=(3e-3, longest))
     bias = fitted(noise_std).refiner.last.bias
     # The first step of Adam is as long as the rate, unless there is no gradient.
@@ -171,7 +171,7 @@ def test_a_release_with_more_noise_is_fitted_in_smaller_steps(
 
 @pytest.mark.parametrize(("noise_std", "steps"), [(0.0, 8), (0.03, 8), (0.14, 2)])
 def test_a_release_with_more_noise_is_fitted_in_fewer_steps(noise_std, steps, tune):
-    tune(LITTLE_NOISE=0.035, STEPS=8)
+    tune(FOR_ALL=0.035, STEPS=8)
     told = []
     fitted(noise_std, lambda *of: told.append(of))
     assert told == [(step + 1, steps) for step in range(steps)]

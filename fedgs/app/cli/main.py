@@ -298,7 +298,7 @@ def compare(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
 
 @app.command()
 def bench(device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu") -> None:
-    """Measure speed and memory of this machine; nothing is kept."""
+    """Measure the speed of this machine; nothing is kept."""
     from experiments.speed.bench import bench as measure
 
     measure(device)
