@@ -60,8 +60,8 @@ def _one_thread() -> None:
 def _short_fits() -> Iterator[None]:
     """Ten steps of the refiner's 1,800, which take minutes; with any noise."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fedgs.gan.refinement.STEPS", 10)
-        patched.setattr("fedgs.gan.refinement.LITTLE_NOISE", 1e9)
+        for name, value in {"STEPS": 10, "FOR_LARGE": 1e9, "FOR_ALL": 1e9}.items():
+            patched.setattr(f"fedgs.gan.refinement.{name}", value)
         yield
 
 
