@@ -9,15 +9,15 @@ Source: Heusel et al., "GANs trained by a two time-scale update rule", NeurIPS 2
     against 60,000 training images.
 """
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedgs.errors import wrap_error
+from fedgs.errors import UserError, wrap_error
 from fedgs.evaluation.downstream import Report
-from fedgs.gan.public_networks import hub_weights
 
 # The 2015 Inception network of TensorFlow, as torch-fidelity and pytorch-fid host it.
 WEIGHTS_NAME = "weights-inception-2015-12-05-6726825d.pth"
@@ -34,7 +34,16 @@ def find_weights() -> Path | None:
     Raises:
         UserError: the file is another.
     """
-    return hub_weights(WEIGHTS_NAME, WEIGHTS_SHA256, WEIGHTS_SOURCE)
+    weights = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS_NAME
+    if not weights.is_file():
+        return None
+    content = hashlib.sha256(weights.read_bytes()).hexdigest()
+    if content != WEIGHTS_SHA256:
+        raise UserError(
+            f"{weights}: is not {WEIGHTS_NAME} (SHA-256 {content[:8]}..., not "
+            f"{WEIGHTS_SHA256[:8]}...); download it from {WEIGHTS_SOURCE}, or remove it"
+        )
+    return weights
 
 
 def fid_inception_v3_pool3(

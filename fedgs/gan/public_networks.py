@@ -112,7 +112,7 @@ def lite0_layers(trunk: TensorDict, images: Images) -> list[Tensor]:
         return F.conv2d(inputs, weight, trunk[f"{name}.bias"], stride, groups=groups)
 
     mean, std = images.new_tensor((RGB_MEAN, RGB_STD))[:, :, None, None]
-    # The last of these formats is the fastest, twice as fast as the first on a CPU.
+    # Twice as fast on a CPU as with the channels first.
     x = ((images - mean) / std).contiguous(memory_format=torch.channels_last)
     x = F.relu6(convolved(x, "stem", 2))
     found: list[Tensor] = []
@@ -139,29 +139,6 @@ def random_trunk(channels: int) -> TensorDict:
         tensors[f"{name}.weight"] = torch.from_numpy(values * scale).float()
         tensors[f"{name}.bias"] = torch.zeros(outputs)
     return tensors
-
-
-def hub_weights(name: str, sha256: str, source: str) -> Path | None:
-    """Returns the user's download of weights in torch hub's folder, if it is there.
-
-    Args:
-        name: of the file, a pickle: none is loaded but of this hash.
-        sha256: of its content, or the beginning.
-        source: where it can be downloaded.
-
-    Raises:
-        UserError: the file is another.
-    """
-    weights = Path(torch.hub.get_dir()) / "checkpoints" / name
-    if not weights.is_file():
-        return None
-    content = hashlib.sha256(weights.read_bytes()).hexdigest()
-    if not content.startswith(sha256):
-        raise UserError(
-            f"{weights}: is not {name} (SHA-256 {content[:8]}..., not "
-            f"{sha256[:8]}...); download it from {source}, or remove it"
-        )
-    return weights
 
 
 def refiner_of_fonts(config: ResolvedConfig) -> TensorDict:
