@@ -29,12 +29,7 @@ from fedgs.data.readers import fonts
 from fedgs.files import write_atomically
 from fedgs.gan.models import GeneratorRefined, build_generator
 from fedgs.gan.moments import set_generator, start_of
-from fedgs.gan.public_networks import (
-    BLOCKS,
-    PATHS,
-    layers,
-    random_trunk,
-)
+from fedgs.gan.public_networks import BLOCKS, PATHS, layers, random_trunk
 from fedgs.randomness import stream
 from fedgs.shapes import Labels, TensorDict
 
@@ -134,11 +129,8 @@ def main() -> None:
     sizes |= {"noise_multiplier": 1.0}
     config = GsWganConfig.from_flat(sizes, recipe("warm-start"))
     of_fonts = trained_trunk(images, labels)
-    write(
-        fonts=of_fonts,
-        imagenet=of_imagenet,
-        refiner=trained_refiner(config, images, labels),
-    )
+    refiner = trained_refiner(config, images, labels)
+    write(fonts=of_fonts, imagenet=of_imagenet, refiner=refiner)
 
 
 def write(**networks: TensorDict) -> None:

@@ -4,6 +4,7 @@ Nothing is asserted. On a CPU one thread works and its CPU seconds count, so tha
 work on the machine disturbs little; times are medians of five after a first one.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ REPEATS = 6  # the first does not count
 
 
 def bench(device: str) -> None:
-    """Prints the table.
+    """Prints steps a second by width and precision, in one batched call and in turn.
 
     Args:
         device: "cpu" or "cuda", of the steps.
@@ -33,7 +34,20 @@ def bench(device: str) -> None:
     check_device(_config(device=device))
     torch.set_num_threads(1)
     keep_freed_memory()  # as a training process does
-    steps_table(device)
+    rows: list[list[str]] = []
+    for width, precision in itertools.product(WIDTHS, ("float32", "bfloat16")):
+        clients = 64 if device != "cpu" else 256 // width
+        cells = [f"{width}", precision, f"{clients}"]
+        config = _config(discriminator_dim=width, precision=precision, device=device)
+        for is_stacked in (True, False):
+            state = Discriminators(config, range(clients), is_stacked)
+            step = training_step(config, state)
+            seconds = [_seconds_of(step, device) for _ in range(REPEATS)][1:]
+            cells.append(f"{clients / statistics.median(seconds):.0f}")
+        rows.append(cells)
+    of = ["width", "convolutions", "discriminators"]
+    title = f"discriminator steps on {device}, 16 + 16 images"
+    Table(title, [*of, "stacked, steps/s", "loop, steps/s"], rows).show()
 
 
 def _config(**overrides: object) -> GsWganConfig:
@@ -67,30 +81,14 @@ def training_step(config: GsWganConfig, state: Discriminators) -> Callable[[], N
     return step
 
 
-def steps_table(device: str) -> None:
-    """Prints discriminator steps a second by width, in one batched call and in turn."""
-    rows: list[list[str]] = []
-    for width in WIDTHS:
-        clients = 64 if device != "cpu" else 256 // width
-        cells = [f"{width}", f"{clients}"]
-        config = _config(discriminator_dim=width, device=device)
-        for is_stacked in (True, False):
-            state = Discriminators(config, range(clients), is_stacked)
-            step = training_step(config, state)
-            seconds = [_seconds_of(step, device) for _ in range(REPEATS)][1:]
-            cells.append(f"{clients / statistics.median(seconds):.0f}")
-        rows.append(cells)
-    head = ["width", "discriminators", "stacked, steps/s", "loop, steps/s"]
-    Table(f"discriminator steps on {device}, 16 + 16 images", head, rows).show()
-
-
 def _seconds_of(step: Callable[[], None], device: str) -> float:
     """Returns the seconds of one call: of this process, or on a GPU of the clock."""
     clock = time.process_time if device == "cpu" else time.perf_counter
-    if device != "cpu":
-        torch.cuda.synchronize()
-    started = clock()
+
+    def now() -> float:
+        torch.zeros((), device=device).item()  # waits for what a GPU still does
+        return clock()
+
+    started = now()
     step()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return clock() - started
+    return now() - started

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import Event, Facts, Statement
@@ -77,7 +77,9 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 class LayeredDiscriminator(Discriminator):
-    """The project's discriminator, by calls of its layers: Opacus watches those."""
+    """The project's discriminator, by calls of torch's layers: Opacus watches those."""
+
+    convolution = nn.Conv2d
 
     def forward(self, images: Images, labels: Labels) -> Scores:
         """Returns scores (B,); see `Discriminator.forward`."""

@@ -48,6 +48,12 @@ class NetworkSettings(Settings):
         "Model",
         "Spectral normalisation of the discriminator, and ReLU; else leaky ReLU.",
     )
+    precision: str = option(
+        "float32",
+        "Runtime",
+        "Of convolutions: float32, or bfloat16, faster where the processor has it.",
+        choices=("float32", "bfloat16"),
+    )
     latent: str = option(
         "bernoulli",
         "Model",

@@ -294,17 +294,11 @@ class Settings:
         traits=("free", "machine"),
         at_least=1,
     )
-    checkpoint_every: int | None = option(
-        None,
-        "Runtime",
-        "Rounds between checkpoints; unset: as often as costs under 5 % of the time.",
-        traits=("free",),
-        at_least=1,
-    )
 
     # Set by recipes or commands, and never by people
     method: str = entry(GS_WGAN)  # a name of `METHODS`, or module:object
     nodes: str | None = entry(None)  # names of a deployment's, in their clients' order
+    checkpoint_every: int | None = entry(None, traits=("free",), at_least=1)  # rounds
     selection_seed: int | None = entry(None, traits=("stays",), at_least=0)
     corruption: str = entry("none", choices=CORRUPTIONS)  # a planted bug
     corruption_unit: str = entry("client", choices=("client", "image"))

@@ -27,14 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgs.config.run_config import GsWganConfig
-from fedgs.config.stages import (
-    MASS,
-    OF_TRUNKS,
-    PARTS,
-    SPLITS,
-    TRUNK_AXES,
-    layers_of,
-)
+from fedgs.config.stages import MASS, OF_TRUNKS, PARTS, SPLITS, TRUNK_AXES, layers_of
 from fedgs.gan.public_networks import trunk_features
 from fedgs.mechanism.sanitizer import to_dct
 from fedgs.shapes import Images, Labels, TensorDict

@@ -29,7 +29,7 @@ Source:
 import math
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ LEAKY_SLOPE = 0.2
 ADAM_BETAS = (0.5, 0.9)  # of both networks; GS-WGAN source/main.py
 CODE_DIM = 10  # of the coded generator
 
-LayerT = TypeVar("LayerT", nn.Conv2d, nn.Linear, nn.Embedding)
+LayerT = TypeVar("LayerT", bound=nn.Conv2d | nn.Linear | nn.Embedding)
 
 # Layers draw their initial weights from torch's one process-wide generator.
 _initialisation_lock = threading.Lock()
@@ -101,6 +101,21 @@ def _weight(layer: nn.Conv2d | nn.Linear | nn.Embedding) -> Tensor:
     return layer.weight / sigma
 
 
+class _Conv2d(nn.Conv2d):
+    """A convolution by `_weight`, of operands in `config.precision`; float32 again."""
+
+    precision = torch.float32
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns features of shape (B, channels, rows, columns)."""
+        operands = self.rounded(input, _weight(self), self.bias)
+        return self._conv_forward(*operands).float()
+
+    def rounded(self, *operands: Any) -> list[Any]:
+        """Returns tensors in the precision of their products."""
+        return [operand.to(self.precision) for operand in operands]
+
+
 def _unit(vector: Tensor) -> Tensor:
     return vector / (vector.norm() + NORM_EPSILON)
 
@@ -145,20 +160,18 @@ class _ResidualBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv1 = _normalise(nn.Conv2d(channels, channels, 3, padding=1))
-        self.conv2 = _normalise(nn.Conv2d(channels, channels, 3, padding=1))
-        self.conv_skip = _normalise(nn.Conv2d(channels, channels, 1))
+        self.conv1 = _normalise(_Conv2d(channels, channels, 3, padding=1))
+        self.conv2 = _normalise(_Conv2d(channels, channels, 3, padding=1))
+        self.conv_skip = _normalise(_Conv2d(channels, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         h = _upsampled_conv(_pixel_norm(x), self.conv1)  # (B, n, 2s, 2s)
-        h = F.relu(_pixel_norm(h))
-        h = F.conv2d(h, _weight(self.conv2), self.conv2.bias, padding=1)
+        h = self.conv2(F.relu(_pixel_norm(h)))
         # A 1x1 convolution first, on a quarter of the pixels.
-        x = F.conv2d(x, _weight(self.conv_skip), self.conv_skip.bias)
-        return h + F.interpolate(x, scale_factor=2.0)
+        return h + F.interpolate(self.conv_skip(x), scale_factor=2.0)
 
 
-def _upsampled_conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
+def _upsampled_conv(x: Tensor, conv: _Conv2d) -> Tensor:
     """A padded 3x3 convolution of `x` after nearest upsampling, (B, n, 2s, 2s).
 
     Each of the four pixels made from one sees 2x2 pixels of `x` only: a transposed
@@ -167,7 +180,8 @@ def _upsampled_conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
     kernel = F.pad(_weight(conv).flip(2, 3).transpose(0, 1), (1, 1, 1, 1))
     kernel = kernel[..., :-1] + kernel[..., 1:]
     kernel = kernel[..., :-1, :] + kernel[..., 1:, :]  # (in, out, 4, 4)
-    return F.conv_transpose2d(x, kernel, conv.bias, stride=2, padding=1)
+    operands = conv.rounded(x, kernel, conv.bias)
+    return F.conv_transpose2d(*operands, stride=2, padding=1).float()
 
 
 class GeneratorResNet(Generator):
@@ -182,10 +196,10 @@ class GeneratorResNet(Generator):
         super().__init__(config)
         channels = 4 * config.generator_dim
         num_blocks = math.ceil(math.log2(self.side / 4))
-        self.padding = 1 if 4 * 2**num_blocks == self.side else 0
+        padding = 1 if 4 * 2**num_blocks == self.side else 0
         self.linear = _normalise(nn.Linear(self.input_dim, channels * 4 * 4))
         self.blocks = nn.ModuleList(_ResidualBlock(channels) for _ in range(num_blocks))
-        self.conv = _normalise(nn.Conv2d(channels, config.image_channels, 3))
+        self.conv = _normalise(_Conv2d(channels, config.image_channels, 3, 1, padding))
 
     def _logits(self, inputs: Tensor) -> Tensor:
         h = F.linear(inputs, _weight(self.linear), self.linear.bias)
@@ -196,8 +210,7 @@ class GeneratorResNet(Generator):
         h = h.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         for block in self.blocks:
             h = block(h)  # 4 -> 8 -> 16 -> 32
-        h = F.conv2d(h, _weight(self.conv), self.conv.bias, padding=self.padding)
-        return h[:, :, : self.side, : self.side].contiguous()  # 30 -> 28
+        return self.conv(h)[:, :, : self.side, : self.side].contiguous()  # 30 -> 28
 
 
 class GeneratorDCGAN(Generator):
@@ -248,9 +261,9 @@ class GeneratorUpsample(Generator):
         d = config.generator_dim
         self.start = self.side // 4
         self.linear = nn.Linear(self.input_dim, 4 * d * self.start**2)
-        self.conv1 = nn.Conv2d(4 * d, 2 * d, 3, padding=1)
-        self.conv2 = nn.Conv2d(2 * d, d, 3, padding=1)
-        self.conv3 = nn.Conv2d(d, config.image_channels, 3, padding=1)
+        self.conv1 = _Conv2d(4 * d, 2 * d, 3, padding=1)
+        self.conv2 = _Conv2d(2 * d, d, 3, padding=1)
+        self.conv3 = _Conv2d(d, config.image_channels, 3, padding=1)
 
     def _logits(self, inputs: Tensor) -> Tensor:
         h = self.linear(inputs).unflatten(1, (-1, self.start, self.start))
@@ -377,8 +390,8 @@ class Refiner(nn.Module):
         d, channels = config.generator_dim, config.image_channels
         widths = self.widths = (d, 3 * d, 4 * d)
 
-        def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-            return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)
+        def convolution(inputs: int, outputs: int, stride: int = 1) -> _Conv2d:
+            return _Conv2d(inputs, outputs, 3, stride=stride, padding=1)
 
         sizes = zip((channels, *widths[:2]), widths, (1, 2, 2), strict=True)
         self.down = nn.ModuleList(convolution(*size) for size in sizes)
@@ -417,14 +430,16 @@ class Discriminator(nn.Module):
     the gradient of one image's score is a function of that image alone.
     """
 
+    convolution: type[nn.Conv2d] = _Conv2d
+
     def __init__(self, config: ResolvedConfig) -> None:
         """Makes the layers, normalised if `config.spectral_norm`."""
         super().__init__()
-        d = config.discriminator_dim
+        d, convolution = config.discriminator_dim, self.convolution
         self.slope = 0.0 if config.spectral_norm else LEAKY_SLOPE
-        self.conv1 = nn.Conv2d(config.image_channels, d, 5, stride=2, padding=2)
-        self.conv2 = nn.Conv2d(d, 2 * d, 5, stride=2, padding=2)
-        self.conv3 = nn.Conv2d(2 * d, 4 * d, 5, stride=2, padding=2)
+        self.conv1 = convolution(config.image_channels, d, 5, stride=2, padding=2)
+        self.conv2 = convolution(d, 2 * d, 5, stride=2, padding=2)
+        self.conv3 = convolution(2 * d, 4 * d, 5, stride=2, padding=2)
         size = 4 * d * math.ceil(config.image_size / 8) ** 2
         self.linear = nn.Linear(size, 1)
         self.embedding = nn.Embedding(config.num_classes, size)
@@ -447,7 +462,7 @@ class Discriminator(nn.Module):
         """
         h = images
         for conv in (self.conv1, self.conv2, self.conv3):  # 28 -> 14 -> 7 -> 4
-            h = F.conv2d(h, _weight(conv), conv.bias, stride=2, padding=2)
+            h = conv(h)
             # As leaky_relu, bit for bit; but a factor that has no derivative of its own
             # spares the second derivative of the penalty two passes over zeros.
             h = h * torch.full_like(h, self.slope).masked_fill(h > 0, 1.0)
@@ -489,6 +504,9 @@ def build(
     with _initialisation_lock, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(rng_seed)
         module = kind(config)
+    for layer in module.modules():
+        if isinstance(layer, _Conv2d):
+            layer.precision = getattr(torch, config.precision)
     advance_in_place(module)
     return module
 

@@ -22,8 +22,8 @@ from fedgs.runs.sample import write_grid
 from fedgs.shapes import TensorDict
 
 Report = Callable[[dict[str, Any]], None]
-CHECKPOINT_SHARE = 0.05  # of the run's time, where checkpoint_every is unset
-CHECKPOINT_SECONDS = 10.0  # and never more often than this
+CHECKPOINT_SHARE = 0.05  # of the run's time, at most
+CHECKPOINT_SECONDS = 1.0  # and never more often than this
 
 
 def server_tensors(server: State) -> TensorDict:

@@ -147,11 +147,6 @@ def test_data_without_clients_is_one_client_and_the_whole_data_set(tmp_path):
 # ------------------------------------------------------------------ who takes part
 
 
-def _config_of(join: Message) -> RunConfig:
-    """The settings that a client got when it joined."""
-    return RunConfig.from_flat(json.loads(str(join.content["fedgs"]["settings"])))
-
-
 def test_a_client_learns_of_no_other_who_takes_part(deploy, monkeypatch):
     settings = {"clients_per_round": 3, "clients_per_node": 2, "num_rounds": 3}
     settings["selection_seed"] = 987654321
@@ -173,7 +168,8 @@ def test_a_client_learns_of_no_other_who_takes_part(deploy, monkeypatch):
         assert "987654321" not in str(record)
     assert len(asked) > 3  # several nodes in a round
     assert len(packed) <= 3 + 3  # once for each round and warm start, not each node
-    known = [_config_of(m) for _, m in told if "join" in m.metadata.message_type]
+    joins = [m.content["fedgs"] for _, m in told if "join" in m.metadata.message_type]
+    known = [RunConfig.from_flat(json.loads(str(own["settings"]))) for own in joins]
     assert len(known) == 3
     for theirs in known:
         rounds = range(1, 20)

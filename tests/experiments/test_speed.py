@@ -1,20 +1,14 @@
-"""`fedgs bench`: tables of this machine, on small problems."""
-
-import pytest
+"""`fedgs bench`: a table of this machine, on small problems."""
 
 from command_line import printed
 from experiments.speed import bench
 
 
-@pytest.fixture
-def small(monkeypatch):
+def test_bench_prints_steps_by_width_and_precision(fedgs, monkeypatch):
     monkeypatch.setattr(bench, "WIDTHS", (64,))
     monkeypatch.setattr(bench, "REPEATS", 2)
-
-
-def test_bench_prints_steps_by_width(fedgs, small):
     out = printed(fedgs("bench"), "")
     rows = [line.split("│") for line in out.splitlines() if "│" in line]
     of_steps = [[cell.strip() for cell in row[1:-1]] for row in rows]
-    assert [row[0] for row in of_steps] == ["64"]
-    assert all(float(cell) > 0 for row in of_steps for cell in row)
+    assert [row[:2] for row in of_steps] == [["64", "float32"], ["64", "bfloat16"]]
+    assert all(float(cell) > 0 for row in of_steps for cell in row[2:])

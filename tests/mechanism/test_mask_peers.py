@@ -50,8 +50,7 @@ def _of_the_server(peers):
 
 
 def _of_another_node(peers):
-    keys = signed_by(peers)
-    return {**keys, "b": keys["c"]}
+    return {**signed_by(peers), "b": signed_by(peers)["c"]}
 
 
 def _invented(peers):

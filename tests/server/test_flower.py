@@ -171,10 +171,8 @@ def test_a_simulation_whose_ray_started_too_late_is_started_again(
     folder = RunFolder.create(config)
     logs = [f"Exception: The current {flower_engine.RAY_IS_LATE}.", "another reason"]
 
-    def simulate(*_: object) -> tuple[str, str, str]:
-        return "finished:failed", "", logs.pop(0)
-
-    monkeypatch.setattr(flower_engine, "_simulate", simulate)
+    ended = "finished:failed", ""
+    monkeypatch.setattr(flower_engine, "_simulate", lambda *_: (*ended, logs.pop(0)))
     with pytest.raises(FlowerFailed, match="without an outcome"):
         flower_engine.train(folder, lambda metrics: None, threading.Event())
     assert logs == []
@@ -205,7 +203,7 @@ def test_ended_run_leaves_no_process_and_resumes(
     tmp_path, settings, machines, is_killed
 ):
     output = tmp_path / "run"
-    settings |= {"num_rounds": 120, "checkpoint_every": 7 if is_killed else 1000}
+    settings |= {"num_rounds": 120}
     command = machines.start("cli", "train", *flags(output=output, **settings))
     machines.until(lambda: rounds_done(output) >= 20, command)
     token = token_of(output)

@@ -135,7 +135,7 @@ def must_have_stopped(deployment) -> None:
     assert result["status"] == "stopped", result
 
 
-LONG = {"num_rounds": 500, "checkpoint_every": 500}
+LONG = {"num_rounds": 500}
 
 
 @pytest.mark.slow

@@ -80,8 +80,5 @@ def _membership(membership: dict[str, Any]) -> Table:
     )
     head = [name.replace("_", " ") for name in rates]
     caption = "C: membership inference by the nearest sample (release adversary)"
-    return Table(caption, head, [[_interval(rate) for rate in rates.values()]], note)
-
-
-def _interval(score: dict[str, float]) -> str:
-    return f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]"
+    row = ["{value:.3f} [{low:.3f}, {high:.3f}]".format(**r) for r in rates.values()]
+    return Table(caption, head, [row], note)
