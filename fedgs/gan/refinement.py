@@ -34,14 +34,14 @@ from fedgs.gan.public_networks import trunk_features
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels, Latents, TensorDict
 
-STEPS = 1800
+STEPS = 3000
 SAMPLES = 10  # of each class in a step
 PARTS = 2  # of a step's batch, each on its own core; the bits depend on their number
 REFERENCE_STEPS = 40  # whose samples scale the features
 LEAST_VARIANCE = 0.01  # of an axis, of the mean over all
 # The more noise a release has, the smaller and fewer steps fit it, so that they fit
 # less of it. Most noise of a feature for large steps, and for all steps:
-FOR_LARGE, FOR_ALL = 0.022, 0.035
+FOR_LARGE, FOR_ALL = 0.022, 0.021
 SMALL, LARGE = (1e-3, math.inf), (3e-3, 20.0)  # learning rates and longest gradients
 RISING = 50  # steps in which the rate rises by the small one
 BETAS = (0.5, 0.99)

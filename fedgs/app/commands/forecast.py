@@ -36,7 +36,7 @@ FEW_SECONDS, FLOWER_SECONDS = 5.0, 20.0  # start and end of a run, by engine
 TIMED_SECONDS = 1.0  # of a few clients' rounds, by which all rounds are estimated
 # 60,000 images, 100 low frequencies: 4 CPU seconds (docs/benchmark.md).
 SECONDS_OF_PRODUCT = 4 / (60_000 * 100**2)
-SECONDS_OF_FIT = 300 / 28**2  # of all steps, on two cores; 240 to 290 s at 28 pixels
+SECONDS_OF_FIT = 420 / 28**2  # of all steps, on two cores; 300 to 525 s at 28 pixels
 ABSURD_EPSILON = 100.0
 OUTSIDE = "scores on private data lie outside every epsilon"
 
