@@ -381,7 +381,7 @@ def test_a_dry_run_says_what_can_be_found_and_writes_nothing(
     given = dict.fromkeys(SMALL) | {"target_epsilon": 100, "engine": "local"}
     text = printed(debug(**given | files, dry_run=True))
     assert "power: 3 clients in each group, epsilon 100" in text
-    assert "found: invert, shift\n" in text
+    assert "found: invert\n" in text
     assert "found in half of the clients as well: nothing\n" in text
     assert not (tmp_path / "out").exists()
 
