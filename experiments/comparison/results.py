@@ -151,7 +151,7 @@ def page(rows: Sequence[Row]) -> str:
     parts = [
         Table("", ["method", "who must be trusted", "releases"], trust).markdown(),
         "## Where fedgs' own methods lose\n",
-        _items(losses(rows)),
+        _items(losses(rows) or ["nowhere, by accuracy"]),
     ]
     for data in dict.fromkeys(row.data for row in rows):
         parts += [f"## {data}\n"]

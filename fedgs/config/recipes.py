@@ -130,7 +130,7 @@ def warm_start() -> RunConfig:
 
 
 def warm_start_fonts() -> RunConfig:
-    """`warm_start` whose moments start from fonts: for digits and a small epsilon."""
+    """`warm_start` whose moments start from those of fonts: for digits."""
     stages = "moments:0.2,pretrained-features:0.8"
     own = {"public_data": "fonts", "num_rounds": 2, "stages": stages}
     return dataclasses.replace(warm_start(), **own)
