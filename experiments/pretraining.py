@@ -14,6 +14,7 @@ Privacy: public, as fonts and ImageNet are.
 """
 
 import base64
+import copy
 import hashlib
 import io
 import json
@@ -30,7 +31,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import GsWganConfig
 from fedgs.data.readers import fonts
-from fedgs.data.readers.fonts import GLYPH_SIDE as SIDE
 from fedgs.files import write_atomically
 from fedgs.gan import public_networks
 from fedgs.gan.features import StageRelease
@@ -43,8 +43,9 @@ from fedgs.shapes import Labels, TensorDict
 
 EPSILON = 1e-3  # of EfficientNet's normalisations
 EPOCHS, BATCH, RATE = 2, 128, 1e-3
-OF_CLASS, AT_ONCE = 5700, 10  # images of each class that the refiner is fitted to
-POINTS, INNER, MARGIN = 160, 28, 6  # of a font; its digits' longer side, around it
+# Images of each class that the refiner is fitted to, and how many at a time.
+OF_CLASS, AT_ONCE = 5700, 10
+POINTS, MARGIN = 160, 6  # of a font before its digits shrink; pixels around one then
 
 
 def draw_glyphs(folder: Path) -> None:
@@ -54,7 +55,8 @@ def draw_glyphs(folder: Path) -> None:
         folder: of the packages of npm.
     """
     names = json.loads(fonts.GLYPHS.read_text())["fonts"]
-    sheet, png = Image.new("L", (10 * SIDE, len(names) * SIDE)), io.BytesIO()
+    side, inner = fonts.GLYPH_SIDE, fonts.GLYPH_SIDE - 2 * MARGIN
+    sheet, png = Image.new("L", (10 * side, len(names) * side)), io.BytesIO()
     for row, name in enumerate(names):
         path = folder / name / f"files/{name}-latin-400-normal.woff"
         font = ImageFont.truetype(path, POINTS)
@@ -63,8 +65,8 @@ def draw_glyphs(folder: Path) -> None:
             glyph = Image.new("L", (int(right - left), int(bottom - top)))
             place = -left, -top
             ImageDraw.Draw(glyph).text(place, str(digit), fill=255, font=font)
-            inner = ImageOps.pad(glyph, (INNER, INNER))
-            sheet.paste(inner, (digit * SIDE + MARGIN, row * SIDE + MARGIN))
+            small = ImageOps.pad(glyph, (inner, inner))
+            sheet.paste(small, (digit * side + MARGIN, row * side + MARGIN))
     sheet.save(png, "PNG", optimize=True)
     content = {"fonts": names, "png": base64.b64encode(png.getvalue()).decode()}
     write_atomically(fonts.GLYPHS, (json.dumps(content) + "\n").encode())
@@ -89,12 +91,10 @@ def trained_trunk(images: Tensor, labels: Labels) -> TensorDict:
 
 def trained_refiner(config: GsWganConfig, images: Tensor, labels: Labels) -> TensorDict:
     """Fits a refiner, behind the fonts' own Gaussians, to the fonts' own features."""
-    generator, average = (build_generator(config, 0) for _ in range(2))
+    generator = build_generator(config, 0)
     assert isinstance(generator, GeneratorRefined)
-    assert isinstance(average, GeneratorRefined)
     model = start_of(config, (images * 255).round().byte(), labels)
     set_generator(config, model, generator)
-    set_generator(config, model, average)
     network, _ = reference(config, generator)
     of_class = [(labels == label).nonzero()[:OF_CLASS, 0] for label in range(10)]
     batches = torch.stack(of_class, dim=1).flatten().split(10 * AT_ONCE)
@@ -108,7 +108,7 @@ def trained_refiner(config: GsWganConfig, images: Tensor, labels: Labels) -> Ten
         if step % 200 == 0:
             print(f"refiner: step {step} of {steps}", flush=True)
 
-    refine(config, release, generator, average, check)
+    refine(config, release, generator, copy.deepcopy(generator), check)
     return generator.refiner.state_dict()
 
 
