@@ -1,8 +1,8 @@
 """The images that an evaluation compares: synthetic ones, real training and test ones.
 
 A source of synthetic images is a run folder, an npz file as `fedgs sample` writes it,
-or one of three yardsticks: `real` (the training split itself), `real-test` (the test
-split) and `noise` (uniform pixels).
+or one of four yardsticks: `real` (the training split itself), `real-test` (the test
+split), `fonts` (public digits) and `noise` (uniform pixels).
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from fedgs.errors import UserError, wrap_error
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
 
-YARDSTICKS = ("real", "real-test", "noise")
+YARDSTICKS = ("real", "real-test", "fonts", "noise")
 YARDSTICK = "yardstick"  # the purpose of a subset in their place
 SMALLEST_SIDE = 16  # the classifiers halve it twice
 
@@ -148,13 +148,18 @@ def rounded(images: NDArray[np.float32]) -> NDArray[np.float32]:
 def yardstick(name: str, real: RealImages, seed: int, count: int) -> LabelledImages:
     """Returns one of `YARDSTICKS` in the place of synthetic images.
 
-    Privacy: reads private data; output private. Of `noise` only the shape is read.
+    Privacy: reads private data; output private. Of `noise` and `fonts` only the shape.
     """
     if name == "real":
         return real.train.subset(count, seed, YARDSTICK)
     if name == "real-test":
         return real.test.subset(count, seed, YARDSTICK)
     shape = (count, *real.train.images.shape[1:])
+    if name == "fonts":
+        config = RunConfig(data="fonts", image_channels=shape[1], image_size=shape[2])
+        digits = load_records(config)
+        digits = LabelledImages(to_float(digits.images), digits.labels)
+        return digits.subset(count, seed, YARDSTICK)
     generator = np.random.default_rng(seed)
     return LabelledImages(
         rounded(generator.random(shape, dtype=np.float32)),

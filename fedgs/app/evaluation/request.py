@@ -32,7 +32,7 @@ class EvaluationRequest:
     source: str = flag(
         MISSING,
         "A run folder, FILE.npz with images and labels, or a yardstick: real (the "
-        "training split), real-test or noise.",
+        "training split), real-test, fonts or noise.",
         metavar="RUN_OR_NPZ",
     )
     data: str = ""
