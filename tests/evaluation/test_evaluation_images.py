@@ -98,7 +98,6 @@ def test_yardsticks_are_what_they_are_called():
     assert (images.yardstick("noise", REAL, 1, 5).images != noise.images[:5]).any()
     fonts = images.yardstick("fonts", REAL, seed=0, count=100)
     assert fonts.images.shape == (100, 1, 16, 16)
-    assert 0.05 < fonts.images.mean() < 0.3
     assert len(np.unique(fonts.labels)) == 10
 
 
