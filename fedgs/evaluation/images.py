@@ -16,6 +16,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.data.readers.arrays import from_arrays, read_arrays
+from fedgs.data.records import Records
 from fedgs.data.sources import load_records, with_absolute_path
 from fedgs.errors import UserError, wrap_error
 from fedgs.runs import sample
@@ -104,8 +105,7 @@ def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledIma
         raise UserError(f"{where}: {remedy}, of images that no run was trained on")
     with wrap_error(UserError, f"{where}: cannot be used", remedy):
         own = dataclasses.replace(config, data=source, num_classes=None)
-        records = load_records(own)
-    found = LabelledImages(to_float(records.images), records.labels)
+        found = _floats(load_records(own))
     check_labels(where, found, classes)
     return found
 
@@ -157,9 +157,7 @@ def yardstick(name: str, real: RealImages, seed: int, count: int) -> LabelledIma
     shape = (count, *real.train.images.shape[1:])
     if name == "fonts":
         config = RunConfig(data="fonts", image_channels=shape[1], image_size=shape[2])
-        digits = load_records(config)
-        digits = LabelledImages(to_float(digits.images), digits.labels)
-        return digits.subset(count, seed, YARDSTICK)
+        return _floats(load_records(config)).subset(count, seed, YARDSTICK)
     generator = np.random.default_rng(seed)
     return LabelledImages(
         rounded(generator.random(shape, dtype=np.float32)),
@@ -189,6 +187,10 @@ def read_npz(path: Path) -> LabelledImages:
             f"{path}: images of {side} pixels; give at least {SMALLEST_SIDE} on each "
             "side"
         )
+    return _floats(records)
+
+
+def _floats(records: Records) -> LabelledImages:
     return LabelledImages(to_float(records.images), records.labels)
 
 
