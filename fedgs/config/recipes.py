@@ -67,19 +67,20 @@ def full_participation() -> RunConfig:
         target_epsilon=10.0,
         relation="zero-out",
         dct_size=14,
-        num_rounds=320,
-        discriminator_steps=1,
+        num_rounds=640,
+        discriminator_steps=2,
         discriminator_batch_size=16,
         fakes_per_round=256,
-        warm_start_rounds=20,
+        warm_start_rounds=5,
         generator="upsample",
         generator_dim=16,
-        generator_learning_rate=1e-3,
+        generator_learning_rate=2e-3,
         discriminator_dim=8,
-        discriminator_learning_rate=2e-3,
+        discriminator_learning_rate=4e-3,
         spectral_norm=False,
         latent="normal",
-        ema_decay=0.98,
+        latent_dim=100,
+        ema_decay=0.99,
     )
 
 
@@ -143,6 +144,10 @@ def gs_wgan() -> RunConfig:
         num_rounds=44,
         stages="means:640,scatter:640,moments:1280,pretrained-features:2560",
         generator_learning_rate=1e-4,
+        discriminator_steps=1,
+        discriminator_learning_rate=2e-3,
+        warm_start_rounds=20,
+        ema_decay=0.98,
     )
 
 

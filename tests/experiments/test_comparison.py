@@ -170,8 +170,8 @@ def test_bdp_gan_has_no_epsilon_where_the_number_of_images_is_not_known():
 def test_at_full_scale_no_setting_is_below_its_method():
     grids = [methods.grid(CompareRequest(full=full), {}) for full in (True, False)]
     full, small = ({cell.method: cell for cell in grid.of_seeds([0])} for grid in grids)
-    assert small["full-participation"].settings["warm_start_rounds"] == 5
-    assert "warm_start_rounds" not in full["full-participation"].settings
+    assert small["fedavg-gan"].settings["num_rounds"] == 60
+    assert "num_rounds" not in full["fedavg-gan"].settings
     assert small["wgan-gp"].settings["steps"] == 700
     assert not any(cell.how.reduced for cell in full.values())
 
