@@ -20,8 +20,11 @@ from jaxtyping import install_import_hook
 CHECKED = ["fedgs.mechanism", "fedgs.gan", "fedgs.gs_wgan", "fedgs.round.local"]
 CHECKED += [f"fedgs.round.{name}" for name in ("node", "round", "training")]
 install_import_hook(CHECKED, "shape_checks.check_shapes")
-# The same examples in every run: what breaks a property fails where it was changed.
-hypothesis.settings.register_profile("same", derandomize=True, database=None)
+# The same examples in every run: what breaks a property fails where it was changed. No
+# deadline: on a busy machine a test takes as long as it takes.
+hypothesis.settings.register_profile(
+    "same", derandomize=True, database=None, deadline=None
+)
 hypothesis.settings.load_profile("same")
 
 ENVIRONMENT = {

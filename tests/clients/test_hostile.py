@@ -336,7 +336,7 @@ def test_no_message_is_accepted_wrongly(side, config):
     outcomes: list[bool] = []
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=slow)
+    @settings(max_examples=150, suppress_health_check=slow)
     @given(payload=_messages(sound, config))
     @example(payload=sound | {"tensors": header_of(gradients={"dtype": "F4"})})
     @example(payload=sound | {"tensors": header_of(gradients=HUGE, images=HUGE)})

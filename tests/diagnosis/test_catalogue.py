@@ -311,7 +311,7 @@ def test_labels_are_swapped_shifted_and_mislabelled():
 # ------------------------------------------------------------------ what is explained
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 0.25, 0.5, 1.0]))
 def test_the_share_is_read_where_all_groups_are_copies(seed, share):
     """All groups are one and the same, with the bug in a share of its images."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -102,7 +102,6 @@ def test_a_round_can_reuse_one_set_of_fakes_by_the_labels_of_the_real_images(
     labels=arrays(np.int64, st.integers(1, 6), elements=FEW_LABELS),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None)
 def test_a_wanted_label_is_found_where_it_occurs(wanted, labels, seed):
     found = draw_matching(np.random.default_rng(seed), wanted, labels)
     assert found.shape == wanted.shape

@@ -120,7 +120,7 @@ def test_a_compact_release_is_the_exact_one_rounded_after_the_noise():
     st.lists(st.integers(-LARGEST, LARGEST), min_size=1024, max_size=1024),
     st.sampled_from([0.0, 1e-4, 0.5, 1.07, 300.0]),
 )
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_a_compact_release_survives_the_way_to_the_server(integers, multiplier):
     config = dataclasses.replace(COMPACT, noise_multiplier=multiplier)
     whole = torch.tensor(integers, dtype=torch.float64).view(config.release_shape)

@@ -57,7 +57,7 @@ def _release(*parts: ClippedGradients, noise_std: float = 0.0, round: int = 1):
 
 
 @given(grads=ANY_GRADS, clip_bound=CLIP_BOUNDS)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_no_input_has_a_norm_above_the_bound(grads, clip_bound):
     clipped = _clipped(torch.from_numpy(grads), clip_bound).values
     assert clipped.isfinite().all()
@@ -83,7 +83,6 @@ def test_a_sample_that_is_not_finite_becomes_zero_and_no_other_one_changes(value
 
 
 @given(grads=ANY_GRADS)
-@settings(deadline=None)
 def test_gradients_within_the_bound_keep_every_bit(grads):
     grads = torch.from_numpy(grads).nan_to_num(0, 1, -1).clamp(-1, 1)
     # At most 27 entries of at most 1: norms of at most sqrt(27) = 5.2.
@@ -100,7 +99,7 @@ def test_a_clip_bound_that_bounds_nothing_is_refused(clip_bound):
 
 
 @given(grads=ANY_GRADS, other=st.data(), clip_bound=CLIP_BOUNDS)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_one_client_moves_the_sum_by_at_most_the_sensitivity(grads, other, clip_bound):
     mine = arrays(np.float32, grads.shape[1:], elements=st.floats(width=32))
     for relation, new in (
@@ -230,7 +229,6 @@ def test_the_basis_is_scipys_orthonormal_dct(size, dct_size):
 
 
 @given(seed=st.integers(0, 2**32), dct_size=st.integers(1, 28))
-@settings(deadline=None)
 def test_the_projection_is_one_and_never_makes_a_norm_larger(seed, dct_size):
     images = torch.from_numpy(np.random.default_rng(seed).normal(size=(4, 1, 28, 28)))
     before, after = (_norms(x[None]) for x in (images, to_dct(images, dct_size)))

@@ -85,7 +85,7 @@ def test_an_adversary_faces_the_noise_of_the_nodes_that_it_cannot_take_away():
     assert epsilons(everyone, adversary="secagg") == [None, None]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     selection=st.sampled_from(["uniform", "balanced", "all"]),
     rounds=st.integers(1, 3000),

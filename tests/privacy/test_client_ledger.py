@@ -88,7 +88,7 @@ RELEASE = st.tuples(STARTS, st.integers(1, 3), IS_MASKED, HAS_ARRIVED)
 RELEASES = st.lists(RELEASE, min_size=1, max_size=6)
 
 
-@settings(max_examples=40, deadline=None)  # every example waits for the disk
+@settings(max_examples=40)
 @given(releases=RELEASES, kept=st.integers(0, 6), is_known=st.booleans())
 def test_a_count_is_refused_unless_it_has_all_up_to_the_last_that_arrived(
     tmp_path_factory, releases, kept, is_known

@@ -94,7 +94,7 @@ MUS = st.floats(0.01, 50.0)
 DELTAS = st.floats(1e-9, 0.5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mu=MUS, delta=DELTAS)
 def test_epsilon_and_delta_are_inverse(mu, delta):
     found = epsilon_from_mu(mu, delta)

@@ -7,7 +7,7 @@ import json
 import os
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedgs.privacy.ledger import GENESIS, Event, Ledger
@@ -77,7 +77,6 @@ def test_every_append_is_fsynced_before_it_returns(path, monkeypatch):
 LINES = st.permutations([0, 1, 2]) | st.lists(st.integers(0, 2), max_size=5)
 
 
-@settings(deadline=None)  # every example waits for the disk
 @given(
     order=LINES,
     start=st.integers(0, 999),

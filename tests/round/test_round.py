@@ -56,7 +56,7 @@ FEDERATIONS = st.integers(1, 13).flatmap(
 
 
 @given(federation=FEDERATIONS, num_rounds=st.integers(1, 40), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_balanced_selection_is_balanced_after_any_number_of_rounds(
     federation, num_rounds, seed
 ):

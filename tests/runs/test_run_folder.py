@@ -139,7 +139,7 @@ def checkpointed(tmp_path_factory) -> tuple[RunFolder, dict[Path, bytes]]:
     cut=st.integers(0, 9) | st.just(10**9),
     put=st.binary(max_size=3),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @example(which=0, place=0.0, cut=10**9, put=b"")
 @example(which=1, place=0.0, cut=10**9, put=b"\x80\x04no tensors")
 @example(which=1, place=0.999, cut=1, put=b"")
