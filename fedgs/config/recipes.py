@@ -26,6 +26,10 @@ from fedgs.config.settings import (
 from fedgs.config.stages import written
 from fedgs.errors import UserError, wrap_error
 
+# Every client in every round.
+ALL: dict[str, Any] = {"client_selection": "all", "clients_per_round": None}
+ALL |= {"clients_per_node": 49, "target_epsilon": 10.0, "relation": "zero-out"}
+
 
 def _recipe(**settings: Any) -> RunConfig:
     return RunConfig.from_flat(settings)
@@ -60,12 +64,8 @@ def algorithm_2() -> RunConfig:
 def full_participation() -> RunConfig:
     """Every client in every round, small models, low-frequency gradients."""
     return _recipe(
-        client_selection="all",
-        clients_per_round=None,
+        **ALL,
         discriminator_training="every_round",
-        clients_per_node=49,
-        target_epsilon=10.0,
-        relation="zero-out",
         dct_size=14,
         num_rounds=640,
         discriminator_steps=2,
@@ -160,10 +160,7 @@ def of_method(name: str) -> RunConfig:
     Raises:
         UserError: there is no such method, or its place is not trusted.
     """
-    shared: dict[str, Any] = {"clients_per_node": 49, "client_selection": "all"}
-    shared |= {"clients_per_round": None}
-    shared |= {"target_epsilon": 10.0, "relation": "zero-out"}
-    return _recipe(**{**shared, **load("method", name).recipe, "method": name})
+    return _recipe(**{**ALL, **load("method", name).recipe, "method": name})
 
 
 def class_means() -> RunConfig:
