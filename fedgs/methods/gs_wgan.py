@@ -30,14 +30,13 @@ from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.gan import models
 from fedgs.gan.client_training import Draws, train_discriminators
-from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.public_networks import refiner_of_fonts
 from fedgs.mechanism.sanitizer import PerSampleGradients, from_dct, to_dct
 from fedgs.methods.base import Declared, Hosted, Method, Released, Request, State
 from fedgs.methods.public_data import public_start
 from fedgs.methods.schedule import EVERYONE, clients_of, select, trainees
 from fedgs.randomness import derived_seed, stream
-from fedgs.shapes import ImageGrads, Images, Labels, Positions
+from fedgs.shapes import ImageGrads, Images, Labels, Latents
 
 
 class GsWgan(Method[GsWganConfig]):
@@ -80,25 +79,22 @@ class GsWgan(Method[GsWganConfig]):
         """
         round = state.round + 1
         # 8: z ~ P_z and labels; the first F - B fakes only train discriminators.
-        rng = stream(config.seed, "latent", round)
-        z = models.sample_latents(config, rng, config.fakes_sent).to(config.device)
-        labels = models.sample_labels(config, rng, config.fakes_sent)
-        labels_there = labels.to(config.device)
+        z, labels = _latents(config, round)
         split = config.fakes_sent - config.batch_size
         state.generator.train()
         # One power iteration for the round: forward passes only read the vectors.
         models.advance_in_place(state.generator)
         # The graph of the last B waits for the answers of line 11.
-        answered = state.generator(z[split:], labels_there[split:])
+        answered = state.generator(z[split:], labels[split:])
         images = answered.detach()
         if split:
             with torch.no_grad():
-                others = state.generator(z[:split], labels_there[:split])
+                others = state.generator(z[:split], labels[:split])
             images = torch.cat([others, images])
         participants = select(config, round)  # 6
         request = Request(
             round,
-            {"images": images.cpu(), "labels": labels},
+            {"images": images.cpu(), "labels": labels.cpu()},
             participants=participants,
             trainees=trainees(config, participants),
         )
@@ -112,16 +108,14 @@ class GsWgan(Method[GsWganConfig]):
 
         Privacy: post-processing of DP output, if there is any yet.
         """
-        rng = stream(config.seed, "latent", 0)
-        z = models.sample_latents(config, rng, config.fakes_sent).to(config.device)
-        labels = models.sample_labels(config, rng, config.fakes_sent)
+        z, labels = _latents(config, 0)
         side = config.image_size
         images = torch.zeros(len(labels), config.image_channels, side, side)
         if config.is_warm_start_public:
             of_stages = state if config.num_stages else self.state(config)
             with torch.no_grad():
-                images = of_stages.ema(z, labels.to(config.device)).cpu()
-        tensors = {"images": images, "labels": labels}
+                images = of_stages.ema(z, labels).cpu()
+        tensors = {"images": images, "labels": labels.cpu()}
         return Request(0, tensors, participants=(), trainees=EVERYONE)
 
     def finish(
@@ -185,30 +179,23 @@ class GsWgan(Method[GsWganConfig]):
         answering = [position[c] for c in clients_of(request.participants, clients)]
         if not answering:
             return
-        # 9, 32: the gradient by each of the last B fakes.
+        # 9, 32: the gradient by each of the last B fakes, in the run's basis.
         fakes, labels = fakes[-config.batch_size :], labels[-config.batch_size :]
         for chunk in nets.chunks(answering):
-            yield query(config, nets, chunk, fakes, labels)
+            grads = nets.query(chunk, fakes, labels)
+            if config.dct_size is not None:
+                grads = to_dct(grads, config.dct_size)
+            yield PerSampleGradients(grads)
 
 
 METHOD = GsWgan()
 
 
-def query(
-    config: GsWganConfig,
-    discriminators: Discriminators,
-    chunk: Positions,
-    fakes: Images,
-    labels: Labels,
-) -> PerSampleGradients:
-    """Returns d L_G / d fake of each client and fake, in the run's basis, unclipped.
-
-    Privacy: reads private data; output private.
-    """
-    grads = discriminators.query(chunk, fakes, labels)
-    if config.dct_size is not None:
-        grads = to_dct(grads, config.dct_size)
-    return PerSampleGradients(grads)
+def _latents(config: GsWganConfig, round: int) -> tuple[Latents, Labels]:
+    """Draws z ~ P_z (F, latent_dim) and labels (F,) of a round; 0: the warm start."""
+    rng = stream(config.seed, "latent", round)
+    z = models.sample_latents(config, rng, config.fakes_sent).to(config.device)
+    return z, models.sample_labels(config, rng, config.fakes_sent).to(config.device)
 
 
 def jacobian_step(

@@ -22,8 +22,8 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import clip
-from fedgs.methods.base import Request
-from fedgs.methods.gs_wgan import query
+from fedgs.methods.base import Hosted, Request
+from fedgs.methods.gs_wgan import METHOD
 from fedgs.methods.schedule import EVERYONE, Clients
 from fedgs.round.node import Node
 from tiny import client_round, public_fakes
@@ -153,11 +153,12 @@ def _outcome(
     for round in (1, 2):
         request = _request(config, round, EVERYONE)
         release = client_round(config, discriminators, data, hosted, request, 0)
-    sent = request.tensors.values()
-    fakes = tuple(tensor[-config.batch_size :] for tensor in sent)
+    # Asked again, with the discriminators as they are.
+    frozen = dataclasses.replace(config, discriminator_training="frozen")
+    answers = METHOD.answer(frozen, Hosted(data, hosted, 0, discriminators), request)
     clients: dict[int, tuple[str, Tensor]] = {}
-    for chunk in discriminators.chunks(range(len(hosted))):
-        grads = query(config, discriminators, chunk, *fakes)
+    chunks = discriminators.chunks(range(len(hosted)))
+    for chunk, grads in zip(chunks, answers, strict=True):
         clipped = clip(grads, config.clip_bound).values
         for index, values in zip(chunk.tolist(), clipped, strict=True):
             state = tiny.client_digest(discriminators, index)
