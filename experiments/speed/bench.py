@@ -43,7 +43,7 @@ def bench(device: str) -> None:
             state = Discriminators(config, range(clients), is_stacked)
             step = training_step(config, state)
             seconds = [_seconds_of(step, device) for _ in range(REPEATS)][1:]
-            cells.append(f"{clients / statistics.median(seconds):.0f}")
+            cells.append(f"{clients / statistics.median(seconds):.2f}")
         rows.append(cells)
     of = ["width", "convolutions", "discriminators"]
     title = f"discriminator steps on {device}, 16 + 16 images"

@@ -51,7 +51,7 @@ class NetworkSettings(Settings):
     precision: str = option(
         "float32",
         "Runtime",
-        "Of convolutions: float32, or bfloat16, faster where the processor has it.",
+        "Of convolutions; bfloat16 is faster where processors have it, else slower.",
         choices=("float32", "bfloat16"),
     )
     latent: str = option(
