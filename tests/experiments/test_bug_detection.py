@@ -184,7 +184,7 @@ def test_the_largest_epsilon_of_the_groups_counts():
 
 def test_an_experiment_plants_its_bug_everywhere(debug, data, tmp_path, monkeypatch):
     short = dataclasses.replace(debug_cohorts.SELECTION, num_rounds=2)
-    monkeypatch.setattr(debug_cohorts.select, "__defaults__", (short,))
+    monkeypatch.setattr(debug_cohorts, "SELECTION", short)
     printed(debug(bug="flip", fraction=0.5, clients_per_group=2), "")
     path = tmp_path / "out"
     plan, found = read_debug(path)
