@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
@@ -19,6 +19,7 @@ from fedgs.config.settings import Settings
 from fedgs.config.stages import PRETRAINED
 from fedgs.errors import UserError
 
+BESIDE = ("counted", "selection_key")  # fields that are no settings
 ConfigT = TypeVar("ConfigT", bound="RunConfig")
 
 
@@ -43,7 +44,7 @@ class RunConfig(Settings):
     def to_flat(self) -> dict[str, Scalar]:
         """Returns the settings as flat scalars, unset ones as the empty string."""
         names = [spec.name for spec in dataclasses.fields(self)]
-        values = {name: getattr(self, name) for name in names if name != "counted"}
+        values = {name: getattr(self, name) for name in names if name not in BESIDE}
         return {n: "" if value is None else value for n, value in values.items()}
 
     @property
@@ -168,6 +169,8 @@ class ResolvedConfig(RunConfig, NetworkSettings):
     seed: int = again(RunConfig, "seed")
     # No setting, so not in `to_flat`: config.json has it beside them.
     counted: str = entry("")  # settings that private data decided
+    # Nor is this: a run folder has it in private/ alone, and no text of a run shows it.
+    selection_key: str = field(default="", repr=False)  # who is drawn follows from it
 
     @property
     def public_conditions(self) -> tuple[str, ...]:
@@ -183,9 +186,22 @@ class ResolvedConfig(RunConfig, NetworkSettings):
         )
 
     @property
-    def schedule_seed(self) -> int:
-        """Seed that decides who participates: the selection's own, or the run's."""
-        return self.seed if self.selection_seed is None else self.selection_seed
+    def schedule_seed(self) -> int | str:
+        """What decides who participates: a secret of the run, or `seed`.
+
+        Privacy: private.
+
+        Raises:
+            UserError: the secret is unset.
+        """
+        if not self.is_drawn_in_secret:
+            return self.seed
+        if not self.selection_key:
+            raise UserError(
+                "selection_key is unset: who takes part in a round follows from it; "
+                "`RunFolder.create` draws it, and a run folder keeps it in private/"
+            )
+        return self.selection_key
 
 
 @dataclass(frozen=True)

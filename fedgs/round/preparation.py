@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from fedgs.cohorts.files import selection_costs
+from fedgs.config.amplification_rules import PUBLIC_SELECTION
 from fedgs.config.method_settings import settings_with
 from fedgs.config.recipes import HELD_OUT, moments_for
 from fedgs.config.run_config import ResolvedConfig, RunConfig
@@ -124,6 +125,9 @@ def resolve(
     """
     # Checked before the data are loaded, which may take long, and again with them.
     config = _with_seed(config.validate())
+    if config.amplification and config.noise_seed is not None:
+        remedy = "leave out --amplification or --noise-seed"
+        raise UserError(f"amplification = True: refused: {PUBLIC_SELECTION}; {remedy}")
     data = load(config) if data is None else data
     counted = ",".join(_counted(config, data))
     config = _with_participants(config, data.num_clients)
@@ -178,8 +182,6 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
     if num_clients is None:
         num_clients = len(config.node_names) * config.clients_per_node
     config = _with_seed(_with_participants(config, num_clients))
-    # Clients get the run's seed and could draw the schedule: this one stays here.
-    config = dataclasses.replace(config, selection_seed=secrets.randbits(63))
     resolved = with_noise(config.validate())
     check_answer(resolved)
     public_start(resolved)
