@@ -131,7 +131,7 @@ def test_the_secret_is_256_bits_of_the_system_and_another_in_every_run(
     assert create("e").config.selection_key != again
 
 
-def test_only_the_private_folder_has_the_secret(create, tmp_path):
+def test_only_the_private_folder_has_the_secret(create, tmp_path, coarse_grid):
     run = create(**AMPLIFIED)
     key = run.config.selection_key
     train(run)
@@ -272,7 +272,7 @@ def test_a_run_is_amplified_by_its_own_secret(create, coarse_grid):
 
 
 @pytest.mark.parametrize("more", [{}, {"selection_seed": 7}])
-def test_an_old_run_is_charged_by_what_its_seed_drew(create, fedgs, more):
+def test_an_old_run_is_charged_by_what_its_seed_drew(create, fedgs, coarse_grid, more):
     run = create(**AMPLIFIED, num_rounds=6)
     train(run)
     old = make_old(run, **more)
@@ -288,7 +288,7 @@ def test_an_old_run_is_charged_by_what_its_seed_drew(create, fedgs, more):
     refused(fedgs("resume", old.path), LOST)
 
 
-def test_a_seeded_run_can_be_made_again_and_says_so(create):
+def test_a_seeded_run_can_be_made_again_and_says_so(create, coarse_grid):
     runs = [create(name, **AMPLIFIED | {"noise_seed": 3}) for name in "ab"]
     assert schedule(runs[0]) == schedule(runs[1])
     assert not (runs[0].path / KEY).exists()
