@@ -101,7 +101,7 @@ def test_runs_of_one_seed_ask_other_clients(create, selection):
 
 
 def test_the_ledger_of_a_run_is_not_what_its_seed_tells(create):
-    runs = [create(name, num_rounds=20, discriminator_steps=1) for name in "ab"]
+    runs = [create(name, num_rounds=20, warm_start_rounds=0) for name in "ab"]
     for run in runs:
         train(run)
         asked = [event.participants for event in events(run)]
@@ -305,7 +305,7 @@ def test_amplification_of_a_seeded_run_is_refused_before_it_starts(
 ):
     asked = {n: v for n, v in AMPLIFIED.items() if n != "noise_seed"}
     asked |= {"data": write_tiny_npz(tmp_path / "tiny.npz"), "noise_seed": 3}
-    asked["output"] = tmp_path / "run"
+    asked |= {"output": tmp_path / "run", "num_rounds": 2, "warm_start_rounds": 0}
     refusal = f"amplification = True: refused: {PUBLIC}.*leave out --amplification or"
     given = flags(recipe="algorithm-2", **asked)
     refused(fedgs("train", *given, *dry), refusal)
