@@ -38,7 +38,6 @@ from fedgs.audit.finding import CONFIDENCE, Finding
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.mechanism.integers import real_values
-from fedgs.mechanism.sanitizer import PerSampleGradients
 from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.gaussian import epsilon_from_mu, fixed_law
@@ -344,9 +343,8 @@ def _node_scores(
         grads = torch.cat([grads, torch.full_like(grads, -LENGTH * terms.clip_bound)])
     # Noise is equal in all coordinates, so each sample has one; never seeded here.
     unseeded = dataclasses.replace(config, noise_seed=None)
-    trials = [PerSampleGradients(grads)]
-    of_one = dataclasses.replace(terms, shape=(terms.batch_size, 1, 1, 1))
-    found = release(unseeded, of_one, trials, 1, node_id, len(grads))
+    of_one = dataclasses.replace(terms, shape=(grads.shape[1], 1, 1, 1))
+    found = release(unseeded, of_one, [grads], 1, node_id, len(grads))
     if found is None:
         raise RuntimeError("a node that was asked released nothing")
     return real_values(found).numpy().reshape(len(signs), -1).sum(1)
