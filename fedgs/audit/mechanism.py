@@ -35,6 +35,7 @@ from fedgs.audit import bounds
 from fedgs.audit.bounds import ErrorRates, Scores
 from fedgs.audit.canaries import INSIDE, LENGTH, OUTSIDE
 from fedgs.audit.finding import CONFIDENCE, Finding
+from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.mechanism.integers import real_values
@@ -82,7 +83,7 @@ def weakest_rounds(config: ResolvedConfig, events: Sequence[Event]) -> dict[str,
         config: of the run.
         events: of its ledger; none: of all rounds as they are planned.
     """
-    planned = range(1, min(config.num_stages + 1, config.num_rounds) + 1)
+    planned = [alike.first for alike in rounds_alike(config)]
     events = events or [new_event(config, round, EVERYONE, 1) for round in planned]
     by_cost = sorted(events, key=lambda event: costs_of(event, 0))
     # The last one of a kind has the highest cost.
@@ -105,7 +106,7 @@ def recorded_plan(config: ResolvedConfig, events: Sequence[Event]) -> Plan:
     event = max(events, key=lambda event: costs_of(event, 0))
     return dataclasses.replace(
         plan,
-        stages=None,
+        releases=(),
         noise_multiplier=event.noise_multiplier,
         clip_bound=event.clip_bound,
         batch_size=event.batch_size,

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.mechanism.integers import IntegerSum, sanitize_integers
@@ -53,7 +54,7 @@ def answer_of(
     asked = len(clients_of(request.participants, hosted.clients))
     return release(
         config=config,
-        terms=config.terms(request.round),
+        terms=terms_at(config, request.round),
         answers=raw_answers(config, hosted, request),
         round=request.round,
         node_id=hosted.node_id,
@@ -178,7 +179,7 @@ def summed(
         round: that was answered.
         answers: at least one.
     """
-    total = torch.zeros(config.terms(round).shape, dtype=torch.float64)
+    total = torch.zeros(terms_at(config, round).shape, dtype=torch.float64)
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
     return Released(total, answers[0].noise_std * len(answers) ** 0.5)
@@ -193,7 +194,7 @@ def most_signal_to_noise(config: ResolvedConfig, round: int) -> float:
         config: the resolved configuration; infinite without noise.
         round: whose terms count.
     """
-    terms, clients = config.terms(round), config.clients_per_round
+    terms, clients = terms_at(config, round), config.clients_per_round
     nodes = min(config.num_nodes, clients)
     noise = 4 * terms.noise_multiplier**2 * nodes * math.prod(terms.shape[1:])
     return clients**2 / noise if noise else math.inf
