@@ -281,7 +281,8 @@ def overridden(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """Returns a configuration with the settings of a later source over it.
 
     A setting also unsets what earlier sources say about the same thing: the noise by
-    its multiplier or its target, the nodes by one size or by all sizes.
+    its multiplier or its target, the nodes by one size or by all sizes, the relation
+    by a unit that has one only.
 
     Raises:
         UserError: an unknown setting, or a value outside its range.
@@ -296,6 +297,8 @@ def overridden(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         unset["num_clients"] = ""
     if settings.get("client_selection") == "all":
         unset["clients_per_round"] = ""
+    if settings.get("privacy_unit") == "record":
+        unset["relation"] = "replace-one"  # a recipe's may be zero-out
     return RunConfig.from_flat(unset | dict(settings), config)
 
 
@@ -318,7 +321,10 @@ def configure(
     """
     config = recipe(recipe_name) if recipe_name is not None else _recipe()
     config = dataclasses.replace(config, engine=engine)
-    for source in (settings_in(config_file, config.method), given):
+    of_file = settings_in(config_file, config.method)
+    # What a file says of the relation is said, whatever unit the flags give.
+    relation = {n: of_file[n] for n in ("relation",) if n in of_file}
+    for source in (of_file, relation | given):
         config = overridden(config, source)
     return config.validate()
 

@@ -9,10 +9,11 @@ other's answers. Equations that the docstrings cite:
     (3)  delta(epsilon) = sum_n P(n) delta_n(epsilon)               n is random
     (4)  n = sum_r a_r X_r,  X_r ~ Bernoulli(rate), independent     its law
 
-(2) is 0 for n = 0 and 1 without noise. It is computed upwards: what is returned is the
-exact value times at most 1 + 2e-11 + 2e-14 mu, for a delta of 1e-300 and more. (3) is exact against an adversary that sees n,
-and a bound against all others. In (4), a_r counts the attempts of round r, which all
-ask the same clients; with one attempt each, n ~ Binomial(T, rate).
+(2) is 0 for n = 0 and 1 without noise. It is rounded up: what is returned is at least
+the exact value, and at most that times 1 + 4e-11 + 4e-14 mu; for deltas of 1e-300 and
+more. (3) is exact against an adversary that sees n, and a bound against all others. In
+(4), a_r counts the attempts of round r, which all ask the same clients; with one
+attempt each, n ~ Binomial(T, rate).
 
 >>> round(epsilon_from_mu(1.0, 1e-5), 2)
 4.38

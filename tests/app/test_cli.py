@@ -292,7 +292,7 @@ def test_runs_on_the_same_clients_add_up(fedgs, trained, tmp_path):
     [
         (None, ".*: given twice; every run"),
         ({"data": "digits"}, "data = .*: other clients.*--same-clients"),
-        ({"partition": "iid"}, "partition = auto in .*, iid in"),
+        ({"partition": "iid"}, "partition = by-client in .*, iid in"),
         ({"privacy_unit": "record", "partition": "iid"}, "partition = "),
         ({"delta": 0.1}, "delta = .*: give --delta"),
     ],

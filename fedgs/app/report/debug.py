@@ -15,6 +15,7 @@ from fedgs.app.report.run import RunFacts, read_run
 from fedgs.diagnosis.diagnosis import ONE_OF
 from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.accountant import Statement
+from fedgs.privacy.rounding import upper
 
 VERDICTS = {
     "none": ("No bug of the kinds tested", "good"),
@@ -120,7 +121,7 @@ def glance_cards(debug: DebugFacts) -> list[Card]:
     counts = [f"{cohort}: {count} clients" for cohort, count in counts]
     clients = content.get("clients_per_group")
     facts = {
-        "privacy": f"{words.stated(row.epsilon)} at δ = {row.delta:g}, {worth} "
+        "privacy": f"{words.stated(row.epsilon)} at δ = {upper(row.delta, 6)}, {worth} "
         f"({row.adversary}, {row.relation})",
         "cohorts": "; ".join([*counts, str(content["source"])]),
         "generators": f"{content['groups']} for each cohort"
