@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import written
 from fedgs.privacy.accountant import in_short
@@ -32,7 +33,7 @@ def agreement(title: str, node: Node) -> str:
             f"{title} takes part in a run; what is agreed:",
             f"  method {config.method}, noise_multiplier {config.noise_multiplier:g}"
             f"{seeded}, clip_bound {config.clip_bound:g}, batch_size "
-            f"{config.batch_size}, {config.num_rounds} rounds",
+            f"{_largest_batch(config)}, {config.num_rounds} rounds",
             f"  unit: {_unit(node)}",
             *_stages(config),
             *_masks(node),
@@ -53,6 +54,10 @@ def _unit(node: Node) -> str:
         f"{unit}. Warning: the run's clients here ({len(node.hosted)}) are all of this "
         "client's data or shards of them, not persons; they are counted as one"
     )
+
+
+def _largest_batch(config: ResolvedConfig) -> int:
+    return max(alike.terms.batch_size for alike in rounds_alike(config))
 
 
 def _masks(node: Node) -> list[str]:
@@ -80,9 +85,11 @@ def _stages(config: ResolvedConfig) -> list[str]:
 
 def _costs(config: ResolvedConfig, limits: Limits) -> str:
     """Returns what all rounds cost whom the server asks in each, and what bounds it."""
-    rounds = (*range(1, config.num_stages + 1), 0)  # 0: of all rounds that follow
-    *stages, other = [limits.cost_of(config, config.terms(round)) for round in rounds]
-    epsilon = limits.epsilon_of(sum(stages) + (config.num_rounds - len(stages)) * other)
+    costs = [
+        alike.num_rounds * limits.cost_of(config, alike.terms)
+        for alike in rounds_alike(config)
+    ]
+    epsilon = limits.epsilon_of(sum(costs))
     limit = limits.client_epsilon  # all that bounds a server that goes back
     bound = "without a bound" if limit is None else f"up to client_epsilon = {limit:g}"
     return (

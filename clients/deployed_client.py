@@ -433,6 +433,8 @@ class HostedImages:
         self.client_records = dict(zip(hosted, data.client_records, strict=True))
         self.client_names = dict(zip(hosted, names, strict=True))
 
+    of = FederatedImages.of  # reads these four attributes and no others
+
 
 def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
     """Loads a node's data: exactly the clients that it hosts, in the data's order.

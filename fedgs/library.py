@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedgs.config.fields import Scalar
-from fedgs.config.recipes import DEFAULT, is_left_open, overridden
+from fedgs.config.recipes import DEFAULT, is_fitted, overridden
 from fedgs.config.recipes import recipe as named_recipe
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
@@ -65,9 +65,8 @@ def train(
         labels: shape (N,), integers from 0; or the name of a column. None: no labels.
         clients: shape (N,), the owner of each image, integers or strings; or the name
             of a column. None: `num_clients` shards.
-        recipe: the settings to start from, by name or as they are. None: `warm-start`,
-            fitted to the data, where `target_epsilon` and nothing of a method is
-            given, as `fedgs train` chooses; `full-participation` else.
+        recipe: the settings to start from, by name or as they are. None: the default
+            recipe, which is fitted to the data, as in `fedgs train`.
         progress: called with the public metrics of each round.
         stop: when set, the run checkpoints after the current round and returns.
         **settings: any setting of `RunConfig` over the recipe; the first ones to know:
@@ -85,8 +84,7 @@ def train(
     >>> rng = np.random.default_rng(0)
     >>> images = rng.integers(0, 256, (60, 16, 16), dtype=np.uint8)
     >>> labels, owners = np.arange(60) % 2, np.repeat(["ann", "bob", "eve"], 20)
-    >>> run = train(images, labels, owners, target_epsilon=10.0, num_rounds=2,
-    ...             generator_dim=4, discriminator_dim=4, warm_start_rounds=1,
+    >>> run = train(images, labels, owners, target_epsilon=10.0, recipe="moments",
     ...             background="dark", output=tempfile.mkdtemp() + "/run")
     >>> run.sample(5, labels=1).images.shape, run.epsilon() <= 10
     ((5, 1, 16, 16), True)
@@ -112,10 +110,9 @@ def planned(
         UserError: bad input.
     """
     given = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}
-    is_open = recipe is None and is_left_open(given)
-    if recipe is None:
-        recipe = DEFAULT if is_open else "full-participation"
+    recipe = recipe or DEFAULT
     config = named_recipe(recipe) if isinstance(recipe, str) else recipe
+    is_open = isinstance(recipe, str) and is_fitted(config)
     source: Source | None = None
     if images is not None:
         config = overridden(config, {"data": GIVEN, **given})

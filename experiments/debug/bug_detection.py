@@ -41,7 +41,7 @@ from fedgs.app.commands.select_clients import planted_counts, split_selectable
 from fedgs.app.commands.terminal import say
 from fedgs.app.commands.train import go_back, train_from_checkpoint
 from fedgs.cohorts.files import read_cohort
-from fedgs.config.recipes import CLASS_MEANS, configure, is_left_open
+from fedgs.config.recipes import CLASS_MEANS, configure
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data import sources
 from fedgs.data.cohort import keep_cohort
@@ -102,10 +102,9 @@ def from_flags(
         rule = {n: given.pop(n) for n in ("alpha", "min_effect") if n in given}
         reject({**given, **of_runs}, f"{why}, or leave out")
         return resume(output, suspects, rule)
-    if recipe is None:
-        is_open = config is None and is_left_open(settings)
-        recipe = CLASS_MEANS if is_open else "full-participation"
-    configured = configure(recipe, config, settings | planted(given), engine="flower")
+    configured = configure(
+        recipe or CLASS_MEANS, config, settings | planted(given), engine="flower"
+    )
     why = "fedgs debug sets it by --healthy and --suspicious; leave out"
     reject({"cohort": configured.cohort}, why)
     return debug(configured, request_given(given), suspects, dry_run)

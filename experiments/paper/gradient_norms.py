@@ -33,9 +33,9 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
 from fedgs.files import read_json_lines, write_atomically
-from fedgs.mechanism.sanitizer import clip
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from fedgs.methods.base import Hosted, Request
-from fedgs.methods.gs_wgan import METHOD
+from fedgs.round.answer import raw_answers
 from fedgs.round.local import LocalNodes, train_nodes
 from fedgs.round.messages import Release
 from fedgs.round.node import Node
@@ -87,9 +87,9 @@ class ProbedNode(Node):
         request = dataclasses.replace(request, trainees=())
         hosted = Hosted(self.data, self.hosted, self.node_id, self._discriminators)
         parts: list[Tensor] = []
-        for grads in METHOD.answer(config, hosted, request):
-            clipped = clip(grads, config.clip_bound).values
-            both = torch.stack([grads.values.double(), clipped])  # (2, n, B, C, k, k)
+        for grads in raw_answers(config, hosted, request):
+            clipped = clip(PerSampleGradients(grads), config.clip_bound).values
+            both = torch.stack([grads.double(), clipped])  # (2, n, B, C, k, k)
             parts.append(both.flatten(3).norm(dim=3).flatten(1).cpu())
         return torch.cat(parts, dim=1)
 

@@ -24,11 +24,10 @@ from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
 from fedgs.mechanism.integers import real_values
 from fedgs.mechanism.masks import MaskedSum
-from fedgs.mechanism.sanitizer import clip, from_dct
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip, from_dct
 from fedgs.methods.base import Hosted, Request
-from fedgs.methods.gs_wgan import METHOD
 from fedgs.methods.schedule import clients_of, select
-from fedgs.round.answer import answer_of
+from fedgs.round.answer import answer_of, raw_answers
 from fedgs.round.local import LocalNodes
 from fedgs.round.messages import Release
 from fedgs.shapes import PerSampleGrads
@@ -179,8 +178,9 @@ class CanaryNodes(LocalNodes):
         # Again, without training: a query changes no bit of a discriminator.
         request = dataclasses.replace(request, participants=others, trainees=())
         total = torch.zeros(config.release_shape[1:], dtype=torch.float64)
-        for grads in METHOD.answer(config, hosted, request):
-            total += clip(grads, config.clip_bound).values.sum((0, 1)).cpu()
+        for grads in raw_answers(config, hosted, request):
+            clipped = clip(PerSampleGradients(grads), config.clip_bound)
+            total += clipped.values.sum((0, 1)).cpu()
         return total
 
     def _watch(

@@ -35,10 +35,10 @@ from fedgs.audit import bounds
 from fedgs.audit.bounds import ErrorRates, Scores
 from fedgs.audit.canaries import INSIDE, LENGTH, OUTSIDE
 from fedgs.audit.finding import CONFIDENCE, Finding
+from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.mechanism.integers import real_values
-from fedgs.mechanism.sanitizer import PerSampleGradients
 from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.gaussian import epsilon_from_mu, fixed_law
@@ -83,7 +83,7 @@ def weakest_rounds(config: ResolvedConfig, events: Sequence[Event]) -> dict[str,
         config: of the run.
         events: of its ledger; none: of all rounds as they are planned.
     """
-    planned = range(1, min(config.num_stages + 1, config.num_rounds) + 1)
+    planned = [alike.first for alike in rounds_alike(config)]
     events = events or [new_event(config, round, EVERYONE, 1) for round in planned]
     by_cost = sorted(events, key=lambda event: costs_of(event, 0))
     # The last one of a kind has the highest cost.
@@ -106,7 +106,7 @@ def recorded_plan(config: ResolvedConfig, events: Sequence[Event]) -> Plan:
     event = max(events, key=lambda event: costs_of(event, 0))
     return dataclasses.replace(
         plan,
-        stages=None,
+        releases=(),
         noise_multiplier=event.noise_multiplier,
         clip_bound=event.clip_bound,
         batch_size=event.batch_size,
@@ -344,9 +344,8 @@ def _node_scores(
         grads = torch.cat([grads, torch.full_like(grads, -LENGTH * terms.clip_bound)])
     # Noise is equal in all coordinates, so each sample has one; never seeded here.
     unseeded = dataclasses.replace(config, noise_seed=None)
-    trials = [PerSampleGradients(grads)]
-    of_one = dataclasses.replace(terms, shape=(terms.batch_size, 1, 1, 1))
-    found = release(unseeded, of_one, trials, 1, node_id, len(grads))
+    of_one = dataclasses.replace(terms, shape=(grads.shape[1], 1, 1, 1))
+    found = release(unseeded, of_one, [grads], 1, node_id, len(grads))
     if found is None:
         raise RuntimeError("a node that was asked released nothing")
     return real_values(found).numpy().reshape(len(signs), -1).sum(1)

@@ -176,8 +176,9 @@ class VoteTraining(NetworkTrainer[AnySettings]):
         config = replace(self.config, seed=self.seed, **one_step)
         teachers: Any = self.teachers
         for chunk in teachers.chunks(range(len(teachers))):
-            where = (chunk.tolist(), "teacher-batch", index, labels.cpu().numpy())
-            draws = Draws(config, self.data, *where)
+            owners = [self.data.of(client) for client in chunk.tolist()]
+            own_labels = labels.cpu().numpy()
+            draws = Draws(config, owners, "teacher-batch", index, own_labels)
             train_discriminators(config, teachers, chunk, draws, images, labels)
 
     def ask(

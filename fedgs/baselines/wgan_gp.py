@@ -59,6 +59,7 @@ class Wgan(NetworkTrainer[Settings]):
         """Builds the networks."""
         settings, self.num_steps = self.settings, self.settings.steps
         self.data = pooled(self.data)
+        self.everything = [self.data.of(0)]
         self.config = config = dataclasses.replace(
             self.config,
             discriminator_steps=settings.discriminator_steps,
@@ -81,8 +82,9 @@ class Wgan(NetworkTrainer[Settings]):
         fakes, labels = self.fakes(rng, self.config.discriminator_steps * size)
         z, asked = self.latents(rng, size)
         images = self.net(z, asked)
-        drawn = (self.data, (0,), "wgan-gp", index, labels.cpu().numpy())
-        draws, stack = Draws(self.config, *drawn), self.discriminator
+        labels_drawn = labels.cpu().numpy()
+        draws = Draws(self.config, self.everything, "wgan-gp", index, labels_drawn)
+        stack = self.discriminator
         only = torch.zeros(1, dtype=torch.int64, device=self.config.device)
         train_discriminators(self.config, stack, only, draws, fakes, labels)
         grads = stack.query(only, images.detach(), asked)[0]

@@ -15,7 +15,9 @@ from fedgs.config.fields import Problem, refuse, shortened
 from fedgs.config.integers import why_too_coarse
 from fedgs.config.placement import read_sizes
 from fedgs.config.plugins import GS_WGAN
+from fedgs.config.rounds import rounds_alike
 from fedgs.config.settings import Settings
+from fedgs.config.stages import Terms
 
 FEMNIST_CLASSES = ("all", "merged", "digits", "letters", "merged-letters")
 NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"  # also a file's name: of its key
@@ -194,14 +196,17 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
         yield "secure_aggregation", f"{why}; {remedy}"
     if config.noise_multiplier is None:
         return
-    if config.method != GS_WGAN and config.num_classes is None:
-        return
-    known = config.num_stages if config.num_classes else 0
-    for round in (*range(1, known + 1), config.num_stages + 1):
-        terms = config.terms(round)
+    for terms in _known_terms(config):
         asked = (config.units(terms), math.prod(terms.shape[1:]))
         if why := why_too_coarse(terms.noise_multiplier, *asked):
             yield "secure_aggregation", why
+
+
+def _known_terms(config: Settings) -> list[Terms]:
+    """Returns the terms of all rounds; without classes those that have none of them."""
+    if config.num_classes is not None:
+        return [alike.terms for alike in rounds_alike(config)]
+    return [config.terms(config.num_stages + 1)] if config.method == GS_WGAN else []
 
 
 def same_source_problems(config: Settings) -> Iterator[Problem]:

@@ -10,11 +10,12 @@ import dataclasses
 import itertools
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedgs.config.fields import Problem, refuse
 from fedgs.config.method_settings import settings_of
 from fedgs.config.plugins import GS_WGAN, METHODS, load
 from fedgs.config.run_config import RunConfig, check_names
@@ -23,7 +24,7 @@ from fedgs.config.settings import (
     REFERENCE_NUM_CLIENTS,
     REFERENCE_NUM_ROUNDS,
 )
-from fedgs.config.stages import written
+from fedgs.config.stages import read_stages, written
 from fedgs.errors import UserError, wrap_error
 
 # Every client in every round.
@@ -174,11 +175,9 @@ def demo() -> RunConfig:
     return dataclasses.replace(gs_wgan(), **smaller)
 
 
-CLASS_MEANS, DEFAULT = "class-means", "warm-start"
-# What `fedgs train` without a recipe leaves to the user, and what decides a method.
-OF_MOMENTS = {"moment_size", "latent_dim"}
-OF_METHOD = {"client_selection", "clients_per_round", "noise_multiplier"}
-OF_METHOD |= {"clip_bound", "amplification"}
+CLASS_MEANS = "class-means"
+DEFAULT = "warm-start"
+WITH_ROUNDS = "gs-wgan"
 HELD_OUT = 0.1  # of every owner's images, where the data have no test split
 # Least `signal_of`, and what it pays for: the side of the low frequencies, and the axes
 # along which parts of classes are measured; 0: no parts, whose moments would have more
@@ -193,17 +192,12 @@ LEAST_FOR_FEATURES = 200
 REFINED_SIDE = (500, 10)
 
 
-def is_left_open(given: Mapping[str, Any]) -> bool:
-    """Tells whether settings have a target epsilon, and nothing of a method.
+def is_fitted(config: RunConfig) -> bool:
+    """Tells whether a run's moments are to be fitted to its clients and its noise.
 
-    >>> is_left_open({"target_epsilon": 10.0, "data": "digits"})
-    True
-    >>> is_left_open({"target_epsilon": 10.0, "num_rounds": 500})
-    False
+    The default recipe is, whether it was named or not.
     """
-    specs = settings_of("Training", "GS-WGAN", "Model")
-    chosen = ({spec.name for spec in specs} | OF_METHOD) & given.keys()
-    return "target_epsilon" in given and chosen <= OF_MOMENTS
+    return config.recipe == DEFAULT
 
 
 def moments_for(config: RunConfig) -> dict[str, Any]:
@@ -271,10 +265,23 @@ def recipe(name: str) -> RunConfig:
         UserError: unknown name, or a place that is not trusted.
     """
     if ":" in name or (name in METHODS and name not in RECIPES):
-        return of_method(name)
+        return dataclasses.replace(of_method(name), recipe=name)
     if name not in RECIPES:
         raise UserError(f"recipe = {name!r}: give --recipe one of {', '.join(RECIPES)}")
-    return RECIPES[name]()
+    return dataclasses.replace(RECIPES[name](), recipe=name)
+
+
+def described(config: RunConfig) -> str:
+    """Returns the recipe of a run and its phases, in words: its first line."""
+    phases: list[str] = []
+    if config.num_stages:
+        kinds = ", ".join(stage.kind for stage in config.stage_list)
+        phases.append(f"{config.num_stages} releases of all clients ({kinds})")
+    if rounds := config.num_rounds - config.num_stages:
+        clients = config.num_clients or "the data's"
+        who = "all" if config.client_selection == "all" else config.clients_per_round
+        phases.append(f"{rounds} rounds of {config.method}, {who} of {clients} clients")
+    return f"recipe {config.recipe or config.method}: {', then '.join(phases)}"
 
 
 def overridden(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
@@ -299,7 +306,34 @@ def overridden(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         unset["clients_per_round"] = ""
     if settings.get("privacy_unit") == "record":
         unset["relation"] = "replace-one"  # a recipe's may be zero-out
-    return RunConfig.from_flat(unset | dict(settings), config)
+    if "stages" in settings and _has_releases_alone(config):
+        unset["num_rounds"] = len(read_stages(str(settings["stages"]) or None)) or 1
+    made = RunConfig.from_flat(unset | dict(settings), config)
+    if _has_releases_alone(config):
+        refuse(made, _exchanged(made, settings))
+    return made
+
+
+def _has_releases_alone(config: RunConfig) -> bool:
+    """Tells whether a run has no rounds beside the releases that it begins with."""
+    return config.num_rounds == config.num_stages > 0
+
+
+def _exchanged(config: RunConfig, given: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields settings of rounds with discriminators, of a recipe that has none.
+
+    A setting changes a recipe; it never exchanges its algorithm in silence.
+    """
+    why = f"the recipe {config.recipe} has no rounds with discriminators"
+    remedy = f"leave it out, or give --recipe {WITH_ROUNDS}, which has them"
+    if "num_rounds" in given and config.num_rounds != config.num_stages:
+        count = f"has {config.num_stages} releases, and"
+        yield "num_rounds", f"{why.replace('has', count, 1)}; {remedy}"
+    own = {spec.name for spec in settings_of("GS-WGAN")} - {"stages"}
+    own |= {"discriminator_dim", "spectral_norm", "discriminator_learning_rate"}
+    own |= {"discriminator_steps", "discriminator_batch_size"}
+    for name in sorted(own & {n for n, value in given.items() if value != ""}):
+        yield name, f"{why}; {remedy}"
 
 
 def configure(
@@ -311,7 +345,7 @@ def configure(
     """Builds a configuration: the recipe, then the TOML file, then the flags.
 
     Args:
-        recipe_name: of the recipe; None starts from the defaults.
+        recipe_name: of the recipe; None is the default one, whatever else is given.
         config_file: TOML file of settings over it.
         given: settings over both.
         engine: unless the file or `given` say another one.
@@ -319,7 +353,7 @@ def configure(
     Raises:
         UserError: an unknown recipe, setting or value, or an unreadable file.
     """
-    config = recipe(recipe_name) if recipe_name is not None else _recipe()
+    config = recipe(recipe_name or DEFAULT)
     config = dataclasses.replace(config, engine=engine)
     of_file = settings_in(config_file, config.method)
     # What a file says of the relation is said, whatever unit the flags give.

@@ -296,6 +296,7 @@ class Settings:
     )
 
     # Set by recipes or commands, and never by people
+    recipe: str = entry("", traits=("free",))  # whose name a run is told by
     method: str = entry(GS_WGAN)  # a name of `METHODS`, or module:object
     nodes: str | None = entry(None)  # names of a deployment's, in their clients' order
     checkpoint_every: int | None = entry(None, traits=("free",), at_least=1)  # rounds

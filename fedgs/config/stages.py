@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from fedgs.config.fields import shortened
+from fedgs.config.fields import coerce_fields, entry, shortened
 from fedgs.errors import UserError, wrap_error
 
 # Of an image in each network of a stage: the feature that its number is released by. No
@@ -93,10 +93,19 @@ class Terms:
             one embedding by network, class and feature, or one update as a row.
     """
 
-    release: str
-    noise_multiplier: float
-    clip_bound: float
-    shape: tuple[int, int, int, int]
+    release: str = entry(choices=("gradient", "embedding", "update"))
+    noise_multiplier: float = entry(at_least=0)
+    clip_bound: float = entry(above=0)
+    shape: tuple[int, int, int, int] = entry()
+
+    def __post_init__(self) -> None:
+        """Refuses terms that bound nothing, whichever method they are of."""
+        coerce_fields(self)
+        sides = self.shape
+        is_whole = all(type(side) is int and side > 0 for side in sides)
+        if type(sides) is not tuple or len(sides) != 4 or not is_whole:
+            remedy = "give (B, channels, rows, columns), whole numbers above 0"
+            raise UserError(f"terms: shape = {sides!r}: {remedy}")
 
     @property
     def batch_size(self) -> int:

@@ -11,6 +11,25 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)
+class ClientImages:
+    """The labelled images of one client, and of nobody else.
+
+    Privacy: reads private data; output private. Number and name are public.
+
+    Attributes:
+        number: the client's index among all of them, from 0.
+        name: its public name.
+        images: shape (n, channel, height, width), uint8, 0 = background.
+        labels: shape (n,), int64.
+    """
+
+    number: int
+    name: str
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
 class FederatedImages:
     """Labelled images and the client that each of them belongs to.
 
@@ -87,8 +106,24 @@ class FederatedImages:
             Images, shape (n, channel, height, width), float32 in [0, 1], and labels,
             shape (n,), int64.
         """
+        own = self.of(client_id)
+        return to_float(own.images), own.labels
+
+    def of(self, client_id: int) -> ClientImages:
+        """Returns copies of one client's images and labels, as they are stored.
+
+        Privacy: reads private data; output private.
+
+        Args:
+            client_id: in [0, num_clients).
+        """
         records = self.client_records[client_id]
-        return to_float(self.images[records]), self.labels[records]
+        return ClientImages(
+            number=client_id,
+            name=self.client_names[client_id],
+            images=self.images[records],
+            labels=self.labels[records],
+        )
 
 
 def to_float(images: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.federated import FederatedImages
+from fedgs.data.federated import ClientImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels, Positions
@@ -31,15 +31,14 @@ class Draws:
 
     Args:
         config: the resolved configuration.
-        data: all data that the node can see.
-        clients: the clients, in order.
+        clients: the clients with their own images, in order.
         purpose: of the stream; the warm start and the rounds draw differently.
         round: the round, or the round of the warm start.
         fake_labels: labels (F,) of the one set of fakes, or None for fresh batches.
 
     Attributes:
         round: as given.
-        records: (n, n_dis, b) record numbers.
+        records: (n, n_dis, b) positions among the client's own images.
         fakes: (n, n_dis, b) positions in the set of fakes.
         mix: (n, n_dis, b) weights of the gradient penalty, float32 in [0, 1).
 
@@ -50,26 +49,25 @@ class Draws:
     def __init__(
         self,
         config: ResolvedConfig,
-        data: FederatedImages,
-        clients: Sequence[int],
+        clients: Sequence[ClientImages],
         purpose: str,
         round: int,
         fake_labels: Indices | None,
     ) -> None:
         """Draws everything at once."""
-        self.data, self.round = data, round
+        self.clients = clients
+        self.round = round
         shape = (config.discriminator_steps, config.discriminator_batch_size)
         records, fakes, mix = [], [], []
         for client in clients:
-            rng = stream(config.seed, purpose, client, round)
-            own = data.client_records[client]
+            rng = stream(config.seed, purpose, client.number, round)
             # Another order of these draws would move every trajectory.
-            records.append(own[rng.integers(len(own), size=shape)])
+            records.append(rng.integers(len(client.labels), size=shape))
             mix.append(rng.random(shape, dtype=np.float32))
             if fake_labels is None:
                 fakes.append(np.arange(shape[0] * shape[1]).reshape(shape))
             else:
-                wanted = data.labels[records[-1]]
+                wanted = client.labels[records[-1]]
                 fakes.append(draw_matching(rng, wanted, fake_labels))
         self.records, self.fakes, self.mix = map(np.stack, (records, fakes, mix))
 
@@ -78,8 +76,11 @@ class Draws:
 
         Privacy: reads private data; output private.
         """
-        records = self.records[:, step]
-        return self.data.images[records], self.data.labels[records]
+        images, labels = [], []
+        for client, records in zip(self.clients, self.records[:, step], strict=True):
+            images.append(client.images[records])
+            labels.append(client.labels[records])
+        return np.stack(images), np.stack(labels)
 
 
 def draw_matching(

@@ -10,6 +10,7 @@ Memory: the state is 3x the parameters (two moments). A call adds the gradients 
 activations of one chunk, that is at most CHUNK_SIZE / n of the state plus activations.
 """
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -239,6 +240,22 @@ class Discriminators(ModuleStack):
                 the same of fakes, and the weights of the mixes (n, b) in [0, 1).
         """
         self.step(discriminator_loss, indices, *batches)
+
+    def only(self, index: int) -> "Discriminators":
+        """Returns a stack of one client's discriminator; it shares memory with this.
+
+        Privacy: reads private data; output private.
+        """
+        alone = copy.copy(self)
+        one = slice(index, index + 1)
+        alone.params = {name: value[one] for name, value in self.params.items()}
+        alone.buffers = {name: value[one] for name, value in self.buffers.items()}
+        alone.moments = tuple(
+            {name: value[one] for name, value in moment.items()}
+            for moment in self.moments
+        )
+        alone.steps = self.steps[one]
+        return alone
 
     def query(
         self, indices: Positions, images: Images, labels: Labels

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgs.config.run_config import GsWganConfig
-from fedgs.data.federated import FederatedImages
+from fedgs.data.federated import ClientImages, FederatedImages
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators, ModuleStack
 from fedgs.gan.models import ADAM_BETAS, build_generator, sample_labels, sample_latents
@@ -44,27 +44,26 @@ def warm_start(
             CPU, when `config.warm_start` is public.
     """
     for chunk in discriminators.chunks(range(len(hosted))):
-        clients = [hosted[index] for index in chunk.tolist()]
+        clients = [data.of(hosted[index]) for index in chunk.tolist()]
         if public is None:
-            _against_own_generators(config, discriminators, data, clients, chunk)
+            _against_own_generators(config, discriminators, clients, chunk)
             continue
         images, labels = (tensor.to(config.device) for tensor in public)
         for warm_round in range(1, config.warm_start_rounds + 1):
-            draws = Draws(config, data, clients, PURPOSE, warm_round, public[1].numpy())
+            draws = Draws(config, clients, PURPOSE, warm_round, public[1].numpy())
             train_discriminators(config, discriminators, chunk, draws, images, labels)
 
 
 def _against_own_generators(
     config: GsWganConfig,
     discriminators: Discriminators,
-    data: FederatedImages,
-    clients: Sequence[int],
+    clients: Sequence[ClientImages],
     chunk: Positions,
 ) -> None:
-    own = LocalGenerators(config, clients)
+    own = LocalGenerators(config, [client.number for client in clients])
     for warm_round in range(1, config.warm_start_rounds + 1):
         fakes, labels = own.draw(warm_round)
-        draws = Draws(config, data, clients, PURPOSE, warm_round, None)
+        draws = Draws(config, clients, PURPOSE, warm_round, None)
         train_discriminators(config, discriminators, chunk, draws, fakes, labels)
         own.step(discriminators, chunk, warm_round)
 

@@ -107,7 +107,7 @@ def clip(grads: PerSampleGradients, clip_bound: float) -> ClippedGradients:
         clip_bound: C > 0 in units of the gradient norm.
 
     Raises:
-        ValueError: clip_bound is not positive and finite.
+        ValueError: clip_bound is not positive and finite, or there are not 5 axes.
 
     Source: GS-WGAN, Definition 3.3 (clipping per fake).
 
@@ -117,6 +117,9 @@ def clip(grads: PerSampleGradients, clip_bound: float) -> ClippedGradients:
     """
     if not (clip_bound > 0 and math.isfinite(clip_bound)):
         raise ValueError(f"clip_bound = {clip_bound}: give a positive finite number")
+    # With another number of axes, norms would be of other things than samples.
+    if grads.values.dim() != 5:
+        raise ValueError(f"{grads.values.dim()} axes: gradients have 5 axes")
     # float64: a float32 norm overflows for finite gradients beyond 1e19.
     values = grads.values.double()
     norms = values.flatten(2).norm(dim=2)

@@ -3,15 +3,19 @@
     server                                        node, for its clients
     state                                           (prepare: before the first round)
     begin ---------- named tensors ------------>  check
-                                                  answer: per-sample gradients, PRIVATE
-                                                  *clip to C, sum, add noise once*
+                                                  train, then answer, each client
+                                                    alone: gradients, PRIVATE
+                                                  *check, clip, sum, add noise once*
     finish <-------- their sanitized sum -------
     settle           (repeatable work on it)
 
 The frame (`fedgs.round`) does all the rest, once for every method: the ledger has
 a round's event before its request is sent; limits, counts, budget, masks, checkpoints,
-resume, samples. *Whatever `answer` yields, the frame clips, sums and noises*
-(`fedgs.round.answer`), so the guarantee of a method is that of its `terms`.
+resume, samples. The frame asks a method client by client, with that client's
+data alone. *Whatever `answer` returns, the frame checks its shape, clips, sums and
+noises* (`fedgs.round.answer`), so the guarantee of a method is that of its `terms`, as
+long as it keeps nothing of one client for the next one: a condition that no frame can
+see, and that `fedgs audit` tests.
 
 Whatever a method draws at random comes from `fedgs.randomness.stream`, so that a
 resumed run has the same bits.
@@ -20,7 +24,7 @@ resumed run has the same bits.
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -35,14 +39,13 @@ from fedgs.config.method_settings import NetworkSettings
 from fedgs.config.placement import Placement
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
-from fedgs.data.federated import FederatedImages, to_float
+from fedgs.data.federated import ClientImages, FederatedImages, to_float
 from fedgs.errors import UserError
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.features import StageRelease
 from fedgs.gan.models import Generator
 from fedgs.gan.moments import Model
 from fedgs.mechanism.masks import Attempt
-from fedgs.mechanism.sanitizer import PerSampleGradients
 from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -172,8 +175,32 @@ class State:
         return cast(Generator, self.parts["ema"])
 
 
+@dataclass(frozen=True, eq=False)
+class OneClient(ClientImages):
+    """One client as a method sees it: its own images, and nothing of any other client.
+
+    Privacy: reads private data; output private.
+
+    Attributes:
+        discriminators: a stack that holds its discriminator; None where a method has
+            none. A method that is not of fedgs gets a stack of this one alone.
+        position: the place of its discriminator in that stack.
+    """
+
+    discriminators: Discriminators | None = None
+    position: int = 0
+
+    def tensors(self, device: str) -> tuple[Images, Labels]:
+        """Returns the images (n, C, S, S), float32 in [0, 1], and labels (n,).
+
+        Privacy: reads private data; output private.
+        """
+        images = torch.from_numpy(to_float(self.images)).to(device)
+        return images, torch.from_numpy(self.labels).to(device)
+
+
 class Hosted(NamedTuple):
-    """What a node answers with.
+    """What a node answers with; the frame hands a method one client of it at a time.
 
     Attributes:
         data: all data that the node can see.
@@ -187,14 +214,23 @@ class Hosted(NamedTuple):
     node_id: int
     discriminators: Discriminators | None = None
 
-    def images_of(self, client: int, device: str) -> tuple[Images, Labels]:
-        """Returns a client's images (n, C, S, S), float32 in [0, 1], and labels (n,).
+    def only(self, client: int, is_alone: bool) -> OneClient:
+        """Returns one of the hosted clients, with its own data.
 
         Privacy: reads private data; output private.
+
+        Args:
+            client: its number.
+            is_alone: its discriminator is in a stack of its own, which shares memory
+                with the node's.
         """
-        records = self.data.client_records[client]
-        images = torch.from_numpy(to_float(self.data.images[records])).to(device)
-        return images, torch.from_numpy(self.data.labels[records]).to(device)
+        position = self.clients.index(client)
+        nets = self.discriminators
+        if nets is not None and is_alone:
+            nets = nets.only(position)
+            position = 0
+        own = self.data.of(client)
+        return OneClient(own.number, own.name, own.images, own.labels, nets, position)
 
 
 class Released(NamedTuple):
@@ -272,16 +308,44 @@ class Method(ABC, Generic[ConfigT]):
             UserError: the text quotes nothing of the request.
         """
 
-    @abstractmethod
-    def answer(
-        self, config: ConfigT, hosted: Hosted, request: Request
-    ) -> Iterator[PerSampleGradients]:
-        """Yields what participants answer, (n, B, ...) for n of them, in their order.
+    def train(
+        self, config: ConfigT, clients: Sequence[OneClient], request: Request
+    ) -> None:
+        """Trains discriminators in place, before anybody answers; by itself nothing.
 
-        Each once, or the frame refuses; nothing where none of the node's takes part.
+        Privacy: reads private data; output private.
+
+        Args:
+            config: the resolved configuration.
+            clients: at most `stack_size` trainees; one, if the method is not of fedgs.
+            request: of the server.
+        """
+
+    @abstractmethod
+    def answer(self, config: ConfigT, client: OneClient, request: Request) -> Tensor:
+        """Returns what one client answers; its shape is that of the round's terms.
+
+        A function of the arguments alone: what it kept of one client and used for
+        another one would be charged to nobody.
 
         Privacy: reads private data; output private. The frame sanitizes it.
         """
+
+    def answer_stacked(
+        self, config: ConfigT, clients: Sequence[OneClient], request: Request
+    ) -> Tensor:
+        """Returns what several clients answer, a row (B, ...) for each, in their order.
+
+        Only a method of fedgs is asked so, where a test compares every row with
+        `answer`: whose data a row is made of cannot be seen from outside.
+
+        Privacy: reads private data; output private. The frame sanitizes it.
+        """
+        return torch.stack([self.answer(config, one, request) for one in clients])
+
+    def stack_size(self, config: ConfigT) -> int:
+        """Returns how many clients `train` and `answer_stacked` get at most."""
+        return 1
 
     @abstractmethod
     def finish(

@@ -22,13 +22,14 @@ ICLR 2018, with flat clipping; the network is that of `fedgs.cohorts.classifier`
 
 import math
 import random
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import load
+from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedgs.cohorts import classifier
@@ -36,10 +37,16 @@ from fedgs.cohorts.selection import Selection, membership, randomise
 from fedgs.cohorts.selection_settings import MEMBERSHIP_EPSILON
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
-from fedgs.data.federated import FederatedImages
-from fedgs.mechanism.sanitizer import PerSampleGradients
-from fedgs.methods.base import Declared, Hosted, Method, Released, Request, State, asked
-from fedgs.methods.schedule import clients_of
+from fedgs.data.federated import ClientImages, FederatedImages, to_float
+from fedgs.methods.base import (
+    Declared,
+    Method,
+    OneClient,
+    Released,
+    Request,
+    State,
+    asked,
+)
 from fedgs.randomness import stream
 
 
@@ -70,20 +77,19 @@ class CohortClassifier(Method[ResolvedConfig]):
         return asked(config, state, state.generator.state_dict()), None
 
     def answer(
-        self, config: ResolvedConfig, hosted: Hosted, request: Request
-    ) -> Iterator[PerSampleGradients]:
-        """Yields each client's update: one sample, clipped as a whole.
+        self, config: ResolvedConfig, client: OneClient, request: Request
+    ) -> Tensor:
+        """Returns the client's update: one sample, clipped as a whole.
 
         Privacy: reads private data; output private.
         """
-        for client in clients_of(request.participants, hosted.clients):
-            model = classifier.with_weights(config, request.tensors)
-            before = parameters_to_vector(model.parameters()).detach()
-            own = images_of(config, hosted.data, client, is_held_out=False)
-            rng = stream(config.seed, "cohorts/batches", client, request.round)
-            classifier.train(model, *own, rng)
-            update = parameters_to_vector(model.parameters()).detach() - before
-            yield PerSampleGradients(update[None, None, None, None])
+        model = classifier.with_weights(config, request.tensors)
+        before = parameters_to_vector(model.parameters()).detach()
+        images, labels = images_of(config, client, is_held_out=False)
+        rng = stream(config.seed, "cohorts/batches", client.number, request.round)
+        classifier.train(model, images, labels, rng)
+        update = parameters_to_vector(model.parameters()).detach() - before
+        return update[None, None, None]
 
     def finish(
         self, config: ResolvedConfig, state: State, pending: None, released: Released
@@ -141,7 +147,8 @@ class Members:
             if "cohort" in own:
                 raise ValueError("a client that stated its cohort measures no more")
             model = classifier.with_weights(self.config, load(asked["weights"]))
-            held_out = images_of(self.config, self.data, client, is_held_out=True)
+            images = self.data.of(client)
+            held_out = images_of(self.config, images, is_held_out=True)
             own["accuracy"] = classifier.accuracy(model, *held_out)
             return {}
         accuracy = own["accuracy"]
@@ -163,13 +170,13 @@ class Members:
 
 
 def images_of(
-    config: ResolvedConfig, data: FederatedImages, client: int, is_held_out: bool
+    config: ResolvedConfig, client: ClientImages, is_held_out: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Returns the images that a client evaluates itself on, or all others, with labels.
 
     Privacy: reads private data; output private.
     """
-    images, labels = data.client(client)
-    name = data.client_names[client]
-    own = classifier.is_held_out(config.seed, name, len(labels)) == is_held_out
-    return images[own], labels[own]
+    count = len(client.labels)
+    held_out = classifier.is_held_out(config.seed, client.name, count)
+    chosen = held_out == is_held_out
+    return to_float(client.images[chosen]), client.labels[chosen]

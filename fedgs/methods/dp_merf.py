@@ -13,7 +13,7 @@ https://github.com/frhrdr/dp-merf.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import cast
 
@@ -25,9 +25,15 @@ from torch import Tensor, nn
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.gan.models import build_generator, sample_latents
-from fedgs.mechanism.sanitizer import PerSampleGradients
-from fedgs.methods.base import Declared, Hosted, Method, Released, Request, State, asked
-from fedgs.methods.schedule import clients_of
+from fedgs.methods.base import (
+    Declared,
+    Method,
+    OneClient,
+    Released,
+    Request,
+    State,
+    asked,
+)
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels
 
@@ -104,21 +110,20 @@ class DPMerf(Method[ResolvedConfig]):
         return asked(config, state, {}), None
 
     def answer(
-        self, config: ResolvedConfig, hosted: Hosted, request: Request
-    ) -> Iterator[PerSampleGradients]:
-        """Yields each client's mean embedding: one sample of one client.
+        self, config: ResolvedConfig, client: OneClient, request: Request
+    ) -> Tensor:
+        """Returns the client's mean embedding: one sample.
 
         Privacy: reads private data; output private.
         """
         embedding = _embedding(config)
-        for client in clients_of(request.participants, hosted.clients):
-            images, labels = hosted.images_of(client, config.device)
-            parts = [
-                embedding.sum(images[rows].flatten(1), labels[rows])
-                for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE)
-            ]
-            mean = torch.stack(parts).sum(0) / len(labels)
-            yield PerSampleGradients(mean[None, None, None])
+        images, labels = client.tensors(config.device)
+        parts = [
+            embedding.sum(images[rows].flatten(1), labels[rows])
+            for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE)
+        ]
+        mean = torch.stack(parts).sum(0) / len(labels)
+        return mean[None, None]
 
     def finish(
         self, config: ResolvedConfig, state: State, pending: None, released: Released

@@ -36,9 +36,8 @@ from fedgs.config.fields import Problem
 from fedgs.config.method_settings import NetworkSettings
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
-from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
-from fedgs.gan.discriminators import CHUNK_SIZE
+from fedgs.gan import discriminators
 from fedgs.gan.losses import discriminator_loss
 from fedgs.gan.models import (
     advance_in_place,
@@ -48,9 +47,15 @@ from fedgs.gan.models import (
     sample_latents,
     update_ema,
 )
-from fedgs.mechanism.sanitizer import PerSampleGradients
-from fedgs.methods.base import Declared, Hosted, Method, Released, Request, State, asked
-from fedgs.methods.schedule import clients_of
+from fedgs.methods.base import (
+    Declared,
+    Method,
+    OneClient,
+    Released,
+    Request,
+    State,
+    asked,
+)
 from fedgs.randomness import stream
 from fedgs.shapes import TensorDict
 
@@ -123,15 +128,26 @@ class FedAvgGan(Method[ResolvedConfig]):
             raise UserError("request that is no round of Fed-Avg GAN: refused")
 
     def answer(
-        self, config: ResolvedConfig, hosted: Hosted, request: Request
-    ) -> Iterator[PerSampleGradients]:
-        """Yields the updates of chunks of clients: one sample, clipped as a whole.
+        self, config: ResolvedConfig, client: OneClient, request: Request
+    ) -> Tensor:
+        """Returns the client's update: one sample, clipped as a whole.
 
         Privacy: reads private data; output private.
         """
-        clients = clients_of(request.participants, hosted.clients)
-        for updates in client_updates(config, hosted.data, request, clients):
-            yield PerSampleGradients(updates[:, None, None, None])
+        return self.answer_stacked(config, [client], request)[0]
+
+    def answer_stacked(
+        self, config: ResolvedConfig, clients: Sequence[OneClient], request: Request
+    ) -> Tensor:
+        """Returns the updates of several clients, each of its own copy.
+
+        Privacy: reads private data; output private.
+        """
+        return client_updates(config, clients, request)[:, None, None, None]
+
+    def stack_size(self, config: ResolvedConfig) -> int:
+        """Returns how many copies train in one batched call."""
+        return discriminators.CHUNK_SIZE if config.stacked else 1
 
     def finish(
         self, config: ResolvedConfig, state: State, pending: None, released: Released
@@ -183,12 +199,9 @@ def _network(state: State, name: str) -> nn.Module:
 
 
 def client_updates(
-    config: ResolvedConfig,
-    data: FederatedImages,
-    request: Request,
-    clients: Sequence[int],
-) -> Iterator[Tensor]:
-    """Yields the updates (n, weights) of chunks of clients, in order.
+    config: ResolvedConfig, clients: Sequence[OneClient], request: Request
+) -> Tensor:
+    """Returns the updates of clients, shape (n, weights), in their order.
 
     Privacy: reads private data; output private.
     """
@@ -204,25 +217,14 @@ def client_updates(
     def update(*batches: Tensor) -> Tensor:
         return _trained(config, template, start, *batches)
 
-    size = CHUNK_SIZE if config.stacked else 1
-    for first in range(0, len(clients), size):
-        drawn = [
-            _draw(config, data, generator, client, request.round)
-            for client in clients[first : first + size]
-        ]
-        batches = [torch.stack(values) for values in zip(*drawn, strict=True)]
-        if config.stacked:
-            yield vmap(update)(*batches)
-        else:
-            yield update(*(values[0] for values in batches))[None]
+    drawn = [_draw(config, generator, client, request.round) for client in clients]
+    if not config.stacked:
+        return torch.stack([update(*batches) for batches in drawn])
+    return vmap(update)(*[torch.stack(values) for values in zip(*drawn, strict=True)])
 
 
 def _draw(
-    config: ResolvedConfig,
-    data: FederatedImages,
-    generator: nn.Module,
-    client: int,
-    round: int,
+    config: ResolvedConfig, generator: nn.Module, client: OneClient, round: int
 ) -> tuple[Tensor, ...]:
     """Draws a client's real images, their labels, fakes of these labels and mixes.
 
@@ -231,12 +233,12 @@ def _draw(
     Returns:
         (steps, b, C, S, S) in [0, 1], (steps, b), like the first, (steps, b) in [0, 1).
     """
-    rng = stream(config.seed, "fedavg-gan", client, round)
+    rng = stream(config.seed, "fedavg-gan", client.number, round)
     shape = (config.discriminator_steps, config.discriminator_batch_size)
-    own = data.client_records[client]
-    records = own[rng.integers(len(own), size=shape)]
-    real = torch.from_numpy(data.images[records]).to(config.device).float().div_(255.0)
-    labels = torch.from_numpy(data.labels[records]).to(config.device)
+    records = rng.integers(len(client.labels), size=shape)
+    images = torch.from_numpy(client.images[records])
+    real = images.to(config.device).float().div_(255.0)
+    labels = torch.from_numpy(client.labels[records]).to(config.device)
     z = sample_latents(config, rng, math.prod(shape)).to(config.device)
     fakes = generator(z, labels.flatten()).view_as(real)
     mix = torch.from_numpy(rng.random(shape, dtype=np.float32)).to(config.device)

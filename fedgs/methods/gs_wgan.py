@@ -3,9 +3,10 @@
     server                                        node, for its clients
     1-3   prepare ------------------------------> warm_start (fedgs/gan/warm_start.py)
     4     state
-    6, 8  begin --------------------------------> answer
-                                           7, 9     n_dis discriminator steps
-                                           28-32    one sanitized answer, B gradients
+    6, 8  begin --------------------------------> train
+                                           7, 29-31 n_dis discriminator steps
+                                                  answer
+                                           9, 32    one sanitized answer, B gradients
     11    finish <------------------------------
     12    the ledger has the event before 8 is sent (the frame)
 
@@ -18,25 +19,27 @@ differentially private generators", NeurIPS 2020, Algorithms 1 and 2; reference
 source/main.py, source/pretrain.py.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fedgs.config.method_settings import GsWganSettings
 from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import Terms
 from fedgs.errors import UserError
-from fedgs.gan import models
+from fedgs.gan import discriminators, models
 from fedgs.gan.client_training import Draws, train_discriminators
+from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.public_networks import refiner_of_fonts
-from fedgs.mechanism.sanitizer import PerSampleGradients, from_dct, to_dct
-from fedgs.methods.base import Declared, Hosted, Method, Released, Request, State
+from fedgs.mechanism.sanitizer import from_dct, to_dct
+from fedgs.methods.base import Declared, Method, OneClient, Released, Request, State
 from fedgs.methods.public_data import public_start
-from fedgs.methods.schedule import EVERYONE, clients_of, select, trainees
+from fedgs.methods.schedule import EVERYONE, select, trainees
 from fedgs.randomness import derived_seed, stream
-from fedgs.shapes import ImageGrads, Images, Labels, Latents
+from fedgs.shapes import ImageGrads, Images, Labels, Latents, Positions
 
 
 class GsWgan(Method[GsWganConfig]):
@@ -148,47 +151,69 @@ class GsWgan(Method[GsWganConfig]):
         if not bool(((labels >= 0) & (labels < config.num_classes)).all()):
             raise UserError(f"labels outside [0, {config.num_classes}): refused")
 
-    def answer(
-        self, config: GsWganConfig, hosted: Hosted, request: Request
-    ) -> Iterator[PerSampleGradients]:
-        """Trains the node's discriminators, then asks them (lines 28-32).
-
-        n_dis steps and one answer, never n_dis answers. A node without participants
-        trains if asked to and answers nothing.
+    def train(
+        self, config: GsWganConfig, clients: Sequence[OneClient], request: Request
+    ) -> None:
+        """Takes n_dis steps of each client's discriminator, on its records (29-31).
 
         Privacy: reads private data; output private.
         """
-        # 28: the node has the fakes of line 8, never the generator.
-        nets, clients = hosted.discriminators, hosted.clients
-        if nets is None:
-            raise UserError(f"node {hosted.node_id}: has no discriminators yet")
-        tensors = {n: value.to(config.device) for n, value in request.tensors.items()}
-        fakes, labels = tensors["images"], tensors["labels"]
-        own = request.tensors["labels"].numpy()
-        one_set = None if config.fakes_per_round is None else own
-        position = {client: index for index, client in enumerate(clients)}
-        # 7, 29-31: n_dis steps of each trainee's discriminator, on its records.
-        if config.discriminator_training != "frozen":
-            training = [position[c] for c in clients_of(request.trainees, clients)]
-            for chunk in nets.chunks(training):
-                owners = [clients[index] for index in chunk.tolist()]
-                draws = Draws(
-                    config, hosted.data, owners, "data", request.round, one_set
-                )
-                train_discriminators(config, nets, chunk, draws, fakes, labels)
-        answering = [position[c] for c in clients_of(request.participants, clients)]
-        if not answering:
+        if config.discriminator_training == "frozen":
             return
-        # 9, 32: the gradient by each of the last B fakes, in the run's basis.
-        fakes, labels = fakes[-config.batch_size :], labels[-config.batch_size :]
-        for chunk in nets.chunks(answering):
-            grads = nets.query(chunk, fakes, labels)
-            if config.dct_size is not None:
-                grads = to_dct(grads, config.dct_size)
-            yield PerSampleGradients(grads)
+        # 28: the node has the fakes of line 8, never the generator.
+        fakes, labels = _fakes_of(config, request)
+        own_labels = request.tensors["labels"].numpy()
+        one_set = None if config.fakes_per_round is None else own_labels
+        nets, chunk = _stack_of(clients)
+        draws = Draws(config, clients, "data", request.round, one_set)
+        train_discriminators(config, nets, chunk, draws, fakes, labels)
+
+    def answer(
+        self, config: GsWganConfig, client: OneClient, request: Request
+    ) -> Tensor:
+        """Returns the gradient by each of the last B fakes, in the run's basis (9, 32).
+
+        n_dis steps and one answer, never n_dis answers.
+
+        Privacy: reads private data; output private.
+        """
+        return self.answer_stacked(config, [client], request)[0]
+
+    def answer_stacked(
+        self, config: GsWganConfig, clients: Sequence[OneClient], request: Request
+    ) -> Tensor:
+        """Returns the same of several clients, whose discriminators share nothing.
+
+        Privacy: reads private data; output private.
+        """
+        fakes, labels = _fakes_of(config, request)
+        nets, chunk = _stack_of(clients)
+        answered = slice(-config.batch_size, None)
+        grads = nets.query(chunk, fakes[answered], labels[answered])
+        if config.dct_size is not None:
+            grads = to_dct(grads, config.dct_size)
+        return grads
+
+    def stack_size(self, config: GsWganConfig) -> int:
+        """Returns how many discriminators train and answer in one batched call."""
+        return discriminators.CHUNK_SIZE if config.stacked else 1
 
 
 METHOD = GsWgan()
+
+
+def _fakes_of(config: GsWganConfig, request: Request) -> tuple[Images, Labels]:
+    images = request.tensors["images"].to(config.device)
+    return images, request.tensors["labels"].to(config.device)
+
+
+def _stack_of(clients: Sequence[OneClient]) -> tuple[Discriminators, Positions]:
+    """Returns the stack of these clients' discriminators, and their places in it."""
+    nets = clients[0].discriminators
+    if nets is None:
+        raise UserError(f"client {clients[0].number}: has no discriminator yet")
+    places = torch.tensor([client.position for client in clients], dtype=torch.int64)
+    return nets, places.to(nets.steps.device)
 
 
 def _latents(config: GsWganConfig, round: int) -> tuple[Latents, Labels]:

@@ -8,7 +8,9 @@ which a refiner behind the Gaussians is fitted to (`settle`).
 Source: docs/privacy.md, "Embedding releases".
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
 
 from fedgs.config.run_config import GsWganConfig
 from fedgs.config.stages import Terms
@@ -19,8 +21,7 @@ from fedgs.gan.models import GeneratorRefined
 from fedgs.gan.moments import model_of, set_generator
 from fedgs.gan.stages import make_stage
 from fedgs.gan.stages import released as stage_release
-from fedgs.mechanism.sanitizer import PerSampleGradients
-from fedgs.methods.base import Declared, Hosted, Method, Released, Request, State
+from fedgs.methods.base import Declared, Method, OneClient, Released, Request, State
 from fedgs.methods.schedule import EVERYONE
 from fedgs.shapes import TensorDict
 
@@ -76,9 +77,9 @@ class Moments(Method[GsWganConfig]):
             raise UserError("request for a stage that is not to everyone: refused")
 
     def answer(
-        self, config: GsWganConfig, hosted: Hosted, request: Request
-    ) -> Iterator[PerSampleGradients]:
-        """Yields each client's embedding: one sample, which is clipped as a whole.
+        self, config: GsWganConfig, client: OneClient, request: Request
+    ) -> Tensor:
+        """Returns the client's embedding: one sample, which is clipped as a whole.
 
         Privacy: reads private data; output private.
         """
@@ -87,11 +88,8 @@ class Moments(Method[GsWganConfig]):
             {n: v.to(device) for n, v in net.items()} for net in networks_of(request)
         ]
         centre = request.tensors[CENTRE].to(device)
-        # One after the other: only one client's images and features are in memory.
-        for client in hosted.clients:
-            own = hosted.images_of(client, device)
-            values = embedding(kind, networks, centre, *own)
-            yield PerSampleGradients(values[None, None])
+        images, labels = client.tensors(device)
+        return embedding(kind, networks, centre, images, labels)[None]
 
     def finish(
         self, config: GsWganConfig, state: State, pending: Request, released: Released

@@ -324,7 +324,7 @@ def is_spent(
         return False
     following = max(event.round for event in events) + 1
     event = replace(events[-1], round=following, attempt=1)
-    # After a stage comes another kind of release, with a noise and a B of its own.
-    if config.num_stages:
+    # Its release may be of another kind, with a noise and a B of its own.
+    if following <= config.num_rounds:
         event = replace(event, **agreed_values(config, following))
     return not budget.allows(event)

@@ -40,6 +40,7 @@ from typing import Any
 from fedgs.config.amplification_rules import REFUSAL_TELLS
 from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
+from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.errors import UserError, wrap_error
@@ -190,27 +191,8 @@ class Limits:
 
     def _demands(self, config: ResolvedConfig) -> Iterator[tuple[str, str, bool, str]]:
         """Yields each limit, the setting it is about, whether it holds, a remedy."""
-        if (most := self.max_batch_size) is not None:
-            holds = config.batch_size <= most
-            yield "max_batch_size", "batch_size", holds, f"at most {most}"
-        if not self.allow_embeddings:
-            setting = "stages" if config.num_stages else "method"
-            holds = all(terms.release != "embedding" for terms in _all_terms(config))
-            remedy = f"no --stages, or {_ALLOW_EMBEDDINGS}"
-            yield "allow_embeddings", setting, holds, remedy
-        if not self.allow_updates:
-            holds = all(terms.release != "update" for terms in _all_terms(config))
-            yield "allow_updates", "method", holds, f"gs-wgan, or {_ALLOW_UPDATES}"
-        cost = max(self.cost_of(config, terms) for terms in _all_terms(config))
-        # Without a minimum there must be noise at all: less than LEAST_RATIO is none.
-        holds, remedy = cost <= 1 / LEAST_RATIO**2, f"more, or {_ALLOW_NO_NOISE}"
-        if (least := self.min_noise_multiplier) is not None:
-            lowest = min(terms.noise_multiplier for terms in _all_terms(config))
-            holds, remedy = lowest >= least, f"at least {least}"
-            if lowest < config.noise_multiplier:
-                remedy += f" / sqrt(weight): a stage has {lowest:.4g}"
-        yield "min_noise_multiplier", "noise_multiplier", holds, remedy
-        for name in ("clip_bound", "image_size", "image_channels", "num_classes"):
+        yield from self._demands_of_terms(config)
+        for name in ("image_size", "image_channels", "num_classes"):
             if (only := getattr(self, name)) is not None:
                 yield name, name, getattr(config, name) == only, f"{only}"
         if (most := self.max_fakes) is not None:
@@ -229,6 +211,38 @@ class Limits:
         yield "min_honest_nodes", "min_answers", holds, remedy
         holds = self.client_epsilon is None or not config.amplification
         yield "client_epsilon", "amplification", holds, f"False: {REFUSAL_TELLS}"
+
+    def _demands_of_terms(
+        self, config: ResolvedConfig
+    ) -> Iterator[tuple[str, str, bool, str]]:
+        """Yields the same of what the releases of all rounds are agreed to be."""
+        all_terms = [alike.terms for alike in rounds_alike(config)]
+        if (most := self.max_batch_size) is not None:
+            largest = max(terms.batch_size for terms in all_terms)
+            remedy = f"at most {most}, a round answers {largest} fakes"
+            yield "max_batch_size", "batch_size", largest <= most, remedy
+        kinds = {terms.release for terms in all_terms}
+        if not self.allow_embeddings:
+            setting = "stages" if config.num_stages else "method"
+            remedy = f"no --stages, or {_ALLOW_EMBEDDINGS}"
+            yield "allow_embeddings", setting, "embedding" not in kinds, remedy
+        if not self.allow_updates:
+            remedy = f"gs-wgan, or {_ALLOW_UPDATES}"
+            yield "allow_updates", "method", "update" not in kinds, remedy
+        if (only := self.clip_bound) is not None:
+            holds = all(terms.clip_bound == only for terms in all_terms)
+            yield "clip_bound", "clip_bound", holds, f"{only}, in every round"
+        cost = max(self.cost_of(config, terms) for terms in all_terms)
+        # Without a minimum there must be noise at all: less than LEAST_RATIO is none.
+        holds = cost <= 1 / LEAST_RATIO**2
+        remedy = f"more, or {_ALLOW_NO_NOISE}"
+        if (least := self.min_noise_multiplier) is not None:
+            lowest = min(terms.noise_multiplier for terms in all_terms)
+            holds = lowest >= least
+            remedy = f"at least {least}"
+            if lowest < config.noise_multiplier:
+                remedy += f" in every round: one has {lowest:.4g}"
+        yield "min_noise_multiplier", "noise_multiplier", holds, remedy
         holds = cost <= self.most_mu_squared
         yield "client_epsilon", "noise_multiplier", holds, "more, for a single release"
 
@@ -258,14 +272,6 @@ def release_cost(noise_multiplier: float, batch_size: int, shares: int = 1) -> f
     """
     z = noise_ratio(noise_multiplier, batch_size, "replace-one", shares)
     return 1 / z**2 if z**2 else float("inf")
-
-
-def _all_terms(config: ResolvedConfig) -> list[Terms]:
-    """Returns the terms of each kind of release that the run has."""
-    rounds = [*range(1, config.num_stages + 1)]
-    if config.num_rounds > config.num_stages:
-        rounds.append(0)  # all gradient rounds alike; of updates, the dearest
-    return [config.terms(round) for round in rounds]
 
 
 @lru_cache

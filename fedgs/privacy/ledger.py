@@ -29,7 +29,9 @@ from filelock import lock_descriptor
 
 from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
+from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.stages import Terms
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import sync, write_atomically
 
@@ -130,7 +132,7 @@ class Event:
 
 def agreed_values(config: RunConfig, round: int) -> dict[str, Any]:
     """Returns those fields of `Event` that settings decide for a round, from 1."""
-    terms = config.terms(round)
+    terms = terms_at(config, round)
     return {
         "kind": "discrete" if config.secure_aggregation else "gaussian",
         "noise_std": terms.noise_std,
@@ -381,10 +383,12 @@ class Ledger(Chain[Event]):
         Raises:
             UserError: names the event, and what the settings say.
         """
-        stages = config.num_stages  # all rounds that follow them are alike
-        agreed = [agreed_values(config, round) for round in range(1, stages + 2)]
+        agreed: dict[Terms, dict[str, Any]] = {}
         for number, event in enumerate(self._events, 1):
-            values = agreed[min(event.round - 1, stages)]
+            terms = terms_at(config, event.round)
+            if terms not in agreed:
+                agreed[terms] = agreed_values(config, event.round)
+            values = agreed[terms]
             for name, value in (*values.items(), ("num_clients", config.num_clients)):
                 if (said := getattr(event, name)) != value:
                     raise UserError(

@@ -12,23 +12,31 @@ Source: docs/privacy.md, "Relation and sensitivity", "Three adversaries, three c
 """
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedgs.config.amplification_rules import why_not_amplified
 from fedgs.config.checks import OF_PLANS
 from fedgs.config.fields import refuse
 from fedgs.config.integers import proven_multiplier
-from fedgs.config.method_settings import GsWganSettings, release_problems, settings_with
+from fedgs.config.method_settings import GsWganSettings
 from fedgs.config.placement import Placement, hosting
+from fedgs.config.rounds import rounds_alike, with_open_settings
 from fedgs.config.run_config import RunConfig, class_of
-from fedgs.config.stages import read_stages, written
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import Sampled
 from fedgs.privacy.gaussian import Law, fixed_law
 from fedgs.privacy.ledger import Event
-from fedgs.privacy.participation import COUNT_THEOREM, planned_law
+from fedgs.privacy.participation import (
+    COUNT_THEOREM,
+    MIXTURE_THEOREM,
+    mixture_of,
+    planned_law,
+)
+from fedgs.privacy.spending import Kind
 
 ADVERSARIES = ("release", "server", "secagg")
 UNMASKED = "unmasked"  # the server of a secure aggregation, if masking fails
@@ -115,17 +123,50 @@ def _costs(
     return tuple(1 / z**2 if z**2 else math.inf for z in ratios)
 
 
+def counted_nodes(
+    hosting: Placement, clients_per_round: int, min_answers: int | None
+) -> int:
+    """Returns the nodes of any round whose noise counts, whoever is selected.
+
+    Args:
+        hosting: which clients live on which node.
+        clients_per_round: m.
+        min_answers: as in `RunConfig`.
+    """
+    fewest = hosting.fewest_nodes(clients_per_round)
+    return min(fewest, min_answers or fewest)
+
+
+class Releases(NamedTuple):
+    """Consecutive rounds of a plan whose releases cost the same.
+
+    Attributes:
+        kind: as `Terms.release`.
+        factor: the noise multiplier of their terms over the plan's, at least 0.
+        batch_size: B of their terms.
+        num_rounds: how many there are.
+    """
+
+    kind: str
+    factor: float
+    batch_size: int
+    num_rounds: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What decides a run's epsilons in advance; names and ranges as in `RunConfig`.
 
     Attributes:
+        batch_size: B of the releases; where rounds differ, of the last one.
         noise_multiplier: noise_std / (2 C) of one node; None if not chosen yet.
         client_selection: None means unknown: uniform and balanced are both reported.
         amplification: whether the selection may count as protection; the promise that
             nobody outside the server learns it.
         noise_source: "os" (operating system's entropy) or "seeded" (not private).
         public_conditions: as in `RunConfig`, after what one unit is.
+        releases: of all rounds in their order, from the terms of the run's method;
+            empty where all rounds are alike.
 
     Raises:
         UserError: values that are out of range or contradict each other.
@@ -145,20 +186,20 @@ class Plan:
     engine: str = "flower"
     privacy_unit: str = "client"
     amplification: bool = False
-    stages: str | None = None
     secure_aggregation: bool = False
     noise_source: str = "os"
     public_conditions: tuple[str, ...] = ()
+    releases: tuple[Releases, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the values with the rules of `RunConfig`."""
         values: dict[str, Any] = asdict(self)
-        del values["public_conditions"]
+        del values["public_conditions"], values["releases"]
         values["client_selection"] = self.client_selection or "uniform"
         if values.pop("noise_source") not in ("os", "seeded"):
             raise UserError(f"noise_source = {self.noise_source!r}: give os or seeded")
         config = class_of(RunConfig, GsWganSettings)(**values)
-        for problems in (*OF_PLANS, release_problems):
+        for problems in OF_PLANS:
             refuse(config, problems(config))
 
     @classmethod
@@ -170,13 +211,18 @@ class Plan:
         """
         if config.num_clients is None:
             raise UserError("num_clients is unset: give --num-clients")
-        has = {spec.name for spec in fields(config)} & {*settings_with("mechanism")}
-        values = {name: getattr(config, name) for name in has}
+        own = {spec.name for spec in fields(config)} & {
+            spec.name for spec in fields(cls)
+        }
+        values = {name: getattr(config, name) for name in own}
         if config.client_selection == "all":
             values["clients_per_round"] = config.num_clients
+        releases = _releases(config)
+        values["batch_size"] = releases[-1].batch_size
         return cls(
             noise_source="os" if config.noise_seed is None else "seeded",
             public_conditions=(config.unit_condition, *config.public_conditions),
+            releases=releases,
             **values,
         )
 
@@ -195,41 +241,82 @@ class Plan:
     @property
     def counted_nodes(self) -> int:
         """Nodes of any round whose noise counts: the fewest that m clients live on."""
-        fewest = self.hosting.fewest_nodes(self.clients_per_round)
-        return min(fewest, self.min_answers or fewest)
+        return counted_nodes(self.hosting, self.clients_per_round, self.min_answers)
 
     def law(
         self, selection: str, ratio: float, num_rounds: int | None = None
     ) -> tuple[Law, str, str]:
         """Returns `fedgs.privacy.participation.planned_law` for a client_selection.
 
-        With stages it counts in gradient releases: a stage of weight w costs w / B.
+        Rounds of other terms than the plan's own count by what they cost: one whose
+        noise multiplier is f times the plan's, with B_f fakes, costs B_f / (f^2 B).
 
         Args:
             selection: client_selection.
-            ratio: z of a gradient release.
-            num_rounds: at least 1; None: the plan's.
+            ratio: z of a release with the plan's own noise multiplier and B.
+            num_rounds: at least 1; None: the plan's. Rounds beyond the planned ones
+                are like the last of these.
 
         Source: docs/privacy.md, "Embedding releases".
         """
-        stages, num_rounds = read_stages(self.stages), num_rounds or self.num_rounds
-        if not stages:
-            clients = (self.num_clients, self.clients_per_round)
-            return planned_law(selection, num_rounds, *clients, ratio)
-        # A run with stages asks all clients in every round (a check), so n is known.
-        weight = sum(stage.weight for stage in stages[:num_rounds])
-        gradients = max(num_rounds - len(stages), 0)
-        why = (
-            f"count: every client takes part in all {num_rounds} rounds, of which "
-            f"{num_rounds - gradients} release embeddings"
+        num_rounds = num_rounds or self.num_rounds
+        cohort = (self.num_clients, self.clients_per_round)
+        costs = [
+            (self._cost_of(releases), releases.num_rounds)
+            for releases in self.first_releases(num_rounds)
+        ]
+        if any(cost == math.inf for cost, _ in costs):
+            return fixed_law(1, 0.0), COUNT_THEOREM, "count: a round has no noise"
+        law, theorem, why = planned_law(selection, num_rounds, *cohort, ratio)
+        if {cost for cost, _ in costs} == {1.0}:
+            return law, theorem, why
+        if theorem == MIXTURE_THEOREM:
+            kinds = Counter[Kind]()
+            for cost, count in costs:
+                kinds[cohort, (cost,)] += count
+            law = mixture_of(kinds, row=0)
+            # In units of the plan's own release, as everywhere here.
+            counts = law.counts / law.ratio**2
+            return law._replace(counts=counts, ratio=ratio), theorem, why
+        # The law is of a count: of so many rounds, at worst the dearest.
+        dearest = _dearest(costs, int(law.counts.max()))
+        return fixed_law(dearest, ratio), theorem, why + self._of_kinds(num_rounds)
+
+    def first_releases(self, num_rounds: int) -> list[Releases]:
+        """Returns the releases of the first rounds, in their order."""
+        planned = self.releases or (
+            Releases("gradient", 1.0, self.batch_size, self.num_rounds),
         )
-        law = fixed_law(gradients + weight / self.batch_size, ratio)
-        return law, COUNT_THEOREM, why
+        found: list[Releases] = []
+        left = num_rounds
+        for releases in planned:
+            if left > 0:
+                count = min(left, releases.num_rounds)
+                found.append(releases._replace(num_rounds=count))
+                left -= count
+        if left > 0:
+            found[-1] = found[-1]._replace(num_rounds=found[-1].num_rounds + left)
+        return found
+
+    def _cost_of(self, releases: Releases) -> float:
+        """Returns what one of these releases costs, in units of the plan's own."""
+        if releases.factor == 0:
+            return math.inf
+        return releases.batch_size / self.batch_size / releases.factor**2
+
+    def _of_kinds(self, num_rounds: int) -> str:
+        """Returns how many rounds release something else than gradients, in words."""
+        counts = Counter[str]()
+        for releases in self.first_releases(num_rounds):
+            if releases.kind != "gradient":
+                counts[releases.kind] += releases.num_rounds
+        texts = [f"{count} release {kind}s" for kind, count in counts.items()]
+        return f", of which {' and '.join(texts)}" if texts else ""
 
     def ended_after(self, num_rounds: int) -> "Plan":
-        """Returns the plan of the first rounds only, at least one, stages first."""
-        kept = read_stages(self.stages)[:num_rounds]
-        return replace(self, num_rounds=num_rounds, stages=written(kept))
+        """Returns the plan of the first rounds only, at least one."""
+        releases = tuple(self.first_releases(num_rounds)) if self.releases else ()
+        return replace(self, num_rounds=num_rounds, releases=releases)
 
     def why_not_amplified(self, selection: str) -> str:
         """Returns what `amplification_rules` says of a client_selection."""
@@ -247,12 +334,17 @@ class Plan:
         Raises:
             UserError: the plan has no noise multiplier.
         """
-        clients = (self.num_clients, self.clients_per_round)
         ratio = self.ratio("release", "replace-one", 0)
-        return (Sampled(*clients, ratio, self.num_rounds),)
+        rounds = Counter[float]()
+        for releases in self.first_releases(self.num_rounds):
+            rounds[self._cost_of(releases)] += releases.num_rounds
+        return tuple(
+            Sampled(self.num_clients, self.clients_per_round, ratio * cost**-0.5, count)
+            for cost, count in rounds.items()
+        )
 
     def ratio(self, adversary: str, relation: str, colluding: int) -> float:
-        """Returns `noise_ratio` of a gradient round, as an adversary sees it.
+        """Returns `noise_ratio` of the plan's own release, as an adversary sees it.
 
         Raises:
             UserError: the plan has no noise multiplier.
@@ -267,3 +359,32 @@ class Plan:
         """Returns `noise_shares` of a round."""
         nodes, is_masked = self.counted_nodes, self.secure_aggregation
         return noise_shares(adversary, nodes, colluding, is_masked)
+
+
+def _releases(config: RunConfig) -> tuple[Releases, ...]:
+    """Returns what the rounds of a run release, as a plan counts it.
+
+    A noise multiplier that is not known yet is compared with 1: the noise of a method's
+    terms is proportional to it, which `fedgs.round.preparation.with_noise` checks.
+    """
+    known = with_open_settings(config)
+    return tuple(
+        Releases(
+            kind=alike.terms.release,
+            factor=alike.terms.noise_multiplier / known.known_noise,
+            batch_size=alike.terms.batch_size,
+            num_rounds=alike.num_rounds,
+        )
+        for alike in rounds_alike(known)
+    )
+
+
+def _dearest(costs: Sequence[tuple[float, int]], num_rounds: int) -> float:
+    """Returns the sum of the largest costs of so many rounds."""
+    total = 0.0
+    left = num_rounds
+    for cost, count in sorted(costs, reverse=True):
+        taken = min(left, count)
+        total += cost * taken
+        left -= taken
+    return total

@@ -1,31 +1,41 @@
 """The barrier: what a method answers becomes one sanitized release of a node.
 
-Whatever `Method.answer` yields is clipped to the round's C, summed over the node's
-participants, and gets noise once. Nothing else of a client leaves its node, so the
-guarantee of every method is that of its `Terms`.
+The frame asks a method one client at a time, with that client's data alone. What it
+answers has to have the shape of the round's terms; it is clipped to the round's C,
+summed over the node's participants, and gets noise once. Nothing else of a client
+leaves its node, so the guarantee of every method is that of its `Terms`.
+
+Methods of fedgs may answer for several clients in one call, which is faster: tests
+compare each of their rows with the answer of that client alone. A method of others is
+never asked so, for whose data a row is made of cannot be seen from outside.
 
 Source: docs/privacy.md, "The mechanism".
 """
 
+import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
 from fedgs.mechanism.integers import IntegerSum, sanitize_integers
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import (
+    ClippedGradients,
     PerSampleGradients,
     SanitizedGradients,
     clip,
     sanitize,
 )
 from fedgs.methods import method_of
-from fedgs.methods.base import Hosted, Released, Request
-from fedgs.methods.schedule import clients_of
+from fedgs.methods.base import Hosted, Method, OneClient, Released, Request
+from fedgs.methods.schedule import Clients, clients_of
 
 
 def answer_of(
@@ -41,16 +51,61 @@ def answer_of(
         hosted: what the node answers with; its discriminators are trained in place.
         request: of the server.
     """
-    answers = method_of(config, request.round).answer(config, hosted, request)
     asked = len(clients_of(request.participants, hosted.clients))
-    place = request.round, hosted.node_id
-    return release(config, config.terms(request.round), answers, *place, asked)
+    return release(
+        config=config,
+        terms=terms_at(config, request.round),
+        answers=raw_answers(config, hosted, request),
+        round=request.round,
+        node_id=hosted.node_id,
+        asked=asked,
+    )
+
+
+def raw_answers(
+    config: ResolvedConfig, hosted: Hosted, request: Request
+) -> Iterator[Tensor]:
+    """Yields what a node's participants answer, in their order; trainees train first.
+
+    Privacy: reads private data; output private.
+    """
+    method = method_of(config, request.round)
+    for group in _groups(method, config, hosted, request.trainees):
+        method.train(config, group, request)
+    for group in _groups(method, config, hosted, request.participants):
+        if is_of_fedgs(method):
+            values = method.answer_stacked(config, group, request)
+        else:
+            # A fresh copy of the method has nothing of the client before in itself.
+            fresh = copy.deepcopy(method)
+            values = torch.stack([fresh.answer(config, group[0], request)])
+        yield values
+
+
+def _groups(
+    method: Method[Any], config: ResolvedConfig, hosted: Hosted, asked: Clients
+) -> Iterator[list[OneClient]]:
+    """Yields the asked clients of a node with their data, in groups of one call each.
+
+    One group at a time is in memory.
+    """
+    is_alone = not is_of_fedgs(method)
+    size = 1 if is_alone else method.stack_size(config)
+    numbers = clients_of(asked, hosted.clients)
+    for first in range(0, len(numbers), size):
+        group = numbers[first : first + size]
+        yield [hosted.only(client, is_alone) for client in group]
+
+
+def is_of_fedgs(method: Method[Any]) -> bool:
+    """Tells whether a method's code is part of fedgs, and of its tests."""
+    return type(method).__module__.startswith("fedgs.")
 
 
 def release(
     config: ResolvedConfig,
     terms: Terms,
-    answers: Iterable[PerSampleGradients],
+    answers: Iterable[Tensor],
     round: int,
     node_id: int,
     asked: int,
@@ -63,15 +118,20 @@ def release(
     Args:
         config: the resolved configuration.
         terms: of the round.
-        answers: of the node's participating clients, in order.
+        answers: of the node's participating clients, in order, each (n, B, ...) for n
+            of them.
         round: the round.
         node_id: the node's index.
         asked: the number of these clients.
 
     Raises:
-        TypeError: another number of answers. Clipping bounds what one answer adds.
+        TypeError: a part that is not of the terms' shape, or another number of answers.
+            Clipping bounds what one answer adds.
     """
-    parts = [clip(answer, terms.clip_bound) for answer in answers]
+    parts: list[ClippedGradients] = []
+    for answer in answers:
+        gradients = per_sample(config, terms, answer)
+        parts.append(clip(gradients, terms.clip_bound))
     if sum(len(part.values) for part in parts) != asked:
         raise TypeError(f"method {config.method} answers other than once a client")
     if not parts:
@@ -81,6 +141,27 @@ def release(
     if units := config.units(terms):
         return sanitize_integers(parts, units, *place)
     return sanitize(parts, *place, release_step(config, terms))
+
+
+def per_sample(
+    config: ResolvedConfig, terms: Terms, values: Tensor
+) -> PerSampleGradients:
+    """Returns what a method answered for some clients as the mechanism takes it.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        TypeError: it has not the shape that the terms promise, or other numbers than
+            real ones. The text quotes shapes alone, which are public.
+    """
+    if not values.is_floating_point():
+        raise TypeError(f"method {config.method} answers no tensor of real numbers")
+    if values.shape[1:] != terms.shape:
+        raise TypeError(
+            f"method {config.method} answers with shape {tuple(values.shape[1:])} for "
+            f"each client, its terms promise {terms.shape}"
+        )
+    return PerSampleGradients(values.detach())
 
 
 def summed(
@@ -98,7 +179,7 @@ def summed(
         round: that was answered.
         answers: at least one.
     """
-    total = torch.zeros(config.terms(round).shape, dtype=torch.float64)
+    total = torch.zeros(terms_at(config, round).shape, dtype=torch.float64)
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
     return Released(total, answers[0].noise_std * len(answers) ** 0.5)
@@ -113,7 +194,7 @@ def most_signal_to_noise(config: ResolvedConfig, round: int) -> float:
         config: the resolved configuration; infinite without noise.
         round: whose terms count.
     """
-    terms, clients = config.terms(round), config.clients_per_round
+    terms, clients = terms_at(config, round), config.clients_per_round
     nodes = min(config.num_nodes, clients)
     noise = 4 * terms.noise_multiplier**2 * nodes * math.prod(terms.shape[1:])
     return clients**2 / noise if noise else math.inf

@@ -19,6 +19,7 @@ from itertools import pairwise
 import torch
 
 from fedgs.config.integers import noise_units
+from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.mechanism.answer_bounds import check_norms
@@ -178,7 +179,7 @@ def encode_answer(
         raise TypeError(
             f"{type(answer).__name__} must not leave a client: only {only.__name__}"
         )
-    terms = config.terms(request.round)
+    terms = terms_at(config, request.round)
     if isinstance(answer, MaskedSum):
         own: Payload = {"tensors": pack_masked(answer.values)}
         own |= {NEXT_KEY: answer.next_key}
@@ -229,7 +230,7 @@ def _decode_answer(
     request: Request,
     node_id: int,
 ) -> Answer | None:
-    terms = config.terms(request.round)
+    terms = terms_at(config, request.round)
     hosted = config.hosting.hosted(node_id)
     participating = len(clients_of(request.participants, hosted))
     if _integer(payload, "is_empty", 0, 1):
@@ -278,7 +279,7 @@ def sum_of(
     Raises:
         UserError: a larger norm than honest sums have; nobody can tell whose fault.
     """
-    terms = config.terms(request.round)
+    terms = terms_at(config, request.round)
     masked = [answer for answer in answers if isinstance(answer, MaskedSum)]
     plain = [answer.values for answer in answers if isinstance(answer, IntegerSum)]
     total = unmask(masked) if masked else torch.stack(plain).sum(0)

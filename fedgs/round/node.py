@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgs.config.method_settings import settings_with
+from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -388,7 +389,7 @@ class Node:
         self._asked = metadata.get(ASKED)
         self._answer = None
         if values is not None:
-            place, terms = (self.round, self.node_id), self.config.terms(self.round)
+            place, terms = (self.round, self.node_id), terms_at(self.config, self.round)
             if self.config.is_masked:
                 next_key = bytes.fromhex(metadata[NEXT_KEY])
                 self._answer = received_masked(values, *place, next_key)

@@ -20,6 +20,7 @@ import torch
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.method_settings import settings_with
 from fedgs.config.recipes import HELD_OUT, moments_for
+from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.federated import FederatedImages
@@ -33,7 +34,7 @@ from fedgs.methods import method_of
 from fedgs.methods.public_data import digests, public_start
 from fedgs.privacy.accountant import Plan
 from fedgs.privacy.budget import calibrate_noise
-from fedgs.privacy.selection_cost import Target
+from fedgs.privacy.selection_cost import SelectionCost, Target
 from fedgs.runs.run_folder import RunFolder, check_free
 
 FITTING_SIDES = (28, 32, 64)  # 28 holds all that is smaller: that costs moments nothing
@@ -193,7 +194,7 @@ def check_answer(config: ResolvedConfig) -> None:
     Raises:
         UserError: with both weights.
     """
-    shapes = [config.terms(round).shape for round in range(config.num_stages + 1)]
+    shapes = [alike.terms.shape for alike in rounds_alike(config)]
     weight = 4 * max(map(math.prod, shapes))  # numbers of 32 bits
     if weight > MOST_ANSWER_BYTES:
         raise UserError(
@@ -346,7 +347,32 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
         selections=selections,
     )
     own = {"noise_multiplier": noise_multiplier}
-    return ResolvedConfig.from_flat(own, config).validate()
+    resolved = ResolvedConfig.from_flat(own, config).validate()
+    _check_calibrated(resolved, selections)
+    return resolved
+
+
+def _check_calibrated(
+    config: ResolvedConfig, selections: Sequence[SelectionCost]
+) -> None:
+    """Refuses a method whose noise does not follow the calibrated multiplier.
+
+    Raises:
+        UserError: its terms at this noise multiplier cost more than the target.
+    """
+    asked = Target.of(config, selections)
+    plan = Plan.from_config(config)
+    if plan.amplification:
+        return  # of GS-WGAN alone, whose terms are proportional
+    ratio = plan.ratio(asked.adversary, asked.relation, 0)
+    law, _, _ = plan.law(config.client_selection, ratio)
+    # The multiplier was rounded up; its terms may be rounded by a last bit.
+    if asked.least_ratio(law) > ratio * (1 + 1e-9):
+        raise UserError(
+            f"target_epsilon = {config.target_epsilon:g}: the noise of method = "
+            f"{config.method} is not proportional to noise_multiplier, so it cannot be "
+            "calibrated; give --noise-multiplier"
+        )
 
 
 def check_device(config: RunConfig) -> None:

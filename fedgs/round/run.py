@@ -34,9 +34,9 @@ from fedgs.methods.schedule import (
     select,
     trainees,
 )
-from fedgs.privacy.accountant import Plan
 from fedgs.privacy.budget import budget_of
 from fedgs.privacy.ledger import Event, Ledger, agreed_values
+from fedgs.privacy.plan import counted_nodes
 from fedgs.round.answer import summed
 from fedgs.round.checkpoint import (
     Report,
@@ -412,7 +412,9 @@ def new_event(
             only their clients are asked. None: those of the participants.
     """
     planned = nodes_of(config, participants)
-    counted = Plan.from_config(config).counted_nodes
+    counted = counted_nodes(
+        config.hosting, config.clients_per_round, config.min_answers
+    )
     if nodes is not None:
         if len(nodes) < len(planned):
             hosted = [c for node in nodes for c in config.hosting.hosted(node)]

@@ -31,12 +31,12 @@ from tiny import NUM_CLASSES, SIDE, write_tiny_npz
 
 OF_DATA = ("data", "num_clients", "num_classes")
 TINY = {n: v for n, v in tiny.SETTINGS.items() if n not in OF_DATA}
-TINY |= {"discriminator_steps": 1, "warm_start_rounds": 1}
+TINY |= {"discriminator_steps": 1, "warm_start_rounds": 1, "recipe": "algorithm-2"}
 # privacy.md, "The paper's federated figure".
 OF_PLAN = ("num_clients", "clients_per_round", "num_rounds", "batch_size")
 PAPER = {name: getattr(TABLE_2, name) for name in (*OF_PLAN, "noise_multiplier")}
-PAPER["delta"] = "1.15e-3"
-FEW = {"num_clients": 10, "num_rounds": 5, "batch_size": 4}
+PAPER |= {"delta": "1.15e-3", "recipe": "algorithm-2"}
+FEW = {"num_clients": 10, "num_rounds": 5, "batch_size": 4, "recipe": "algorithm-2"}
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_a_run_without_output_is_named_and_goes_on_after_an_interrupt(
         patch.setattr(running.Progress, "rounds", lambda *arguments: stopping)
         code, out, err = fedgs("train", *flags(data="npz:tiny.npz", **TINY))
     (path,) = (tmp_path / "runs").iterdir()
-    assert re.fullmatch(r"run-npz-\d{8}T\d{6}Z", path.name)
+    assert re.fullmatch(r"algorithm-2-npz-\d{8}T\d{6}Z", path.name)
     assert "6 clients on 6 nodes, 2 per round, 3 rounds" in out
     go_on = f"continue with: fedgs resume runs/{path.name}"
     assert (code, err) == (1, f"stopped after round 1\n{go_on}\n")
@@ -195,7 +195,7 @@ def test_the_paper_s_setting_is_stated_as_it_is_and_as_published(fedgs):
     (published,) = [s for s in server if not s["guarantee"]]
     assert "as published" in published["theorem"]
     assert published["epsilon"] == pytest.approx(598.605, abs=0.005)
-    assert {s["client_selection"] for s in server} == {"uniform", "balanced"}
+    assert {s["client_selection"] for s in server} == {"uniform"}
 
 
 def test_secure_aggregation_gives_the_server_the_epsilon_of_the_release(fedgs):
@@ -254,7 +254,7 @@ def test_delta_at_an_epsilon(fedgs):
 
 
 def test_noise_and_target_give_the_largest_number_of_rounds(fedgs):
-    given = {"num_clients": 1000, "clients_per_round": 1, "batch_size": 32}
+    given = {"num_clients": 1000, "recipe": "algorithm-2"}
     given |= {"client_selection": "uniform", "discriminator_training": "frozen"}
     given |= {"noise_multiplier": 1.07, "target_epsilon": 100, "adversary": "server"}
     done = fedgs("privacy", *flags(**given), "--json")
@@ -348,7 +348,7 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
         ({"data": str(Path(__file__).parent)}, "data = .*: give --data folder:/"),
         ({"data": __file__}, r"data = .*: give --data npz:/.*test_cli\.py"),
         ({"data": "npz:/"}, "data = 'npz:/': is a folder; give --data folder:/"),
-        ({"noise_multiplier": None}, "noise_multiplier is unset: give --noise-multip"),
+        ({"clients_per_round": 7}, "clients_per_round = 7: give --clients-per-round"),
         ({"amplification": True}, "amplification = True: refused: discriminator_tra"),
         ({"config": "no.toml"}, "config = no.toml: .*; give --config a TOML file"),
     ],

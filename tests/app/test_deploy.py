@@ -279,7 +279,7 @@ CLIENT = "client a --data digits --server"
         (f"{CLIENT} ::1:1 --insecure --data 'npz:\"x'", "data = .* double quotes"),
         ("submit --server ::1:1 --client a=no", "client = .*no: no such file"),
         ("submit --server ::1:1 --client a --client a", "a: given twice"),
-        ("submit --server ::1:1 --num-rounds 3", "client is unset"),
+        ("submit --server ::1:1 --num-classes 3", "client is unset"),
         ("submit --server ::1:1 --resume x", "ca is unset: give --ca"),
         (f"submit --server ::1:1 --resume x --ca {__file__}", "is no certificate"),
         ("submit --server ::1:1 --resume x --num-rounds 3", "the run's own settings"),
@@ -391,7 +391,7 @@ def test_submit_registers_starts_and_follows_a_run(certs, control, fedgs, monkey
     monkeypatch.setattr(subprocess, "Popen", None)  # no process per question
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # and no file
     clients = [client(certs, name) for name in ("b", "a")]
-    code, out, _ = fedgs(*SUBMIT, *clients, *flags(**PLAN))
+    code, out, _ = fedgs(*SUBMIT, *clients, *flags(recipe="algorithm-2", **PLAN))
     assert code == 0
     assert list(control.keys) == ["b", "a"]
     public = load_ssh_public_key((certs / "clients/a.pub").read_bytes())
@@ -403,7 +403,7 @@ def test_submit_registers_starts_and_follows_a_run(certs, control, fedgs, monkey
     settings = control.app["config"]
     assert settings.pop("run_folder") == ""
     assert settings["nodes"] == "b,a"  # the order of the flags
-    assert re.fullmatch(r"run-\d{8}T\d{6}Z", settings["output"])
+    assert re.fullmatch(r"algorithm-2-\d{8}T\d{6}Z", settings["output"])
     assert RunConfig.from_flat(settings).num_rounds == 20
     assert control.asked_after == [0.0, 5.0]  # no line twice after a restart
     lines = ("a is registered", "run 17 is submitted", "round 1", "round 2")

@@ -18,12 +18,13 @@ import fedgs as library
 from command_line import flags, printed
 from fedgs.app.commands import forecast
 from fedgs.app.tables import folded
-from fedgs.config.recipes import HELD_OUT, is_left_open, moments_for, overridden, recipe
+from fedgs.config.recipes import HELD_OUT, configure, moments_for, overridden, recipe
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
 from fedgs.round import local
 from fedgs.round.preparation import with_noise
 from fedgs.runs.run_folder import RunFolder
+from refusals import assert_refused
 from tiny import run_config
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-hour.md"
@@ -105,17 +106,54 @@ def test_the_moments_are_those_of_the_best_row_of_the_table_of_pictures(
 
 
 @pytest.mark.parametrize(
-    ("given", "is_open"),
+    "given",
     [
-        ({"target_epsilon": 10, "data": "digits", "relation": "zero-out"}, True),
-        ({"target_epsilon": 10, "moment_size": 4}, True),
-        ({"target_epsilon": 10, "num_rounds": 9}, False),
-        ({"target_epsilon": 10, "clients_per_round": 3}, False),
-        ({"data": "digits"}, False),
+        {},
+        {"target_epsilon": 3, "relation": "replace-one"},
+        {"noise_multiplier": 2.0, "clip_bound": 0.5},
+        {"moment_size": 4, "latent_dim": 8},
+        {"num_rounds": 4},
     ],
+    ids=str,
 )
-def test_a_method_is_chosen_only_where_nothing_of_one_is_given(given, is_open):
-    assert is_left_open(given) == is_open
+def test_a_flag_changes_a_setting_of_the_default_and_never_the_algorithm(given):
+    plain, changed = configure(None, None, {}), configure(None, None, given)
+    named = configure("warm-start", None, given)
+    assert changed == named
+    assert changed.recipe == plain.recipe == "warm-start"
+    assert changed.stages == plain.stages
+    assert changed.client_selection == "all"
+    for name, value in given.items():
+        assert getattr(changed, name) == value
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"num_rounds": 60},
+        {"num_rounds": 3},
+        {"batch_size": 16},
+        {"warm_start_rounds": 3},
+        {"discriminator_steps": 1},
+        {"discriminator_training": "frozen"},
+        {"clients_per_round": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", [None, "warm-start", "moments"])
+def test_a_setting_of_rounds_that_a_recipe_has_not_is_refused(given, name):
+    if name == "moments" and given == {"num_rounds": 3}:
+        given = {"num_rounds": 4}
+    (setting,) = given
+    values = given | {"num_clients": 9}
+    assert_refused(f"^{setting} = ", configure, name, None, values)
+    more = {"num_rounds": 60, "batch_size": 16}
+    assert configure("gs-wgan", None, more).num_rounds == 60
+
+
+def test_stages_of_ones_own_are_as_many_rounds():
+    own = {"stages": "means:0.5,scatter:0.5", "generator": "gaussian"}
+    assert configure("moments", None, own).num_rounds == 2
 
 
 def test_target_alone_trains_the_best_recipe_of_own_data(trained):
@@ -177,6 +215,7 @@ def test_spent_budget_is_a_success_with_pictures(fedgs, own, tmp_path):
     given = {"data": own, "num_rounds": 9, "target_epsilon": 6, "noise_multiplier": 1.5}
     given |= {"clients_per_round": OWNERS, "batch_size": 4, "discriminator_steps": 1}
     given |= {"warm_start_rounds": 1, "generator": "upsample", "generator_dim": 4}
+    given |= {"recipe": "algorithm-2"}
     given |= {"discriminator_dim": 4, "clients_per_node": 30, "fakes_per_round": 32}
     out = printed(
         fedgs("train", *flags(**given, client_selection="all", output=run)), ""
@@ -199,7 +238,7 @@ def test_ctrl_c_speaks_at_once_and_a_second_one_ends(
 
     monkeypatch.setattr(local, "train", interrupted)
     monkeypatch.setattr(os, "_exit", sys.exit)
-    given = {"data": own, "noise_multiplier": 1, "num_rounds": 2, "generator_dim": 4}
+    given = {"data": own, "noise_multiplier": 1, "recipe": "moments"}
     assert exit_code("train", *flags(**given, output=tmp_path / "run")) == 130
     first, second = capfd.readouterr().err.split("ending now")
     assert "stopping after the round in progress" in first
@@ -228,7 +267,9 @@ def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
     given = flags(data=own, target_epsilon=10, recipe="algorithm-2", test_fraction=0.25)
     small = flags(discriminator_dim=4, generator_dim=4)
     out = printed(fedgs("train", *given, *small, "--dry-run"), "")
-    assert out.startswith("does:       30000 rounds, 1 of 30 clients each")
+    assert out.startswith(
+        "recipe algorithm-2: 30000 rounds of gs-wgan, 1 of 30 clients"
+    )
     assert "will not be possible" not in out
     assert re.search(r"time: +about \d+ (days|hours|minutes), by rounds of a few", out)
     for word in ("memory:", "disk:", "signal:     at most gradient ", "zero-out"):
@@ -323,7 +364,7 @@ def test_every_command_of_the_page_works(walk):
     assert "npz:mine.npz" in out[0]
     of_folder = out[1].replace("folder:mine", "npz:mine.npz")
     assert of_folder.splitlines()[1:] == out[0].splitlines()[1:]
-    assert out[2].startswith("recipe warm-start (none was given)")
+    assert out[2].startswith("recipe warm-start: 3 releases of all clients")
     assert "will not be possible" not in out[2]
     assert "epsilon      9.9" in out[3]
     assert len([*Path("drawn").glob("*/*.png")]) == 4 * 100

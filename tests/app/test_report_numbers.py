@@ -145,8 +145,8 @@ def test_train_command_makes_the_same_configuration(facts, recipe, settings):
         )
     config = facts.config
     words = shlex.split(train_command(facts))[2:]
-    if recipe:
-        assert [words.pop(0), words.pop(0)] == ["--recipe", recipe]
+    named = recipe or "algorithm-2"
+    assert [words.pop(0), words.pop(0)] == ["--recipe", named]
     given: dict[str, object] = {}
     while words:
         flag = words.pop(0).removeprefix("--")
@@ -155,8 +155,9 @@ def test_train_command_makes_the_same_configuration(facts, recipe, settings):
         assert flag != "secure-noise"  # is the default
         kind = type(getattr(config, name))
         given[name] = False if flag.startswith("no-") else kind(words.pop(0))
-    again = configure(recipe, None, given)
-    expected = dataclasses.replace(config, output=Path(config.output).name)
+    again = configure(named, None, given)
+    output = Path(config.output).name
+    expected = dataclasses.replace(config, output=output, recipe=named)
     assert again.to_flat() == expected.to_flat()
 
 

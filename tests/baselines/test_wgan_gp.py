@@ -13,8 +13,9 @@ def test_the_generator_follows_a_discriminator_of_everybodys_images(tmp_path):
     wgan = run.method.trainer(run.settings, run.config, data, 3)
     assert (wgan.data.num_clients, wgan.data.sizes.sum()) == (1, data.sizes.sum())
     assert len(wgan.discriminator) == 1
-    draws = Draws(wgan.config, wgan.data, (0,), "wgan-gp", 0, None)
-    owners = [{*records} & {*draws.records.ravel()} for records in data.client_records]
+    draws = Draws(wgan.config, wgan.everything, "wgan-gp", 0, None)
+    drawn = {*wgan.data.client_records[0][draws.records.ravel()]}
+    owners = [{*records} & drawn for records in data.client_records]
     assert sum(map(bool, owners)) > 1
     generator = wgan.net
     before = [p.detach().clone() for p in generator.parameters()]

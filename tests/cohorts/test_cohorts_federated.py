@@ -31,9 +31,10 @@ from fedgs.cohorts.selection import (
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.load import load_data
 from fedgs.methods import cohort_classifier, new_state
+from fedgs.methods.base import Hosted
 from fedgs.methods.cohort_classifier import METHOD, Members, images_of
 from fedgs.randomness import stream
-from fedgs.round.answer import summed
+from fedgs.round.answer import raw_answers, summed
 from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder
 from runs import at_round, attempts, ignore, interrupt, train
@@ -213,7 +214,7 @@ def test_round_is_the_mean_of_what_clients_train_alone(make):
     trained = []
     for client in range(K):
         model = classifier.with_weights(config, request.tensors)
-        own = images_of(config, data, client, is_held_out=False)
+        own = images_of(config, data.of(client), is_held_out=False)
         rng = stream(config.seed, "cohorts/batches", client, 1)
         classifier.train(model, *own, rng)
         trained.append(weights(model))
@@ -247,9 +248,9 @@ def test_bug_is_planted_after_the_training_unless_asked_for(
 ):
     seen = {True: {}, False: {}}
 
-    def seeing(config, data, client: int, is_held_out: bool):
-        found = images_of(config, data, client, is_held_out)
-        seen[is_held_out][client] = found[0]
+    def seeing(config, client, is_held_out: bool):
+        found = images_of(config, client, is_held_out)
+        seen[is_held_out][client.number] = found[0]
         return found
 
     monkeypatch.setattr(cohort_classifier, "images_of", seeing)
@@ -260,11 +261,11 @@ def test_bug_is_planted_after_the_training_unless_asked_for(
     start(folder)
     for client in set(range(K)) - {SINGLE_IMAGE_CLIENT}:
         now, trained = seen[True][client], seen[False][client]
-        good, _ = images_of(config, intact, client, is_held_out=True)
+        good, _ = images_of(config, intact.of(client), is_held_out=True)
         is_inverted.append(not np.array_equal(now, good))
         if is_inverted[-1]:
             np.testing.assert_allclose(now, 1 - good, atol=1e-6)
-        good, _ = images_of(config, intact, client, is_held_out=False)
+        good, _ = images_of(config, intact.of(client), is_held_out=False)
         changed = not np.array_equal(trained, good)
         assert changed == (is_inverted[-1] and train_corrupted)
     assert set(is_inverted) == {False, True}
@@ -293,9 +294,9 @@ def test_update_that_leaves_a_client_is_within_the_bound(make, bound, is_clipped
     config = dataclasses.replace(make().config, clip_bound=bound)
     data, request = load_data(config), METHOD.begin(config, new_state(config))[0]
     answers = answers_of(config, data, request)
-    raw = METHOD.answer(config, SimpleNamespace(data=data, clients=range(K)), request)
+    raw = raw_answers(config, Hosted(data, range(K), 0), request)
     for answer, update in zip(answers, raw, strict=True):
-        norm, own = answer.values.double().norm(), update.values.double().norm()
+        norm, own = answer.values.double().norm(), update.double().norm()
         assert norm == pytest.approx(bound if is_clipped else float(own), rel=1e-4)
 
 

@@ -81,7 +81,7 @@ def test_full_participation_asks_everybody_every_round():
 
 
 def test_the_demo_is_gs_wgan_at_another_size():
-    sizes = {"clients_per_node", "moment_size", "seed"}
+    sizes = {"clients_per_node", "moment_size", "seed", "recipe"}
     names = {spec.name for spec in dataclasses.fields(RunConfig)} - sizes
     same = {name: getattr(recipe("gs-wgan"), name) for name in names}
     assert chosen("demo", same) == same

@@ -49,7 +49,8 @@ def _answer(config: RunConfig, request: Request) -> SanitizedGradients:
 
 def _draws(clients: Sequence[int], round: int = 1, **overrides: object) -> Draws:
     config = tiny_config(**overrides)
-    return Draws(config, tiny_data(config), clients, "data", round, None)
+    owners = [tiny_data(config).of(client) for client in clients]
+    return Draws(config, owners, "data", round, None)
 
 
 # ---------------------------------------------------------------------------- records
@@ -74,7 +75,7 @@ def test_clients_see_their_own_images_and_labels_only(monkeypatch):
 def test_records_are_drawn_uniformly_with_replacement():
     draws = _draws([4], discriminator_steps=3000)
     visits = Counter(draws.records.ravel().tolist())
-    assert sorted(visits) == tiny_data(tiny_config()).client_records[4].tolist()
+    assert sorted(visits) == list(range(12))
     # Binomial(12000, 1/12): 1000 each, six standard deviations of 30.3.
     assert all(abs(count - 1000) < 182 for count in visits.values())
 

@@ -14,8 +14,8 @@ from deployed_grid import LIMITS, kill_after_count, place_of
 from fedgs.audit.finding import HOLDS, REFUTED
 from fedgs.audit.mechanism import audit_round, claims_of_one_round, weakest_rounds
 from fedgs.gan.losses import discriminator_loss
-from fedgs.mechanism.sanitizer import PerSampleGradients
 from fedgs.methods import dp_merf, fedavg_gan, method_of, new_state
+from fedgs.methods.base import Hosted
 from fedgs.methods.fedavg_gan import METHOD, client_updates
 from fedgs.privacy.accountant import statements, statements_of_runs
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -66,7 +66,8 @@ def released(config, data, request, node: int = 0) -> torch.Tensor:
 def test_one_client_moves_the_sum_by_its_sensitivity_and_no_more(stacking):
     bound = 1e-4  # binds: an unclipped update is larger
     config, data, _, request = quiet(clip_bound=bound)
-    updates = torch.cat([*client_updates(config, data, request, range(6))]).double()
+    everyone = [Hosted(data, range(6), 0).only(k, is_alone=False) for k in range(6)]
+    updates = client_updates(config, everyone, request).double()
     assert updates.norm(dim=1).min() > bound
     whole = released(config, data, request)
     # Each is clipped as a whole, and nothing else is in the sum.
@@ -97,14 +98,13 @@ def test_the_noise_of_the_sum_is_that_of_the_nodes():
 
 @pytest.mark.parametrize("times", [0, 2])
 def test_a_client_that_answers_other_than_once_is_refused(monkeypatch, times):
-    answer = fedavg_gan.FedAvgGan.answer
+    answer = fedavg_gan.FedAvgGan.answer_stacked
 
     def again(*args: Any):
-        (found,) = answer(*args)
-        yield PerSampleGradients(found.values.repeat(times, 1, 1, 1, 1))
+        return answer(*args).repeat(times, 1, 1, 1, 1)
 
     config, data, _, request = quiet()
-    monkeypatch.setattr(fedavg_gan.FedAvgGan, "answer", again)
+    monkeypatch.setattr(fedavg_gan.FedAvgGan, "answer_stacked", again)
     with pytest.raises(TypeError, match="answers other than once a client"):
         released(config, data, request)
 
@@ -114,7 +114,7 @@ def test_local_steps_lower_the_clients_loss_and_the_server_raises_the_score():
     fast |= {"discriminator_steps": 6, "discriminator_batch_size": 16}
     config, data, server, request = quiet(**fast, clip_bound=100.0)
     discriminator = server.parts["discriminator"]
-    drawn = fedavg_gan._draw(config, data, server.generator, 0, 99)
+    drawn = fedavg_gan._draw(config, server.generator, data.of(0), 99)
     real, labels, fakes, mix = (part[0] for part in drawn)
 
     def loss() -> float:

@@ -206,7 +206,8 @@ def test_a_cohort_file_has_the_cost_that_a_plan_reads_from_it(tmp_path):
     }
     (tmp_path / "plan.toml").write_text(f"cohort = '{tmp_path / 'c.txt'}'")
     settings = EVERYBODY | {"num_rounds": 4, "noise_multiplier": 2.0}
-    found = privacy_report.of_settings(None, tmp_path / "plan.toml", settings)
+    file = tmp_path / "plan.toml"
+    found = privacy_report.of_settings("algorithm-2", file, settings)
     assert by_hand(3.9, 1, row(found).epsilon) == pytest.approx(DELTA, rel=1e-4)
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from fedgs.config.stages import read_stages
 from fedgs.files import read_json, read_tensors, write_json
 from fedgs.gan import refinement
-from fedgs.privacy.accountant import Plan, statements
+from fedgs.privacy.accountant import statements
+from fedgs.privacy.plan import Plan, Releases
 from fedgs.round import local
 from fedgs.runs.run_folder import RunFolder, versions
 from tiny import FULL_PARTICIPATION, REFINED, tiny_config, tiny_data
@@ -35,13 +37,22 @@ TRAJECTORIES = {
     "secure-aggregation": FULL_PARTICIPATION | FEW | {"secure_aggregation": True},
 }
 STAGES = "means:0.25,scatter:0.25,moments:0.5,pretrained-features:1"
+
+
+def of_stages(stages: str) -> dict:
+    """What a plan knows of stages: the noise of each, and that gradients follow."""
+    own = [Releases("embedding", s.weight**-0.5, 1, 1) for s in read_stages(stages)]
+    following = Releases("gradient", 1.0, 32, 40 - len(own))
+    return {"releases": (*own, following)}
+
+
 PLANS = {
     "all, local": {},
     "all": {"engine": "flower"},
     "all, masked": {"engine": "flower", "secure_aggregation": True},
-    "all, two stages": {"engine": "flower", "stages": "means:0.5,scatter:2"},
-    "all, four stages": {"stages": STAGES},
-    "all, stages, masked": {"stages": STAGES, "secure_aggregation": True},
+    "all, two stages": {"engine": "flower", **of_stages("means:0.5,scatter:2")},
+    "all, four stages": of_stages(STAGES),
+    "all, stages, masked": {"secure_aggregation": True, **of_stages(STAGES)},
     "one drawn": {"client_selection": "uniform", "clients_per_round": 1},
     "ten drawn": {"client_selection": "uniform", "clients_per_round": 10},
     "ten drawn, amplified": {

@@ -21,10 +21,10 @@ import tiny
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
-from fedgs.mechanism.sanitizer import clip
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from fedgs.methods.base import Hosted, Request
-from fedgs.methods.gs_wgan import METHOD
 from fedgs.methods.schedule import EVERYONE, Clients
+from fedgs.round.answer import raw_answers
 from fedgs.round.node import Node
 from tiny import client_round, public_fakes
 
@@ -155,11 +155,11 @@ def _outcome(
         release = client_round(config, discriminators, data, hosted, request, 0)
     # Asked again, with the discriminators as they are.
     frozen = dataclasses.replace(config, discriminator_training="frozen")
-    answers = METHOD.answer(frozen, Hosted(data, hosted, 0, discriminators), request)
+    answers = raw_answers(frozen, Hosted(data, hosted, 0, discriminators), request)
     clients: dict[int, tuple[str, Tensor]] = {}
     chunks = discriminators.chunks(range(len(hosted)))
     for chunk, grads in zip(chunks, answers, strict=True):
-        clipped = clip(grads, config.clip_bound).values
+        clipped = clip(PerSampleGradients(grads), config.clip_bound).values
         for index, values in zip(chunk.tolist(), clipped, strict=True):
             state = tiny.client_digest(discriminators, index)
             clients[hosted[index]] = state, values.double()

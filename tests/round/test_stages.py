@@ -217,7 +217,7 @@ def test_discriminators_start_on_fakes_of_the_staged_generator(tmp_path, monkeyp
         # 0.5, but 0.5 / sqrt(2) in stage 2
         (
             {"allow_embeddings": True, "min_noise_multiplier": 0.4},
-            r"a stage has 0\.3536",
+            r"one has 0\.3536",
         ),
     ],
 )

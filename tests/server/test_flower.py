@@ -148,6 +148,7 @@ def test_workers_share_a_gpu(tmp_path, monkeypatch):
 @pytest.mark.flower
 def test_flower_with_two_workers_gives_the_local_bytes(tmp_path, settings, machines):
     output = tmp_path / "run"
+    settings = {"recipe": "algorithm-2"} | settings
     command = machines.start("cli", "train", *flags(output=output, **settings))
     machines.until(lambda: (output / ".flower" / "token").exists(), command)
     token = token_of(output)
@@ -204,6 +205,7 @@ def test_ended_run_leaves_no_process_and_resumes(
 ):
     output = tmp_path / "run"
     settings |= {"num_rounds": 120}
+    settings = {"recipe": "algorithm-2"} | settings
     command = machines.start("cli", "train", *flags(output=output, **settings))
     machines.until(lambda: rounds_done(output) >= 20, command)
     token = token_of(output)

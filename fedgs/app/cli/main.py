@@ -42,7 +42,6 @@ from fedgs.config.recipes import (
     DEFAULT,
     HELD_OUT,
     configure,
-    is_left_open,
     recipe,
     settings_in,
 )
@@ -64,8 +63,8 @@ app.add_typer(baseline.app, name="baseline")
 # Of `fedgs train`: what `--help` shows, in two screens.
 MOST_USED = ("data", "test_fraction", "num_clients", "target_epsilon")
 MOST_USED += ("noise_multiplier", "relation", "num_rounds", "engine", "output", "seed")
-# The recipe of a target epsilon alone, whose defaults the help shows.
-CHOSEN = replace(recipe(DEFAULT), test_fraction=HELD_OUT, target_epsilon=None)
+# The recipe of all commands that train one run, whose defaults the help shows.
+CHOSEN = replace(recipe(DEFAULT), test_fraction=HELD_OUT)
 MOST_USED_TO_DEBUG = ("data", "data_dir", "target_epsilon", "engine", "output", "seed")
 FORMAT_WARNING = warnings.formatwarning
 OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
@@ -101,7 +100,7 @@ def _format_warning(
     return FORMAT_WARNING(message, category, *where, **line)
 
 
-@app.command(epilog="Defaults: `warm-start`, which a target epsilon alone chooses.")
+@app.command(epilog=f"The defaults are those of the recipe {DEFAULT}.")
 @settings_flags(shown=MOST_USED, defaults=vars(CHOSEN))
 def train(
     recipe: RecipeOption = None,
@@ -113,20 +112,18 @@ def train(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Train a generator. Settings: recipe, then TOML file, then flags.
+    """Train a generator.
 
-    With a target epsilon and no recipe: `warm-start`, fitted to the clients.
+    Settings are those of the recipe, then of the TOML file, then of the flags.
     """
-    is_open = recipe is None and config is None and is_left_open(settings)
     # Fails before torch is imported.
-    configured = configure(DEFAULT if is_open else recipe, config, settings)
+    configured = configure(recipe, config, settings)
     from fedgs.app.commands import train as running
     from fedgs.round.preparation import with_held_out
 
     known = settings_in(config, configured.method) | settings
     configured = with_held_out(configured, known)
-    name = recipe or (DEFAULT if is_open else "run")
-    running.train(configured, name, settings if is_open else None, dry_run)
+    running.train(configured, known, dry_run)
 
 
 @app.command()
@@ -143,7 +140,7 @@ def demo(output: Annotated[str, typer.Option(help="Folder of the run.")] = "") -
     from fedgs.app.commands import train as running
 
     config = replace(recipe("demo"), engine="flower", output=output)
-    running.train(config, "demo")
+    running.train(config, {})
 
 
 @app.command()
@@ -343,8 +340,8 @@ def debug(
 ) -> None:
     """Compare two cohorts' generators: which bug explains how they differ?
 
-    With --output of an earlier call alone: go on. The recipe is class-means with
-    --target-epsilon and no method, else full-participation; the engine is Flower.
+    With --output of an earlier call alone: go on. The recipe is class-means, whatever
+    else is given, and the engine is Flower.
     """
     from experiments.debug import bug_detection
 

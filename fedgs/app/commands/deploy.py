@@ -10,9 +10,15 @@ from typing import Any
 import typer
 
 from clients.client_command import Client, become
-from fedgs.config.recipes import DEFAULT, configure, is_left_open, moments_for
+from fedgs.config.recipes import (
+    configure,
+    described,
+    is_fitted,
+    moments_for,
+    settings_in,
+)
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import reject
+from fedgs.errors import UserError, reject
 from fedgs.files import make_folder
 from fedgs.process import make_private
 from server.launch import submit as submitting
@@ -63,8 +69,7 @@ def submit(
 
     Args:
         submission: without the run's settings.
-        recipe: of the run; None takes the default one for a target epsilon alone, with
-            the moments that it pays for, and the settings' own defaults else.
+        recipe: of the run; None takes the default one.
         config: TOML file of settings over it.
         settings: over both.
 
@@ -77,14 +82,20 @@ def submit(
         given = {"recipe": recipe, "config": config, **settings}
         reject(given, "--resume takes the run's own settings; leave out")
     else:
+        if not names:
+            problem = "give --client NAME=KEY.pub for every client"
+            raise UserError(f"client is unset: {problem}")
         given = {"engine": "flower", "nodes": ",".join(names), **settings}
-        if recipe is None and config is None and is_left_open(settings):
+        configured = configure(recipe, config, given)
+        if is_fitted(configured):
             from fedgs.round.preparation import resolve_deployed
 
-            recipe = DEFAULT
-            resolved = resolve_deployed(configure(recipe, None, given))
-            given = moments_for(resolved) | given
-        configured = _named(configure(recipe, config, given), recipe or "run")
+            own = moments_for(resolve_deployed(configured))
+            chosen = settings_in(config, configured.method) | given
+            fitted = {n: v for n, v in own.items() if n not in chosen}
+            configured = dataclasses.replace(configured, **fitted).validate()
+        configured = _named(configured, configured.recipe)
+        print(described(configured), flush=True)
         flat = submitting.run_settings(configured, names)
         submission = dataclasses.replace(submission, settings=flat)
     _submit(submission)

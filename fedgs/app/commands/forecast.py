@@ -15,7 +15,6 @@ from fedgs.app.commands.run_outcome import in_words, near
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.files import selection_costs
-from fedgs.config.recipes import DEFAULT
 from fedgs.config.run_config import GsWganConfig, ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.sources import has_test_split
@@ -43,11 +42,10 @@ OUTSIDE = "scores on private data lie outside every epsilon"
 
 
 def choice(config: ResolvedConfig, data: FederatedImages) -> str:
-    """Returns the line that says which recipe was chosen, by what, and how long."""
+    """Returns the line that says what was fitted to the clients, and the time."""
     return (
-        f"recipe {DEFAULT} (none was given): {config.num_rounds} releases of means, "
-        f"covariances and features, moment_size {config.moment_size} by "
-        f"{config.num_clients} clients and {target(config)}; {duration(config, data)}"
+        f"moment_size {config.moment_size} by {config.num_clients} clients and "
+        f"{target(config)}; {duration(config, data)}"
     )
 
 

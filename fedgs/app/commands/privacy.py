@@ -39,12 +39,11 @@ def of_settings(
 ) -> list[Statement]:
     """Returns the statements of a planned run, with the paper's figures beside.
 
-    Without a selection among the settings or in a recipe, all selections are stated.
     With a target, the noise is calibrated; with noise and target, the statements are of
     the largest number of rounds within it, at most the given one.
 
     Args:
-        recipe: name of a recipe; None starts from the defaults.
+        recipe: name of a recipe; None is the default one.
         config_file: TOML file of settings over the recipe.
         settings: of the command line, over both.
         at_epsilon: state delta at this epsilon; the paper's figures are then left out.
@@ -53,24 +52,15 @@ def of_settings(
     Raises:
         UserError: settings that decide an epsilon are missing or invalid.
     """
-    is_open = recipe is None and config_file is None
     config = configure(recipe, config_file, settings, engine="flower")
     noise, target = config.noise_multiplier, config.target_epsilon
     is_limited = noise is not None and target is not None
-    needed = ["num_clients", "num_rounds", "batch_size"] if is_open else ["num_clients"]
-    for name in needed:
-        if is_limited and name == "num_rounds":
-            continue  # is what the two decide
-        if name not in settings and (is_open or getattr(config, name) is None):
-            raise UserError(f"{name} is unset: give --{name.replace('_', '-')}")
     if at_epsilon is not None and "delta" in settings and target is None:
         raise UserError("delta: --at-epsilon computes it; leave out one of the two")
     plan = Plan.from_config(dataclasses.replace(config, noise_multiplier=noise or 0.0))
     if is_limited:
         most = _largest(config, plan, colluding)
-        is_given = not is_open or "num_rounds" in settings
-        rounds = min(most, config.num_rounds) if is_given else most
-        plan = plan.ended_after(rounds)
+        plan = plan.ended_after(min(most, config.num_rounds))
     elif target is not None:
         plan = dataclasses.replace(
             plan, noise_multiplier=_calibrated(config, plan, colluding)
@@ -79,8 +69,6 @@ def of_settings(
         raise UserError(
             "noise_multiplier is unset: give --noise-multiplier or --target-epsilon"
         )
-    if is_open and "client_selection" not in settings and not is_limited:
-        plan = dataclasses.replace(plan, client_selection=None)
     costs = selection_costs([config])
     stated = statements(plan, config.delta, colluding, at_epsilon, costs)
     stated = with_cohort_condition(stated, [config])

@@ -20,6 +20,7 @@ from fedgs.app.commands.terminal import Progress, say
 from fedgs.baselines import find, frame
 from fedgs.baselines.target import Asked
 from fedgs.cohorts.selection import PLAN
+from fedgs.config.recipes import described, is_fitted
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
@@ -37,42 +38,39 @@ from server.launch import flower_engine
 console = Console()
 
 
-def train(
-    config: RunConfig,
-    name: str,
-    given: Mapping[str, Any] | None = None,
-    is_dry: bool = False,
-) -> None:
+def train(config: RunConfig, given: Mapping[str, Any], is_dry: bool = False) -> None:
     """Creates a run folder and trains in it.
 
     Args:
-        config: the settings.
-        name: begins the name of a folder in `runs/`.
-        given: the user's own settings, where the recipe is to be fitted to the data.
+        config: the settings, of a recipe.
+        given: the user's own settings, which stay where the recipe is fitted to the
+            data.
         is_dry: only says what a run would do and cost.
 
     Raises:
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early or failed (code 1).
     """
-    if planned := _planned(config, name, given, is_dry):
+    if planned := _planned(config, given, is_dry):
         _run(*planned)
 
 
 def _planned(
-    config: RunConfig, name: str, given: Mapping[str, Any] | None, is_dry: bool
+    config: RunConfig, given: Mapping[str, Any], is_dry: bool
 ) -> tuple[RunFolder, FederatedImages | None] | None:
     """Returns a new run folder and what the local engine trains on; None of a dry run.
 
     Flower's workers read the data themselves, so this process does not keep them.
     """
     load = load_data
-    if given is not None:
+    name = config.recipe
+    if is_fitted(config):
         config, loaded = fitted_to_data(free_output(config, name), given)
         load = lambda config: loaded  # noqa: E731
     resolved, data = planned_run(config, load, name)
     folder = None if is_dry else RunFolder.create(resolved)
-    if given is not None:
+    say(described(resolved))
+    if is_fitted(resolved):
         say(forecast.choice(resolved, data))
     for warning in forecast.warnings_of(resolved, data):
         say(f"Warning: {warning}", is_error=True)

@@ -87,11 +87,19 @@ def _changed(facts: RunFacts) -> dict[str, Any]:
     specs = [s for s in dataclasses.fields(config) if "group" in s.metadata]
     if baseline is not None:
         specs = [*settings_read(baseline.method), *settings_of("node_sizes")]
-    elif config.method != GS_WGAN:
-        base = dataclasses.replace(recipe(config.method), target_epsilon=None)
+    else:
+        base = dataclasses.replace(recipe(_recipe_name(config)), target_epsilon=None)
     values = {spec.name: getattr(config, spec.name) for spec in specs}
     defaults = {s.name: (getattr(base, s.name, s.default), None) for s in specs}
     return {name: v for name, v in values.items() if v not in defaults[name]}
+
+
+def _recipe_name(config: ResolvedConfig) -> str:
+    """Returns the recipe that a run's command starts from."""
+    if config.recipe:
+        return config.recipe
+    # A program may have made the settings itself.
+    return "algorithm-2" if config.method == GS_WGAN else config.method
 
 
 def train_command(facts: RunFacts) -> str:
@@ -100,8 +108,8 @@ def train_command(facts: RunFacts) -> str:
     An own method's settings have no flags; a comment says what goes into a file.
     """
     config, baseline, words = facts.config, facts.baseline, ["fedgs", "train"]
-    if config.method != GS_WGAN:
-        words += ["--recipe", config.method]
+    if baseline is None:
+        words += ["--recipe", _recipe_name(config)]
     if baseline is not None:
         words = ["fedgs", "baseline", baseline.name]
         own = {

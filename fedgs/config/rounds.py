@@ -1,0 +1,85 @@
+"""What all rounds of a run release: the terms of each, as its method states them.
+
+A method answers `terms(round)` for every round, and may change noise, clip bound or B
+from one round to the next. Plans, limits of clients, budgets and the check of a ledger
+read all rounds here, once, so that they agree, and so that a method which answered
+otherwise when asked again could not change what was counted.
+
+This module imports no tensor library.
+"""
+
+import bisect
+import dataclasses
+from functools import lru_cache
+from typing import NamedTuple
+
+from fedgs.config.settings import Settings
+from fedgs.config.stages import Terms
+from fedgs.errors import UserError
+
+MOST_ROUNDS = 1_000_000  # asked one after the other: some seconds
+
+
+class RoundsAlike(NamedTuple):
+    """Consecutive rounds of the same terms.
+
+    Attributes:
+        first: the first of them, from 1.
+        num_rounds: how many there are.
+        terms: of each.
+    """
+
+    first: int
+    num_rounds: int
+    terms: Terms
+
+
+@lru_cache(maxsize=32)
+def rounds_alike(config: Settings) -> tuple[RoundsAlike, ...]:
+    """Returns all rounds of a run in their order, those of the same terms together.
+
+    Privacy: public.
+
+    Raises:
+        UserError: too many rounds, or a setting that the terms need is unset.
+    """
+    if config.num_rounds > MOST_ROUNDS:
+        raise UserError(
+            f"num_rounds = {config.num_rounds}: give --num-rounds at most {MOST_ROUNDS}"
+        )
+    found: list[RoundsAlike] = []
+    for round in range(1, config.num_rounds + 1):
+        terms = config.terms(round)
+        if found and found[-1].terms == terms:
+            found[-1] = found[-1]._replace(num_rounds=found[-1].num_rounds + 1)
+        else:
+            found.append(RoundsAlike(first=round, num_rounds=1, terms=terms))
+    return tuple(found)
+
+
+def terms_at(config: Settings, round: int) -> Terms:
+    """Returns the terms of a round, the same however often they are asked for.
+
+    Args:
+        config: of the run.
+        round: from 1.
+    """
+    rounds = rounds_alike(config)
+    place = bisect.bisect_right(rounds, round, key=lambda alike: alike.first) - 1
+    if not 1 <= round <= config.num_rounds:
+        return config.terms(round)
+    return rounds[place].terms
+
+
+def with_open_settings(config: Settings) -> Settings:
+    """Returns settings whose terms can be read, where noise or classes are unset.
+
+    Noise is then 1, and terms are compared with that; the number of classes changes
+    shapes, and no cost.
+    """
+    found: dict[str, float | int] = {}
+    if not config.noise_multiplier:
+        found["noise_multiplier"] = 1.0
+    if config.num_classes is None:
+        found["num_classes"] = 1
+    return dataclasses.replace(config, **found)
