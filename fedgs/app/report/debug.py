@@ -193,9 +193,10 @@ def read_debug_folder(path: Path) -> DebugFacts:
 
 
 def without_folders(command: str) -> str:
-    """Returns a command whose absolute paths have lost their folders.
+    """Returns a command whose absolute paths have lost their folders, data their file.
 
-    >>> without_folders("fedgs debug --data-dir /home/ada/data --output=/tmp/x/out")
-    'fedgs debug --data-dir data --output=out'
+    >>> without_folders("fedgs debug --data npz:~/ada.npz --output=/tmp/x/out")
+    'fedgs debug --data npz:FILE --output=out'
     """
+    command = re.sub(r"\b(npz|folder|femnist):[^\s'\"]+", r"\1:FILE", command)
     return re.sub(r"(?<![^\s=:'\"])/(?:[^\s'\"/]+/)*", "", command)
