@@ -5,7 +5,9 @@ import dataclasses
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import written
+from fedgs.privacy.accountant import in_short
 from fedgs.privacy.client_limits import Limits
+from fedgs.privacy.rounding import upper
 from fedgs.round.node import Node
 
 _COUNTED = ("client_epsilon", "delta", "relation")
@@ -31,15 +33,26 @@ def agreement(title: str, node: Node) -> str:
             f"{title} takes part in a run; what is agreed:",
             f"  method {config.method}, noise_multiplier {config.noise_multiplier:g}"
             f"{seeded}, clip_bound {config.clip_bound:g}, batch_size "
-            f"{_largest_batch(config)}, {config.num_rounds} rounds, unit "
-            f"{config.privacy_unit}",
+            f"{_largest_batch(config)}, {config.num_rounds} rounds",
+            f"  unit: {_unit(node)}",
             *_stages(config),
             *_masks(node),
             f"  against the server: {_costs(config, limits)}",
             f"  limits: {_in_force(limits)}",
-            f"  released so far: epsilon {spent:.4g}, over all runs counted in "
+            f"  released so far: epsilon {upper(spent)}, over all runs counted in "
             f"{node.count.folder}",
         )
+    )
+
+
+def _unit(node: Node) -> str:
+    """Returns what a client of the run is here; a warning where it is no owner."""
+    unit = in_short(node.config.unit_condition)
+    if not node.count.is_whole:
+        return unit
+    return (
+        f"{unit}. Warning: the run's clients here ({len(node.hosted)}) are all of this "
+        "client's data or shards of them, not persons; they are counted as one"
     )
 
 
@@ -80,7 +93,7 @@ def _costs(config: ResolvedConfig, limits: Limits) -> str:
     limit = limits.client_epsilon  # all that bounds a server that goes back
     bound = "without a bound" if limit is None else f"up to client_epsilon = {limit:g}"
     return (
-        f"epsilon {epsilon:.4g} ({limits.relation}, delta {limits.delta:g}) if the "
+        f"epsilon {upper(epsilon)} ({limits.relation}, delta {limits.delta:g}) if the "
         f"server asks it once in each of {config.num_rounds} rounds; a round that is "
         f"asked again adds to it, {bound}"
     )

@@ -455,7 +455,7 @@ def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
     with warnings.catch_warnings(action="ignore", category=DataWarning):
         records = sources.load_records(own)
     # Other partitioners cut by the run's seed, as iid and dirichlet do.
-    are_named = own.partitioner in (None, "NaturalIdPartitioner")
+    are_named = not own.is_dealt
     if own.partition == "auto" and records.clients is None:
         owner = np.zeros(len(records.labels), np.int64)
         records, are_named = dataclasses.replace(records, clients=owner), False

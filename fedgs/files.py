@@ -8,6 +8,7 @@ behind; who owns the folder removes it at its next start.
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs 
     from fedgs.shapes import TensorDict
 
 REMEDY = "restore it from a backup, or start again with another --output"
+SEAL = "sha256:"  # begins the hash of tensors in a file's metadata
 TEMPORARY = re.compile(r"\.(.+)\.([0-9]+)")
 
 
@@ -206,6 +208,7 @@ def write_tensors(
     metadata: dict[str, str] | None = None,
     recycle: Path | None = None,
     is_durable: bool = False,
+    is_sealed: bool = False,
 ) -> None:
     """Writes tensors as safetensors, atomically; durable after `save_checkpoint`.
 
@@ -218,11 +221,15 @@ def write_tensors(
         recycle: a file that is not needed any more: overwriting it costs a third of
             what new pages and their release do.
         is_durable: have it on the disk when this returns.
+        is_sealed: add a hash of the tensors for `check_tensors` to the metadata.
     """
     from safetensors.torch import save
 
     make_folder(path.parent)
     flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    if is_sealed:  # in the one entry: safetensors writes several in no fixed order
+        ((name, text),) = (metadata or {"tensors": ""}).items()
+        metadata = {name: f"{text} {SEAL}{tensors_hash(save(flat))}".strip()}
     with replacing(path, is_durable, recycle) as file:
         file.write(save(flat, metadata))
 
@@ -248,6 +255,34 @@ def read_metadata(path: Path) -> dict[str, str]:
     """
     with _opened_tensors(path, "np") as file:  # loads no torch
         return file.metadata() or {}
+
+
+def tensors_hash(content: bytes) -> str:
+    """Returns the SHA-256 of the tensors in a safetensors file: names, types and bytes.
+
+    Args:
+        content: of the file; what it says beside the tensors does not count.
+    """
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header.pop("__metadata__", None)
+    named = json.dumps(header, sort_keys=True).encode()
+    return hashlib.sha256(named + content[end:]).hexdigest()
+
+
+def check_tensors(path: Path) -> None:
+    """Compares a file's tensors with the hash that `write_tensors` sealed them with.
+
+    Raises:
+        UserError: missing or corrupted, or others than were written. A file of a
+            version that sealed none passes.
+    """
+    words = " ".join(read_metadata(path).values()).split()
+    said = [word for word in words if word.startswith(SEAL)]
+    if said and said != [SEAL + tensors_hash(path.read_bytes())]:
+        raise UserError(
+            f"{path}: its tensors are not those that were written; {REMEDY}"
+        )
 
 
 @contextlib.contextmanager

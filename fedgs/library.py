@@ -23,6 +23,7 @@ from fedgs.data.load import federate, load_data
 from fedgs.data.records import fit
 from fedgs.errors import UserError
 from fedgs.privacy.accountant import Statement
+from fedgs.privacy.rounding import upper
 from fedgs.privacy_label import privacy_label
 from fedgs.round import local
 from fedgs.round.preparation import (
@@ -167,8 +168,10 @@ class TrainingRun:
         method = label["mechanism"][0] if self.folder.is_baseline else method
         epsilon = label["guarantee"]
         if label["epsilon"] is not None:
-            terms = f"{label['adversary']}, {label['relation']}, delta {config.delta:g}"
-            epsilon = f"epsilon {label['epsilon']:.4g} ({terms})"
+            terms = f"{label['adversary']}, {label['relation']}, delta "
+            terms += f"{upper(config.delta, 6)}, unit: {label['unit_of_privacy']}"
+            epsilon = f"epsilon {upper(label['epsilon'])} ({terms})"
+            epsilon += "".join(f"; {text}" for text in config.public_conditions)
         return (
             f"{self.path}: {method}, {config.num_clients} clients, round "
             f"{self.folder.last_round} of {config.num_rounds}, {epsilon}"

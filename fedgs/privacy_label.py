@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from fedgs.cohorts.files import EXCLUDED
-from fedgs.config.run_config import RunConfig
 from fedgs.files import read_json
 from fedgs.privacy import accountant
 from fedgs.privacy.accountant import FIGURES, SEEDED, Statement
@@ -39,7 +38,7 @@ CAVEATS = (EXCLUDED, *accountant.CAVEATS)
 _TERMS = ("kind", "what", "release", "noise_std", "noise_multiplier", "clip_bound")
 _TERMS += ("batch_size", "sampling_rate")
 _OF_AUDIT = ("attack", "rounds", "lower_bound", "epsilon", "delta", "confidence")
-_NO_ROW = Statement("none", "none", "none", None, 1.0, "none", adversary="none")
+_NO_ROW = Statement("none", "nothing", "none", None, 1.0, "none", adversary="none")
 
 
 def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
@@ -83,7 +82,7 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
         "guarantee": "; ".join([NO_GUARANTEE, flaw] if flaw else [HOLDS, *limits]),
         "epsilon": None if flaw else first.epsilon,
         "delta": config.delta,
-        "unit_of_privacy": unit_in_words(config, first),
+        "unit_of_privacy": first.unit_in_words,
         "relation": first.relation,
         "adversary": first.adversary,
         "mechanism": [method, *(f"{count} x {text}" for text, count in kinds.items())],
@@ -151,12 +150,3 @@ def _audited(path: Path, first: Statement) -> tuple[dict[str, Any] | None, bool]
     found = [row for row in found if (row["adversary"], row["relation"]) == wanted]
     best = max(found, key=lambda row: row["lower_bound"], default=None)
     return best and {name: best[name] for name in _OF_AUDIT}, content["holds"]
-
-
-def unit_in_words(config: RunConfig, row: Statement) -> str:
-    """Returns what one unit of privacy of a run is."""
-    shard = " (a shard, not a person)" * (config.partition in ("iid", "dirichlet"))
-    if config.partition == "auto":
-        shard = " (a shard, not a person, where the data names no owners)"
-    units = {"client": f"one client with all its data{shard}", "record": "one record"}
-    return said(row.conditions, row.unit, units.get(row.unit, row.unit))

@@ -3,7 +3,8 @@
 import secrets
 from typing import Any
 
-from fedgs.files import read_json, write_json
+from fedgs.errors import UserError
+from fedgs.files import REMEDY, read_json, write_json
 from fedgs.runs.run_folder import RunFolder
 
 FILE = "deployment.json"
@@ -16,10 +17,13 @@ def kept_of(folder: RunFolder) -> dict[str, Any]:
     resumed finds it. `answered` is `RollCall`'s.
 
     Raises:
-        UserError: the file is broken.
+        UserError: the file is broken, or missing after the first release.
     """
     path = folder.path / FILE
     if not path.exists():
+        # With a new run_id its clients would take it for another run.
+        if folder.read_ledger().length:
+            raise UserError(f"{path}: is missing, the run has released; {REMEDY}")
         nodes = list(folder.config.node_names)
         write_json(path, {"run_id": secrets.token_hex(8), "nodes": nodes})
     return read_json(path)

@@ -118,7 +118,8 @@ def test_the_label_tells_no_seed_and_no_path(tmp_path, settings):
     text = json.dumps(label)
     words = ("271828", "secret-place", "/home", "a.npz", "participants")
     assert not [secret for secret in words if secret in text]
-    assert ("public.npz" in text) == ("public_data" in settings)
+    assert "public.npz" not in text
+    assert ("the images of a file of" in text) == ("public_data" in settings)
 
 
 def audited(run: Path, *found: Finding, holds: bool = True) -> None:
@@ -145,11 +146,10 @@ def test_the_audited_bound_is_the_largest_of_its_row_that_read_no_images(run):
 
 
 def test_where_the_data_may_name_no_owners_a_client_may_be_no_person(tmp_path):
-    for partition, more in (
-        ("iid", " (a shard, not a person)"),
-        ("by-client", ""),
-        ("auto", " (a shard, not a person, where the data"),
+    for partition, unit in (
+        ("iid", "one shard of the data, not a person"),
+        ("by-client", "one client (an owner with all images)"),
+        ("auto", "one client (an owner with all images, or a shard, no person"),
     ):
         label = privacy_label(make_run(tmp_path / partition, partition=partition))
-        start = "one client with all its data" + more
-        assert label["unit_of_privacy"].startswith(start)
+        assert label["unit_of_privacy"].startswith(unit)

@@ -13,8 +13,9 @@ from experiments.comparison.rows import Row
 from experiments.grid.lines import NUM_SAMPLES
 from experiments.store import Line
 from fedgs.app.report.words import num_bytes
-from fedgs.app.tables import Table, epsilon
+from fedgs.app.tables import Table
 from fedgs.baselines.contract import RELATIONS
+from fedgs.privacy.rounding import lower, upper
 
 CANNOT = "–"
 COLUMNS = (*EPSILONS, None)  # None is without noise
@@ -109,7 +110,7 @@ def _epsilons(line: Line, kind: str) -> str:
     if kind == "user":  # all of them were asked for zero-out; a record's is the first
         shown = sorted(shown, key=lambda row: RELATIONS.index(row["relation"]))
     texts = [
-        f"{epsilon(row['epsilon'])} {row['relation']}"
+        f"{upper(row['epsilon'])} {row['relation']}"
         + ("" if valid else " (distributional: no differential privacy)")
         for row in shown
     ]
@@ -123,9 +124,8 @@ def _number(value: float | None, form: str) -> str:
 def _audit(audit: Mapping[str, Any] | None) -> str:
     if audit is None:
         return CANNOT
-    claimed = audit["claimed"]
-    of = "unbounded" if claimed is None else f"{claimed:.3g}"
-    return f"≥ {audit['lower_bound']:.3g} of {of}" + " REFUTED" * audit["refuted"]
+    bound, claimed = lower(audit["lower_bound"], 3), upper(audit["claimed"], 3)
+    return f"≥ {bound} of {claimed}" + " REFUTED" * audit["refuted"]
 
 
 # ------------------------------------------------------------------ the page

@@ -22,6 +22,7 @@ from fedgs.errors import UserError
 from fedgs.files import read_json
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
+from fedgs.privacy.rounding import upper
 
 STORED = Path(__file__).with_name("power.json")
 CLASSES = 10  # of the table's data
@@ -159,7 +160,7 @@ def _plan(config: ResolvedConfig, level: float) -> str:
     text = f"{clients} clients in each group"
     if epsilon is None or epsilon > MOST_EPSILON:
         return text
-    return f"{text}, or epsilon {epsilon:.2g} with {config.num_clients}"
+    return f"{text}, or epsilon {upper(epsilon, 2)} with {config.num_clients}"
 
 
 def epsilon_of(config: ResolvedConfig, noise_multiplier: float) -> float | None:

@@ -31,6 +31,7 @@ from fedgs.app.flags import request_flags, run_command, settings_flags
 from fedgs.app.report import words
 from fedgs.app.tables import Table
 from fedgs.config.fields import check_ranges, flag
+from fedgs.privacy.rounding import upper
 
 CELLS = Cells.read(Path(__file__).with_suffix(".toml"))
 CURVES = {  # name: which cells
@@ -95,7 +96,7 @@ def _row(lines: Sequence[Line]) -> list[str]:
 
 def _epsilons(line: Line, adversary: str) -> str:
     known = line["epsilons"].get(adversary, {})
-    return " / ".join(f"{words.epsilon(e)} {name}" for name, e in known.items()) or "–"
+    return " / ".join(f"{upper(e)} {name}" for name, e in known.items()) or "–"
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -33,6 +33,7 @@ from fedgs.privacy.oracle import (
     sampled_rdp_epsilon,
     two_directions,
 )
+from fedgs.privacy.rounding import upper
 
 SIGMA, B = 1.07, 32
 ROOT = math.sqrt(B)
@@ -237,7 +238,7 @@ def main(as_json: bool) -> None:
 def _show(done: list[Result]) -> None:
     rows: list[list[str]] = []
     for result in done:
-        valid = "" if result.dominating is None else f"{result.dominating:.6g}"
+        valid = "" if result.dominating is None else upper(result.dominating, 6)
         verdict = "yes" if result.agrees else f"no: {result.note or 'NOT EXPLAINED'}"
         rows.append([result.what, result.reference, f"{result.ours:.6g}", valid])
         rows[-1].append(verdict)

@@ -83,10 +83,3 @@ def cell(value: Any) -> str:
     if not is_number(value):
         return "–"
     return str(value) if isinstance(value, int) else f"{value:.4g}"
-
-
-def epsilon(value: float | None) -> str:
-    """Returns an epsilon with the digits that `fedgs privacy` prints."""
-    if value is None:
-        return "unbounded"
-    return f"{value:.2f}" if value >= 100 else f"{value:.4g}"

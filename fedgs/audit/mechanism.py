@@ -43,7 +43,7 @@ from fedgs.privacy.accountant import statements
 from fedgs.privacy.gaussian import epsilon_from_mu, fixed_law
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
-from fedgs.privacy.plan import RELATIONS, Plan, costs_of
+from fedgs.privacy.plan import Plan, costs_of, relations_of
 from fedgs.randomness import secret
 from fedgs.round.answer import release
 from fedgs.round.run import new_event
@@ -125,7 +125,7 @@ def claims_of_one_round(plan: Plan, delta: float) -> list[Claim]:
     found: list[Claim] = []
     for adversary in plan.adversaries:
         shares = plan.shares(adversary, colluding=0)
-        for relation in RELATIONS:
+        for relation in relations_of(plan.privacy_unit):
             ratio = plan.ratio(adversary, relation, colluding=0)
             mu = 1 / ratio if ratio else math.inf
             epsilon = fixed_law(1, ratio).epsilon(delta)

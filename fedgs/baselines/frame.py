@@ -67,11 +67,7 @@ OF_CENTRAL = {
     "client_selection": "all",
     "clients_per_round": "",
 }
-WHO_IS = {
-    "user": "user: one client with all its images; where the data names no owners, a "
-    "shard of it and no person",
-    "record": "record: one of the images that the cap leaves, whose owner is fixed",
-}
+RECORD = "record: one record (an image that the cap leaves, whose owner is fixed)"
 COSTS = "private/costs.jsonl"  # what the ledger must not tell of each release
 NUMBER = "the number of images is public"
 CURATOR = "who runs it sees all images"
@@ -170,12 +166,16 @@ class BaselineRun:
                     *large_delta(row.delta, self.num_units(row.unit)),
                     f"adversary: sees what is published; {CURATOR} and is trusted",
                     f"relation: one {row.unit} {CHANGES[row.relation]}",
-                    *(*shared, WHO_IS[row.unit], *row.conditions),
+                    *(*shared, self._unit_condition(row.unit), *row.conditions),
                 ),
                 num_rounds=len(releases),
             )
             for row in rows
         ]
+
+    def _unit_condition(self, unit: str) -> str:
+        user = self.config.unit_condition.partition(": ")[2]
+        return RECORD if unit == "record" else f"{unit}: {user}"
 
 
 def unit_of(method: Baseline, settings: Any) -> str:

@@ -146,6 +146,12 @@ def privacy_problems(config: Settings) -> Iterator[Problem]:
     if config.target_epsilon is not None and config.noise_multiplier == 0:
         why = "no finite target_epsilon can hold"
         yield "noise_multiplier", f"{why}; leave one of the two out"
+    if config.privacy_unit == "record" and config.relation == "zero-out":
+        yield (
+            "relation",
+            "a record that contributes nothing moves all that its shard answers, so no "
+            "better bound than replace-one's holds for it; give --relation replace-one",
+        )
     if config.amplification:
         yield from _amplification_problems(config)
     if config.secure_aggregation:

@@ -288,7 +288,8 @@ def overridden(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """Returns a configuration with the settings of a later source over it.
 
     A setting also unsets what earlier sources say about the same thing: the noise by
-    its multiplier or its target, the nodes by one size or by all sizes.
+    its multiplier or its target, the nodes by one size or by all sizes, the relation
+    by a unit that has one only.
 
     Raises:
         UserError: an unknown setting, or a value outside its range.
@@ -303,6 +304,8 @@ def overridden(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         unset["num_clients"] = ""
     if settings.get("client_selection") == "all":
         unset["clients_per_round"] = ""
+    if settings.get("privacy_unit") == "record":
+        unset["relation"] = "replace-one"  # a recipe's may be zero-out
     if "stages" in settings and _has_releases_alone(config):
         unset["num_rounds"] = len(read_stages(str(settings["stages"]) or None)) or 1
     made = RunConfig.from_flat(unset | dict(settings), config)
@@ -352,7 +355,10 @@ def configure(
     """
     config = recipe(recipe_name or DEFAULT)
     config = dataclasses.replace(config, engine=engine)
-    for source in (settings_in(config_file, config.method), given):
+    of_file = settings_in(config_file, config.method)
+    # What a file says of the relation is said, whatever unit the flags give.
+    relation = {n: of_file[n] for n in ("relation",) if n in of_file}
+    for source in (of_file, relation | given):
         config = overridden(config, source)
     return config.validate()
 

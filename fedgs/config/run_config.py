@@ -8,7 +8,6 @@ import difflib
 import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 from fedgs.config.checks import CHECKS
@@ -21,6 +20,9 @@ from fedgs.errors import UserError
 
 BESIDE = ("counted", "selection_key")  # fields that are no settings
 ConfigT = TypeVar("ConfigT", bound="RunConfig")
+# Sources whose names are public, and what an owner is in those that have owners.
+BUILT_IN = ("digits", "fonts", "mnist", "fashion-mnist", "mnist-by-writer", "femnist")
+OWNERS = {"mnist-by-writer": "a writer", "femnist": "a writer", "fonts": "a font"}
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,36 @@ class RunConfig(Settings):
         return {n: "" if value is None else value for n, value in values.items()}
 
     @property
+    def unit_condition(self) -> str:
+        """What one unit of privacy is: its name, a few words, and after ";" the rest.
+
+        Privacy: public. The settings tell it, so no number of the data is in it.
+        """
+        if self.privacy_unit == "record":
+            return "record: one record (an image with its label)"
+        if self.partition in ("iid", "dirichlet") or self.is_dealt:
+            return (
+                "client: one shard of the data, not a person; images of one owner may "
+                "lie in several shards, and k of them cost k times mu"
+            )
+        if self.partition == "by-client":
+            owner = OWNERS.get(self.data.partition(":")[0], "an owner")
+            return f"client: one client ({owner} with all images)"
+        whose = "a node's" if self.nodes else "the"
+        return (
+            "client: one client (an owner with all images, or a shard, no person, "
+            f"where {whose} data name no owners or are cut)"
+        )
+
+    @property
     def public_conditions(self) -> tuple[str, ...]:
         """What every epsilon of such a run supposes to be public, in words."""
         kinds = {stage.kind for stage in self.stage_list}
         names = {"fonts", "ImageNet"} if PRETRAINED in kinds else set[str]()
         if self.public_data is not None:
-            names.add(Path(self.public_data).name)
+            # A file's name may tell of its owner, and this is published.
+            is_named = self.public_data in BUILT_IN
+            names.add(self.public_data if is_named else "a file of the run's owner")
         return tuple(
             f"public data: the images of {name} belong to nobody who is protected, and "
             "were not chosen by a look at the private ones"

@@ -343,6 +343,11 @@ class Settings:
         return self.hub.partitioner if self.hub else None
 
     @property
+    def is_dealt(self) -> bool:
+        """Whether a partitioner deals images to clients that are no owners."""
+        return self.partitioner not in (None, "NaturalIdPartitioner")
+
+    @property
     def num_nodes(self) -> int:
         """Number of nodes that `num_clients` clients live on."""
         return self.hosting.num_nodes

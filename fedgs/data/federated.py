@@ -49,6 +49,8 @@ class FederatedImages:
         client_test_records: the records that each client holds out of training, which
             may be none; empty where the clients are not the data's own.
         counted: settings that were taken from the images, such as their size.
+        owners: "kept" where the clients are the owners that the data name, "cut" where
+            such owners are cut into shards; "" where the data name none.
 
     Raises:
         ValueError: a client is empty, or a record is not there or belongs to two.
@@ -69,6 +71,7 @@ class FederatedImages:
     name: str
     client_test_records: tuple[NDArray[np.int64], ...] = ()
     counted: tuple[str, ...] = ()
+    owners: str = ""
 
     def __post_init__(self) -> None:
         """Checks what the rest of the package relies on."""

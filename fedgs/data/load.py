@@ -77,6 +77,9 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
         tests = _records_of(owners, np.flatnonzero(is_held_out), names)
     own = [*map(np.concatenate, zip(groups, tests, strict=True))] if tests else groups
     images, labels = corrupt(config, records, own, names)
+    whose = "kept" if is_by_client else "cut"
+    if owners is None:
+        whose = ""
     return FederatedImages(
         images,
         labels,
@@ -85,6 +88,7 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
         records.num_classes,
         config.data,
         tuple(tests),
+        owners=whose,
     )
 
 

@@ -27,7 +27,15 @@ from fedgs.privacy.amplification import PLD_THEOREM, Sampled, SampledBound
 from fedgs.privacy.budget import is_spent
 from fedgs.privacy.gaussian import LEAST_DELTA, Law, check_numbers
 from fedgs.privacy.participation import RunsOnSameClients
-from fedgs.privacy.plan import ADVERSARIES, COLUMNS, RELATIONS, Plan, costs_of
+from fedgs.privacy.plan import (
+    ADVERSARIES,
+    COLUMNS,
+    RELATIONS,
+    Plan,
+    costs_of,
+    relations_of,
+)
+from fedgs.privacy.rounding import upper
 from fedgs.privacy.same_clients import DISCRETE, Run, conditions_of, numbered_alike
 from fedgs.privacy.selection_cost import SelectionCost, with_selections
 from fedgs.privacy.spending import Spending
@@ -61,6 +69,10 @@ _MEANINGS = {
     "replace-one": "relation: a client's whole data set is replaced",
     "zero-out": "relation: a client contributes the zero vector, its slot stays",
 }
+_OF_A_RECORD = (
+    "relation: a record is replaced by another one; the number of records, and so of "
+    "clients and of images in each shard, is public and stays"
+)
 # How one unit may change, by the relation.
 CHANGES = {
     "zero-out": "contributes or contributes nothing",
@@ -128,6 +140,12 @@ class Statement:
         """Whether anything is guaranteed by it: it may be quoted."""
         return self.label == VALID and self.epsilon is not None and self.delta < 1
 
+    @property
+    def unit_in_words(self) -> str:
+        """What one unit is, in a few words; the condition that says it has more."""
+        own = (c for c in self.conditions if c.startswith(f"{self.unit}: "))
+        return in_short(next(own, f"{self.unit}: one {self.unit}"))
+
     def to_json(self) -> dict[str, Any]:
         """Returns the fields, and whether it is a guarantee, as JSON values."""
         values = {**asdict(self), "conditions": list(self.conditions)}
@@ -142,6 +160,11 @@ class Statement:
         return cls(**known)
 
 
+def in_short(condition: str) -> str:
+    """Returns what a condition says at once, as of `RunConfig.unit_condition`."""
+    return condition.partition(": ")[2].partition(";")[0]
+
+
 def large_delta(delta: float, num_units: int) -> tuple[str, ...]:
     """Returns the condition of a delta that is too large to read; nothing of others.
 
@@ -153,8 +176,8 @@ def large_delta(delta: float, num_units: int) -> tuple[str, ...]:
     if 10 * num_units * delta < 1:
         return ()
     return (
-        f"{LARGE_DELTA}: {delta:g} is 1 / (10 K) or more for K = {num_units}; to "
-        "publish the data of one of K by lot has epsilon 0 at delta 1 / K",
+        f"{LARGE_DELTA}: {upper(delta, 6)} is 1 / (10 K) or more for K = {num_units}; "
+        "to publish the data of one of K by lot has epsilon 0 at delta 1 / K",
     )
 
 
@@ -205,9 +228,9 @@ class _Question(NamedTuple):
     def rows(self, rounds: _Rounds) -> Iterator[Statement]:
         """Yields the statements for every adversary and relation."""
         for adversary, (law, theorem, why) in rounds.laws.items():
-            for relation, sensitivity in RELATIONS.items():
+            for relation in relations_of(rounds.unit):
                 # The ratio is that of replace-one; z grows as the sensitivity falls.
-                ratio = law.ratio * RELATIONS["replace-one"] / sensitivity
+                ratio = law.ratio * RELATIONS["replace-one"] / RELATIONS[relation]
                 bound = law._replace(ratio=ratio)
                 yield self._row(rounds, adversary, relation, bound, theorem, why)
         if rounds.no_amplification:
@@ -215,7 +238,8 @@ class _Question(NamedTuple):
         draws = f"{sum(kind.rounds for kind in rounds.sampled)} rounds"
         conditions = [condition.format(draws) for condition in _AMPLIFIED]
         bound = SampledBound(rounds.sampled)
-        for relation in RELATIONS:  # only `release` does not see who takes part
+        # Only `release` does not see who takes part.
+        for relation in relations_of(rounds.unit):
             yield self._row(
                 rounds, "release", relation, bound, PLD_THEOREM, *conditions
             )
@@ -262,11 +286,9 @@ class _Question(NamedTuple):
         if adversary == "secagg" and not rounds.is_masked:
             yield _NOT_MASKED
         yield sees.format(nodes=rounds.nodes, colluding=self.colluding)
-        yield _MEANINGS[relation]
+        yield _OF_A_RECORD if rounds.unit == "record" else _MEANINGS[relation]
         yield "drop-out is independent of data; the nodes enforce B, C and the noise"
         yield from rounds.shared
-        if rounds.unit == "record" and relation == "zero-out":
-            yield "of the record's whole shard, not of the record alone"
         if adversary == "release" and (reason := rounds.no_amplification):
             yield f"no amplification by sampling: {reason}"
         if rounds.is_seeded:

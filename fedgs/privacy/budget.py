@@ -26,7 +26,7 @@ from fedgs.privacy.amplification import MOST_KINDS, SampledBound
 from fedgs.privacy.gaussian import Law, check_numbers, fixed_law
 from fedgs.privacy.ledger import Event, agreed_values
 from fedgs.privacy.participation import mixture_of, sampled_of
-from fedgs.privacy.plan import COLUMNS, RELATIONS, Plan, costs_of
+from fedgs.privacy.plan import COLUMNS, RELATIONS, Plan, costs_of, relations_of
 from fedgs.privacy.selection_cost import SelectionCost, Target
 from fedgs.privacy.spending import Kind, Spending, columns_of
 
@@ -38,8 +38,8 @@ def _checked(plan: Plan, target: Target, colluding: int) -> str:
     """Checks what is asked of a plan and returns the selection that it is for."""
     adversary, relation = target.adversary, target.relation
     check_numbers(target_epsilon=target.epsilon)
-    if relation not in RELATIONS:
-        raise UserError(f"relation = {relation!r}: give one of {list(RELATIONS)}")
+    if relation not in (known := relations_of(plan.privacy_unit)):
+        raise UserError(f"relation = {relation!r}: give {' or '.join(known)}")
     if adversary not in plan.adversaries:
         raise UserError(
             f"adversary = {adversary!r}: engine = {plan.engine} has only "

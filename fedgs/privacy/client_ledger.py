@@ -1,7 +1,8 @@
 """A client's own count of its releases: durable, and ahead of every release.
 
     FOLDER/clients.json           which clients each ledger counts, by their names
-    FOLDER/releases-00000.jsonl   a write-ahead ledger, one line per attempt
+    FOLDER/releases-00000.jsonl   a write-ahead ledger, one line per attempt; its first
+                                  line binds the names of its clients
     FOLDER/.lock                  held while the count is read and charged
 
 FOLDER is a node's own in the run's private folder, or the client's `state_dir`, where
@@ -21,6 +22,8 @@ Source: docs/privacy.md, "A client that limits itself".
 """
 
 import contextlib
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -36,6 +39,7 @@ from fedgs.errors import UserError
 from fedgs.files import make_folder, read_json, remove_temporaries, write_json
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.ledger import Event, Ledger, agreed_values
+from fedgs.privacy.rounding import upper
 
 # The name of every client that is a shard: their data set as a whole.
 SHARDED_DATASET = "*"
@@ -215,6 +219,14 @@ class ClientLedger:
     def _check(self, event: Event, limits: Limits) -> None:
         if limits.client_epsilon is None:
             return
+        if limits.relation == "zero-out" and (self.is_whole or self._of_all):
+            raise ClientRefused(
+                "relation",
+                "relation = zero-out: of data whose owners the run does not keep as "
+                "clients, nobody's part is counted, and one that is left out moves "
+                'all that its shard answers; set relation = "replace-one" in the '
+                "client's limits file",
+            )
         cost = _cost(event)
         positions = np.arange(len(self.clients))[_positions(self._own_event(event))]
         mu_squared = self.mu_squared
@@ -226,8 +238,9 @@ class ClientLedger:
         raise ClientRefused(
             "client_epsilon",
             f"client_epsilon = {limits.client_epsilon:g} ({limits.relation}, delta "
-            f"{limits.delta:g}, server adversary): {who} has released {spent:.4g}, the "
-            "next release would exceed it; leave it out, or agree on a larger limit",
+            f"{limits.delta:g}, server adversary): {who} has released "
+            f"{upper(spent)}, the next release would exceed it; leave it out, or agree "
+            "on a larger limit",
         )
 
     # -------------------------------------------------------------- files
@@ -261,11 +274,23 @@ class ClientLedger:
 
     def _catch_up(self) -> None:
         """Adds what was released since the last look, by whichever process."""
-        for name, clients in self._read_index().items():
+        index = self._read_index()
+        for path in self.folder.glob("releases-*.jsonl"):
+            # Its clients are not known, so its spending could be charged to nobody.
+            if path.name not in index and Ledger.read(path).length:
+                problem = "clients.json does not say whose releases these are"
+                raise UserError(f"{path}: {problem}; {COUNT_REMEDY}")
+        for name, clients in index.items():
+            if not (self.folder / name).exists():
+                raise UserError(f"{self.folder / name}: is missing; {COUNT_REMEDY}")
             if name not in self._ledgers:
                 self._add_ledger(name, clients)
-        for ledger, _ in self._ledgers.values():
+            ledger = self._ledgers[name][0]
             ledger.reopen()
+            # Of versions before, a ledger with releases binds nothing.
+            if ledger.bound != _bound(clients) and (ledger.bound or not ledger.length):
+                problem = "lost its first line, or clients.json names others"
+                raise UserError(f"{ledger.path}: {problem}; {COUNT_REMEDY}")
         self._add_new()
 
     def _add_ledger(self, name: str, clients: list[str]) -> None:
@@ -302,21 +327,22 @@ class ClientLedger:
         """Makes these clients' ledger, then names it in the index."""
         index = self._read_index()
         name = f"releases-{len(index):05d}.jsonl"
-        # The file comes first: empty after a crash here, it is taken again.
-        ledger = Ledger.open(self.folder / name)
-        # Its clients are not known, so their spending could not be charged to anybody.
-        if ledger.length:
-            ledger.close()
-            raise UserError(
-                f"{self.folder / name}: clients.json does not say whose releases these "
-                "are; restore it from a copy"
-            )
+        # The file comes first: without releases after a crash here, it is made again.
+        remove_temporaries(self.folder, name)
+        Ledger.create(self.folder / name, _bound(self.clients))
         content = {**index, name: self.clients, "format": FORMAT}
         write_json(self.folder / "clients.json", content)
+        ledger = Ledger.open(self.folder / name)
         places = None if self.is_whole else np.arange(len(self.clients))
         self._ledgers[name] = ledger, places
         self._own = ledger
         return ledger
+
+
+def _bound(clients: Sequence[str]) -> dict[str, str]:
+    """Returns what the first line of a ledger binds: whose releases it counts."""
+    names = json.dumps([*clients]).encode()
+    return {"clients": hashlib.sha256(names).hexdigest()}
 
 
 def _positions(event: Event) -> slice | list[int]:

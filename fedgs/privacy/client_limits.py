@@ -202,6 +202,9 @@ class Limits:
             holds = config.noise_seed is None
             remedy = f"no --noise-seed, or {_ALLOW_SEEDED}"
             yield "allow_seeded_noise", "noise_seed", holds, remedy
+        is_of_record = config.privacy_unit == "record" and self.relation == "zero-out"
+        holds = self.client_epsilon is None or not is_of_record
+        yield "relation", "privacy_unit", holds, f"client, or {_REPLACE_ONE}"
         # A round of fewer nodes than are trusted would bear less noise than is counted.
         nodes = Plan.from_config(config).counted_nodes
         holds, remedy = self.shares(config) <= nodes, f"more, a round may be of {nodes}"
@@ -285,6 +288,7 @@ ALLOW_ALL = Limits(
     min_noise_multiplier=0,
 )
 _FILE = "in the client's limits file"
+_REPLACE_ONE = f'set relation = "replace-one" {_FILE}'
 _ALLOW_NO_NOISE = f"set min_noise_multiplier = 0 {_FILE} to allow less"
 _ALLOW_SEEDED = f"set allow_seeded_noise = true {_FILE} to allow it"
 _ALLOW_EMBEDDINGS = f"set allow_embeddings = true {_FILE} to allow them"

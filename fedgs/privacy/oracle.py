@@ -91,7 +91,7 @@ def as_published(plan: Plan, delta: float) -> tuple[Statement, ...]:
         Statement(
             *(AS_PUBLISHED, plan.privacy_unit, "replace-one", epsilon, delta),
             f"as published: RDP, Table {table}",
-            (f"not a bound: {why}",),
+            (f"not a bound: {why}", *plan.public_conditions),
             adversary=adversary,
             client_selection="uniform",
             num_rounds=plan.num_rounds,

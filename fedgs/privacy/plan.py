@@ -44,6 +44,15 @@ COLUMNS = (*ADVERSARIES, UNMASKED)  # of the costs of an event
 RELATIONS = {"replace-one": 2.0, "zero-out": 1.0}  # sensitivity of one fake / C
 
 
+def relations_of(unit: str) -> tuple[str, ...]:
+    """Returns the relations that are stated of a unit of privacy.
+
+    A record that contributes nothing moves the answer of its shard as far as one that
+    is replaced: up to 2 C. The half of it is a bound for whole clients only.
+    """
+    return ("replace-one",) if unit == "record" else tuple(RELATIONS)
+
+
 def noise_shares(
     adversary: str, counted_nodes: int, colluding: int = 0, is_masked: bool = False
 ) -> int:
@@ -155,7 +164,7 @@ class Plan:
         amplification: whether the selection may count as protection; the promise that
             nobody outside the server learns it.
         noise_source: "os" (operating system's entropy) or "seeded" (not private).
-        public_conditions: as in `RunConfig`.
+        public_conditions: as in `RunConfig`, after what one unit is.
         releases: of all rounds in their order, from the terms of the run's method;
             empty where all rounds are alike.
 
@@ -212,7 +221,7 @@ class Plan:
         values["batch_size"] = releases[-1].batch_size
         return cls(
             noise_source="os" if config.noise_seed is None else "seeded",
-            public_conditions=config.public_conditions,
+            public_conditions=(config.unit_condition, *config.public_conditions),
             releases=releases,
             **values,
         )

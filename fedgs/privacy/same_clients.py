@@ -96,8 +96,9 @@ def conditions_of(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _about(runs: Sequence[Run]) -> list[str]:
     """Returns the conditions that runs, and several runs, add to every row."""
+    conditions = [*dict.fromkeys(run.config.unit_condition for run in runs)]
     public = dict.fromkeys(c for run in runs for c in run.config.public_conditions)
-    conditions = [*public]
+    conditions += public
     if len(runs) == 1:
         return conditions
     conditions += [f"{len(runs)} runs on the same clients: mu^2 adds up"]

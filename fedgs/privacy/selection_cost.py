@@ -49,6 +49,7 @@ from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.amplification import Sampled, SampledBound
 from fedgs.privacy.gaussian import Law, fixed_law
 from fedgs.privacy.plan import RELATIONS
+from fedgs.privacy.rounding import upper
 
 _INCLUDED = (
     "cohort selection is included: at most {} rounds of its classifier with noise {:g} "
@@ -301,7 +302,7 @@ class Target(NamedTuple):
             )
         alone = with_selections(_NOTHING, selections, adversary, relation)
         return UserError(
-            f"{target} alone costs {alone.epsilon(delta):.4g} ({relation}, delta "
+            f"{target} alone costs {upper(alone.epsilon(delta))} ({relation}, delta "
             f"{delta:g}); give a larger --target-epsilon, or a cohort of your own"
         )
 

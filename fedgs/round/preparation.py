@@ -9,6 +9,7 @@ import math
 import secrets
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import federate, load_data
-from fedgs.data.records import fit
+from fedgs.data.records import DataWarning, fit
 from fedgs.data.sources import READERS, has_test_split, read_records, with_absolute_path
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
@@ -131,7 +132,7 @@ def resolve(
         raise UserError(f"amplification = True: refused: {PUBLIC_SELECTION}; {remedy}")
     data = load(config) if data is None else data
     counted = ",".join(_counted(config, data))
-    config = _with_participants(config, data.num_clients)
+    config = _with_partition(_with_participants(config, data.num_clients), data)
     config = dataclasses.replace(config, num_classes=data.num_classes).validate()
     resolved = dataclasses.replace(with_noise(config), counted=counted)
     _check_public(resolved, data)
@@ -288,6 +289,25 @@ def _with_participants(config: RunConfig, num_clients: int) -> RunConfig:
     return dataclasses.replace(
         config, num_clients=num_clients, clients_per_round=per_round
     )
+
+
+def _with_partition(config: RunConfig, data: FederatedImages) -> RunConfig:
+    """Returns the settings with what `auto` was; warns where owners are cut."""
+    cut = f"partition = {config.partition}" if data.owners == "cut" else ""
+    if config.is_dealt:
+        cut = f"data = {config.data!r}"
+    if cut:
+        warnings.warn(
+            f"{cut}: a client is a shard, not a person, and may have images of many "
+            "owners; k shards of one owner cost k times mu. To protect whole owners, "
+            "let each be a client: --partition by-client, or hf:NAME?client=COLUMN",
+            DataWarning,
+            stacklevel=2,
+        )
+    if config.partition != "auto" or config.partitioner is not None:
+        return config
+    found = "by-client" if data.owners == "kept" else "iid"
+    return dataclasses.replace(config, partition=found)
 
 
 def with_noise(config: RunConfig) -> ResolvedConfig:

@@ -7,19 +7,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedgs.privacy.rounding import lower, upper
+
 LABEL, CARD = "privacy_label.json", "README.md"
 NO_GUARANTEE = "NO GUARANTEE"  # begins the label of a run that guarantees nothing
 
 
-def in_words(value: Any) -> str:
-    """Returns a field of a privacy label: a list as one item a line."""
+def in_words(value: Any, name: str = "") -> str:
+    """Returns a field of a privacy label: a list as one item a line.
+
+    Args:
+        value: of the field.
+        name: of a number: that of a lower bound is rounded down, others up.
+    """
     if isinstance(value, dict):
-        return ", ".join(f"{name} {in_words(inner)}" for name, inner in value.items())
+        return ", ".join(f"{n} {in_words(inner, n)}" for n, inner in value.items())
     if isinstance(value, list):
         return "".join(f"\n  - {in_words(item)}" for item in value) or "none"
     if value is None:
         return "none"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    is_least = name in ("lower_bound", "confidence")
+    return lower(value) if is_least else upper(value, 6 if name == "delta" else 4)
 
 
 def to_outsiders(label: Mapping[str, Any]) -> str:
@@ -38,7 +48,7 @@ def to_outsiders(label: Mapping[str, Any]) -> str:
     known = {n: relation for row in own[:1] for relation, n in row.items() if n}
     if not known:
         return "there is no epsilon to quote"
-    return f"to an outsider quote {max(known):.4g} ({known[max(known)]})"
+    return f"to an outsider quote {upper(max(known))} ({known[max(known)]})"
 
 
 def data_card(count: int, label: Mapping[str, Any]) -> str:
@@ -51,7 +61,7 @@ def data_card(count: int, label: Mapping[str, Any]) -> str:
         label: of the run that they were drawn from; see `fedgs.privacy_label`.
     """
     is_private = not label["guarantee"].startswith(NO_GUARANTEE)
-    words = (f"- **{n.replace('_', ' ')}**: {in_words(v)}" for n, v in label.items())
+    words = (f"- **{n.replace('_', ' ')}**: {in_words(v, n)}" for n, v in label.items())
     template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
     return template.format(
         count=count,

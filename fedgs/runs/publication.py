@@ -58,7 +58,8 @@ def publish(
     settings = {name: flat[name] for name in SETTINGS if name in flat}
     with sample.new_folder(path) as staging:
         samples.fill_hf(staging)
-        write_tensors(staging / AVERAGE, generator.state_dict(), is_durable=True)
+        tensors = generator.state_dict()
+        write_tensors(staging / AVERAGE, tensors, is_durable=True, is_sealed=True)
         write_json(staging / "config.json", settings | UNTOLD)
         write_json(staging / "versions.json", label["versions"])
         sample.write_grid(staging / "samples.png", folder.config, generator)

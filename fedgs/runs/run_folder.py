@@ -187,6 +187,9 @@ class RunFolder:
         remedy = "use the version in its versions.json"
         with wrap_error(UserError, f"{path / 'config.json'}: cannot be read", remedy):
             config = ResolvedConfig.from_flat(flat)
+        # Versions before stated zero-out of records, for which it does not hold.
+        if config.privacy_unit == "record":
+            config = dataclasses.replace(config, relation="replace-one")
         # The folder may have been moved since it was written.
         if config.cohort is not None:
             config = dataclasses.replace(config, cohort=str(path / COHORT))
@@ -336,11 +339,12 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             return None
-        length, _, head = files.read_metadata(path).get("ledger", "").partition(" ")
-        if not length.isdecimal():
+        files.check_tensors(path)
+        words = files.read_metadata(path).get("ledger", "").split()
+        if len(words) < 2 or not words[0].isdecimal():
             problem = "does not say under which ledger it was made"
             raise UserError(f"{path}: {problem}; {files.REMEDY}")
-        return Witness(name, 0, int(length), head)
+        return Witness(name, 0, int(words[0]), words[1])
 
     def _verify(self, ledger: Chain[Any], witnesses: Iterable[Witness]) -> None:
         hashes = _hashes(self.path)
@@ -462,9 +466,21 @@ class RunFolder:
             files.remove_temporaries(owned)
         for owned in (self.path, self.path / ".flower"):
             files.remove_temporaries(owned, *OWN_FILES)
+        found = self.committed()
+        remove_states_after(self.private, found[0] if found else 0)
+        return found
+
+    def committed(self) -> "tuple[int, TensorDict] | None":
+        """Returns what `load_checkpoint` does, and removes nothing.
+
+        Privacy: post-processing of DP output.
+
+        Raises:
+            UserError: a corrupted checkpoint.
+        """
         if not (self.path / CHECKPOINT).exists():
-            remove_states_after(self.private, 0)
             return None
+        folder = self.path / "checkpoint"
         commit = files.read_json(self.path / CHECKPOINT)
         path = folder / str(commit.get("file"))
         broken = f"{path}: corrupted checkpoint"
@@ -476,8 +492,24 @@ class RunFolder:
             tensors, round = files.read_tensors(path)[0], int(commit["round"])
             if path != state_path(folder, round):
                 raise ValueError("of another round")
-        remove_states_after(self.private, round)
         return round, tensors
+
+    def average(self) -> "TensorDict | None":
+        """Returns the tensors of the averaged generator, None where it is not written.
+
+        Privacy: post-processing of DP output.
+
+        Raises:
+            UserError: corrupted, exchanged, or of another ledger than the folder's.
+        """
+        path = self.path / AVERAGE
+        if not path.exists():
+            return None
+        files.check_tensors(path)
+        record = self._seen_by(RECORD)  # nothing of a published folder
+        if record and (made := self._bound_to(AVERAGE)) and made.head != record.head:
+            raise UserError(f"{path}: is of another ledger; {files.REMEDY}")
+        return files.read_tensors(path)[0]
 
     def save_generator(
         self, generator: "TensorDict", ema: "TensorDict", ledger: Chain[Any]
@@ -496,9 +528,14 @@ class RunFolder:
         """
         # One key: safetensors writes several in no fixed order.
         seen = {"ledger": f"{ledger.length} {ledger.head}"}
-        files.write_tensors(self.path / AVERAGE, ema, seen, is_durable=True)
+
+        def write(name: str, tensors: "TensorDict") -> None:
+            path = self.path / name
+            files.write_tensors(path, tensors, seen, is_durable=True, is_sealed=True)
+
+        write(AVERAGE, ema)
         self.record(ledger)
-        files.write_tensors(self.path / GENERATOR, generator, seen, is_durable=True)
+        write(GENERATOR, generator)
 
 
 def _with_selection_key(config: ResolvedConfig, key: str, path: Path) -> ResolvedConfig:

@@ -18,15 +18,13 @@ from fedgs.config.plugins import COHORT_CLASSIFIER
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, imported, raise_if_any
 from fedgs.files import (
-    read_json,
-    read_tensors,
     replacing,
     temporary_path,
     write_atomically,
 )
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import stream
-from fedgs.runs.run_folder import CHECKPOINT, RunFolder
+from fedgs.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import datasets
@@ -52,18 +50,15 @@ def load_generator(folder: RunFolder) -> nn.Module:
             "folder of a `fedgs train`"
         )
     generator = build_generator(folder.config, 0)
-    path = folder.path / "generator_ema.safetensors"
-    if path.exists():
-        tensors = read_tensors(path)[0]
-    else:
-        commit = folder.path / CHECKPOINT
-        if not commit.exists():
+    tensors = folder.average()
+    if tensors is None:
+        committed = folder.committed()
+        if committed is None:
             raise UserError(
                 f"{folder.path}: no generator yet; run `fedgs resume {folder.path}`"
             )
-        # Not the last by name: a crash may leave tensors that were not committed.
-        stored = read_tensors(commit.with_name(str(read_json(commit).get("file"))))[0]
-        tensors = {n[4:]: v for n, v in stored.items() if n.startswith("ema.")}
+        stored = committed[1].items()
+        tensors = {n[4:]: v for n, v in stored if n.startswith("ema.")}
     generator.load_state_dict(tensors)
     return generator.eval()
 

@@ -161,8 +161,9 @@ def test_train_command_makes_the_same_configuration(facts, recipe, settings):
     assert again.to_flat() == expected.to_flat()
 
 
-def test_data_is_shown_without_its_folder():
-    assert shown_data("folder:/home/ada/scans") == "folder:scans"
+def test_data_is_shown_without_its_place():
+    assert shown_data("folder:/home/ada/scans") == "folder:FILE"
+    assert shown_data("hf:/home/ada/scans?label=x") == "hf:FILE?label=x"
     assert shown_data("hf:ylecun/mnist") == "hf:ylecun/mnist"
 
 

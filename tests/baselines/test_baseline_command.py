@@ -193,7 +193,7 @@ def test_the_label_and_the_epsilon_to_quote_are_of_the_valid_line(run, class_mea
     label, (row,) = privacy_label(class_means), open_run(class_means).guarantees()
     assert label["guarantee"] == HOLDS
     assert (label["epsilon"], label["relation"]) == (row.epsilon, "zero-out")
-    assert label["unit_of_privacy"].startswith("one client with all its images; where")
+    assert label["unit_of_privacy"] == "one shard of the data, not a person"
     assert label["trust_model"] == f"{CURATOR} and is trusted"
     assert "1 x kind " in label["mechanism"][1]
     none = privacy_label(run)

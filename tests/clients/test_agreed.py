@@ -20,6 +20,7 @@ from fedgs.privacy.accountant import statements_of_runs
 from fedgs.privacy.client_ledger import SHARDED_DATASET, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.privacy.rounding import upper
 from fedgs.privacy.same_clients import Run
 from fedgs.round.node import Node
 from fedgs.round.preparation import resolve_deployed
@@ -46,6 +47,12 @@ def _write_data(folder: Path, clients: list[object] | None = None) -> str:
     owners = {} if clients is None else {"clients": np.array(clients)}
     np.savez(path, images=images, labels=labels, **owners)
     return f"npz:{path}"
+
+
+OF_A_NODE = (
+    "an owner with all images, or a shard, no person, where a node's data name no "
+    "owners or are cut"
+)
 
 
 def _site(
@@ -273,8 +280,9 @@ def test_joining_prints_what_is_agreed(tmp_path, log):
         )
         for words in (
             "noise_multiplier 0.5, clip_bound 1, batch_size 4, 4 rounds",
-            f"epsilon {planned:.4g} (replace-one, delta 1e-05)",
-            f"released so far: epsilon {spent:.4g}",
+            f"unit: one client ({OF_A_NODE}). Warning: the run's clients here (1) are",
+            f"epsilon {upper(planned)} (replace-one, delta 1e-05)",
+            f"released so far: epsilon {upper(spent)}",
         ):
             assert words in log[released]
 
@@ -285,7 +293,7 @@ def test_what_is_agreed_counts_the_noise_that_the_client_trusts(trusted, shares)
     config, limits = tiny_config(**own), Limits(min_honest_nodes=trusted)
     expected = epsilon_from_mu((config.num_rounds * COST / shares) ** 0.5, 1e-5)
     text = agreement._costs(config, limits)
-    assert text.startswith(f"epsilon {expected:.4g} (replace-one")
+    assert text.startswith(f"epsilon {upper(expected)} (replace-one")
     assert text.endswith("a round that is asked again adds to it, without a bound")
 
 

@@ -17,6 +17,7 @@ from fedgs.runs.epsilons import of_run
 from fedgs.runs.run_folder import state_path, state_rounds
 from refusals import assert_refused
 from runs import at_round, interrupt_at
+from server.deployment_record import kept_of
 from server.progress import Progress
 from server.roll_call import RollCall, public_settings
 
@@ -57,6 +58,20 @@ def test_a_server_of_an_older_backup_ends_the_run_and_states_no_epsilon(
     run.start()
     assert run.product() == undisturbed(run)
     assert run.attempts() == [(round, 1) for round in range(1, 6)]
+
+
+def test_a_run_that_lost_its_name_is_not_taken_for_a_new_one(deploy):
+    """Under a new run_id its clients would begin anew; before a release it is none."""
+    run = deploy()
+    record = run.folder.path / "deployment.json"
+    assert kept_of(run.folder)["run_id"]
+    record.unlink()
+    with pytest.raises(KeyboardInterrupt):
+        run.start(interrupt_at(2))
+    record.unlink()
+    words = "deployment.json: is missing, the run has released; restore"
+    assert_refused(words, run.start)
+    assert not record.exists()
 
 
 def test_a_clients_own_crash_is_no_restore(deploy, monkeypatch):

@@ -76,8 +76,9 @@ def test_private_selection_states_its_epsilon_and_cost(select):
     summary = json.loads((path / "cohorts.json").read_text())
     rounds = {"num_rounds": 2, "clients_per_round": 4}
     selection = Selection(below=0.5, noise_per_clip=2.0, **rounds)
-    public = read_plan(path)[0].public_conditions
-    expected = statements(selection, selection.cost(K), public)
+    config = read_plan(path)[0]
+    supposed = (config.unit_condition, *config.public_conditions)
+    expected = statements(selection, selection.cost(K), supposed)
     assert summary["statements"] == [s.to_json() for s in expected]
     assert expected[0].epsilon == pytest.approx(9.557, abs=0.001)  # mu^2 = 2
     for cohort, count in summary["cohorts"].items():

@@ -43,7 +43,8 @@ def _room_for(releases: int) -> Limits:
 
 def _lines(folder: Path) -> list[dict]:
     text = "".join(p.read_text() for p in sorted(folder.glob("releases-*.jsonl")))
-    return [json.loads(line) for line in text.splitlines()]
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [line for line in lines if "bound" not in line]
 
 
 # ------------------------------------------------------------------ counting
@@ -241,6 +242,9 @@ def test_damaged_files_are_refused_every_time(counted, is_open):
     [  # before format 2 shards were counted by their names
         ('{"releases-00000.jsonl": ["0", "1"]}', "clients.json: of another format"),
         ("", "does not say whose releases"),
+        ('{"format": 2}', "does not say whose releases"),
+        ('{"releases-00000.jsonl": ["eve"], "format": 2}', "clients.json names others"),
+        ('{"releases-00000.jsonl": ["an', "clients.json: cannot be read"),
     ],
 )
 def test_a_count_without_the_names_of_this_format_is_refused(counted, names, words):
@@ -249,6 +253,67 @@ def test_a_count_without_the_names_of_this_format_is_refused(counted, names, wor
         (counted / "clients.json").write_text(names)
     count = ClientLedger(counted, NAMES)
     assert_refused(words, count.charge, _event(3), NONE)
+    assert_refused(words, count.largest)
+    assert_refused(words, count.check, _event(3), _room_for(9))
+    assert len(_lines(counted)) == 2
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("content", [None, b"", b'{"bound":{'])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_ledger_that_is_named_and_lost_does_not_restart_the_count(
+    counted, content, is_first, is_open
+):
+    count, path = ClientLedger(counted, NAMES), counted / "releases-00000.jsonl"
+    if is_open:
+        assert count.largest() > 0
+    if not is_first:  # of other clients, and the lost one has ann's releases
+        ClientLedger(counted, ("ann", "dee")).charge(_event(3, (0, 1), 2), NONE)
+        count = ClientLedger(counted, ("ann", "dee")) if not is_open else count
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    words = "is missing|lost its first line|lost lines"
+    for ask in (count.largest, lambda: count.charge(_event(3), NONE)):
+        for _ in range(2):
+            with pytest.raises(UserError, match=f"(?s){words}.*record of the privacy"):
+                ask()
+    assert path.exists() == (content is not None)
+
+
+def test_a_crash_before_the_first_release_is_no_loss(tmp_path, monkeypatch):
+    """The file is made, then named, then written to; any of them may be the last."""
+    for name in ("write_json", "Ledger.append"):
+        folder = tmp_path / name
+        with monkeypatch.context() as patch:
+            patch.setattr(f"fedgs.privacy.client_ledger.{name}", killed)
+            with pytest.raises(KeyboardInterrupt):
+                ClientLedger(folder, NAMES).charge(_event(1), NONE)
+        for names in (("dee", "eve", "flo"), NAMES):
+            count = ClientLedger(folder, names)
+            count.charge(_event(2), NONE)
+            assert count.largest() == pytest.approx(COST)
+
+
+def killed(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("names", [[SHARDED_DATASET] * 3, [SHARDED_DATASET]])
+def test_zero_out_is_no_limit_of_shards_nor_beside_them(tmp_path, names):
+    limits = replace(_room_for(50), relation="zero-out")
+    shards = ClientLedger(tmp_path, names)
+    positions = range(len(names))
+    event = _event(1, positions, len(names))
+    for ask in (shards.check, shards.charge):
+        with pytest.raises(ClientRefused, match="relation = zero-out") as refused:
+            ask(event, limits)
+        assert refused.value.setting == "relation"
+    shards.charge(event, replace(limits, relation="replace-one"))
+    # Whose data were in the shards nobody knows, so names are no better now.
+    with pytest.raises(ClientRefused, match="relation = zero-out"):
+        ClientLedger(tmp_path, NAMES).charge(_event(2), limits)
+    ClientLedger(tmp_path / "other", NAMES).charge(_event(2), limits)
 
 
 def test_a_count_that_cannot_be_written_refuses_and_forgets_nothing(

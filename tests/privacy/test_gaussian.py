@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from fedgs.privacy.gaussian import (
     binomial_law,
     delta_from_mu,
     epsilon_from_mu,
+    fixed_law,
     mu_from_epsilon,
 )
 from refusals import assert_refused
@@ -39,6 +41,46 @@ Z = 1.07 / math.sqrt(32)  # one release of the paper's federated run, replace-on
 def test_epsilon_and_mu_are_those_of_the_page(epsilon, delta, mu):
     assert mu_from_epsilon(epsilon, delta) == pytest.approx(mu, rel=3e-4)
     assert epsilon_from_mu(mu, delta) == pytest.approx(epsilon, rel=3e-4)
+
+
+# --------------------------------------------------------------------- tiny and huge mu
+
+
+def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
+    """Eq. 2 in 60 digits."""
+    with mpmath.workdps(60):
+        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        upper = mpmath.ncdf(mu / 2 - epsilon / mu)
+        return upper - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+
+
+# How far epsilon lies from the middle of the privacy loss, in standard deviations.
+PLACES = (-40.0, -5.0, -1.0, -1e-3, 0.0, 1e-3, 0.3, 1.0, 3.0, 8.0, 20.0, 37.0)
+
+
+@pytest.mark.parametrize("power", [n / 4 for n in range(-48, 9)])
+def test_delta_is_an_upper_bound_and_next_to_the_exact_one(power):
+    mu = 10.0**power
+    for place in PLACES:
+        epsilon = max(0.0, mu * (mu / 2 + place))
+        exact = exact_delta(mu, epsilon)
+        found = fixed_law(1.0, 1 / mu).delta(epsilon)
+        assert exact <= found <= exact * (1 + 4e-11 + 4e-14 * mu)
+        below = fixed_law(1.0, 1 / mu).delta(-epsilon)
+        assert below >= exact_delta(mu, -epsilon)
+        assert below == pytest.approx(float(exact_delta(mu, -epsilon)), rel=1e-9)
+
+
+@pytest.mark.parametrize("mu", [1e-12, 1e-9, 1e-6, 1e-4, 1e-2])
+def test_epsilon_of_a_tiny_mu_is_an_upper_bound(mu):
+    for delta in (mu / 1e2, mu / 1e6, mu * 1e-12):
+        epsilon = epsilon_from_mu(mu, delta)
+        assert 0 < epsilon < 10 * mu
+        assert exact_delta(mu, epsilon) <= delta
+        assert exact_delta(mu, epsilon * 0.98) > delta
+        within = mu_from_epsilon(epsilon, delta)
+        assert exact_delta(within, epsilon) <= delta
+        assert within == pytest.approx(mu, rel=0.02)
 
 
 # ------------------------------------------------------------------------- mixture

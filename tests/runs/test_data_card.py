@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedgs
-from fedgs.files import read_tensors
+from fedgs.files import read_tensors, write_tensors
 from fedgs.privacy_label import privacy_label
 from fedgs.runs.data_card import (
     CARD,
@@ -53,6 +53,9 @@ def test_a_folder_is_published_that_others_can_use(run, tmp_path, monkeypatch):
     assert head["tags"] == ["synthetic", "differential-privacy"]
     assert json.loads((out / LABEL).read_text()) == label
     assert f"; {to_outsiders(label)}.**" in (out / CARD).read_text()
+    tensors, metadata = read_tensors(out / AVERAGE)
+    write_tensors(out / AVERAGE, {n: v + 1 for n, v in tensors.items()}, metadata)
+    assert_refused("its tensors are not those that", fedgs.load(out).sample, 6)
     assert_refused("set: exists already", publish, folder, out, label, 6)
     assert_refused("set: is published, so without its ledger", privacy_label, out)
     assert "set: is published" in repr(fedgs.load(out))  # as a prompt shows it

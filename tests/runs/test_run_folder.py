@@ -14,10 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedgs.errors import UserError
-from fedgs.files import read_json, write_tensors
+from fedgs.files import read_json, read_tensors, write_tensors
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs import run_folder
-from fedgs.runs.run_folder import RunFolder, state_path, state_rounds
+from fedgs.runs.run_folder import AVERAGE, RunFolder, state_path, state_rounds
+from fedgs.runs.sample import load_generator
 from refusals import assert_refused
 from runs import TENSORS, keep_lines, tiny_event
 from tiny import tiny_config
@@ -366,3 +367,70 @@ def test_metrics_of_repeated_rounds_and_a_torn_line_are_dropped(folder):
     folder.truncate_metrics(2)
     text = (folder.path / "metrics.jsonl").read_text()
     assert text == '{"round": 1}\n{"round": 2}\n'
+
+
+# ------------------------------------------------------------------ exchanged tensors
+
+
+def other_values(tensors: dict) -> dict:
+    return {name: value + 1 for name, value in tensors.items()}
+
+
+def other_shape(tensors: dict) -> dict:
+    return {name: value.view(3, 2) for name, value in tensors.items()}
+
+
+def other_name(tensors: dict) -> dict:
+    return {f"{name}s": value for name, value in tensors.items()}
+
+
+def other_type(tensors: dict) -> dict:
+    return {name: value.view(torch.int32) for name, value in tensors.items()}
+
+
+CHANGES = (other_values, other_shape, other_name, other_type)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_tensors_that_were_exchanged_under_their_metadata_are_refused(
+    finished, tmp_path, name, change
+):
+    folder = RunFolder.open(shutil.copytree(finished, tmp_path / "run"))
+    tensors, metadata = read_tensors(folder.path / name)
+    write_tensors(folder.path / name, tensors, metadata)
+    folder.read_ledger()
+    write_tensors(folder.path / name, change(tensors), metadata)
+    words = f"{name}: its tensors are not those that were written; restore"
+    for read in (folder.read_ledger, folder.ledger):
+        assert_refused(words, read)
+    if name == AVERAGE:
+        assert_refused(words, folder.average)
+
+
+def test_a_generator_without_a_hash_is_of_an_earlier_version(finished, tmp_path):
+    folder = RunFolder.open(shutil.copytree(finished, tmp_path / "run"))
+    for name in OTHERS:
+        tensors, metadata = read_tensors(folder.path / name)
+        length, head, _ = metadata["ledger"].split()
+        write_tensors(folder.path / name, tensors, {"ledger": f"{length} {head}"})
+    assert folder.read_ledger().length == 3
+    assert torch.equal(folder.average()["generator.weight"], *TENSORS.values())
+
+
+def test_the_average_of_another_run_is_refused_where_it_is_sampled(finished, tmp_path):
+    folder = RunFolder.open(shutil.copytree(finished, tmp_path / "run"))
+    other = finish(RunFolder.create(tiny_config(output=str(tmp_path / "b"))), 1, 2)
+    shutil.copy(other.path / AVERAGE, folder.path / AVERAGE)
+    assert_refused(f"{AVERAGE}: is of another ledger; restore", folder.average)
+    assert_refused("line 2 is not the one", folder.read_ledger)
+
+
+def test_a_checkpoint_is_sampled_only_as_it_was_committed(folder):
+    save_rounds(folder, 1)
+    assert folder.average() is None
+    assert folder.committed()[0] == 1
+    (path,) = (folder.path / "checkpoint").glob("*.safetensors")
+    write_tensors(path, other_values(TENSORS))
+    for read in (folder.committed, lambda: load_generator(folder)):
+        assert_refused("corrupted checkpoint", read)

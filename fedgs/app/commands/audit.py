@@ -15,7 +15,6 @@ import torch
 from fedgs.app.commands.audit_report import conclude
 from fedgs.app.commands.audit_request import AuditRequest
 from fedgs.app.commands.terminal import Progress, say
-from fedgs.app.tables import epsilon
 from fedgs.audit.canaries import Canaries
 from fedgs.audit.finding import Finding
 from fedgs.audit.mechanism import MAX_DRAWS, audit_rounds, recorded_plan
@@ -29,6 +28,7 @@ from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
 from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy.plan import Plan
+from fedgs.privacy.rounding import upper
 from fedgs.randomness import secret
 from fedgs.round.run import RunStopped, stop_on_signal
 from fedgs.runs import sample as samples
@@ -75,7 +75,7 @@ def _attack_baseline(
         )
     progress.say(f"A: {request.trials} releases of each kind")
     findings = attack_releases(run, request.trials)
-    whole = epsilon(run.guarantees()[0].epsilon)
+    whole = upper(run.guarantees()[0].epsilon)
     notes = [f"one release each; the whole run claims {whole}"]
     return findings, {"method": run.method.name}, notes
 

@@ -8,6 +8,7 @@ from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.audit.finding import CONFIDENCE, REFUTED, Finding
 from fedgs.files import write_json
+from fedgs.privacy.rounding import lower, upper
 
 HEAD = ("attack", "against", "rounds", "bound", "claimed", "by", "verdict")
 
@@ -46,7 +47,7 @@ def conclude(
         text = (
             f"REFUTED: {finding.attack}: {finding.adversary}, {finding.relation}, "
             f"rounds {finding.rounds}: epsilon is at least "
-            f"{finding.lower_bound:.4g}, {finding.epsilon:.4g} is claimed"
+            f"{lower(finding.lower_bound)}, {upper(finding.epsilon)} is claimed"
         )
         say(text, is_error=True)
     return not refuted
@@ -59,15 +60,16 @@ def _table(findings: Sequence[Finding], notes: Sequence[str]) -> Table:
             finding.attack,
             f"{finding.adversary}, {finding.relation}",
             str(finding.rounds),
-            f"{finding.lower_bound:.3g}",
-            "unbounded" if finding.epsilon is None else f"{finding.epsilon:.4g}",
+            lower(finding.lower_bound, 3),
+            upper(finding.epsilon),
             f"({theorems.index(finding.theorem) + 1})",
             finding.verdict,
         )
         for finding in findings
     ]
     numbered = [f"({place}) {text}" for place, text in enumerate(theorems, start=1)]
-    caption = f"audit at delta {findings[0].delta:g}: lower bounds (95 %) and claims"
+    delta = upper(findings[0].delta, 6)
+    caption = f"audit at delta {delta}: lower bounds (95 %) and claims"
     note = "\n".join([*numbered, *notes])
     return Table(caption, HEAD, rows, note, numeric=False)
 

@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedgs.app.tables import Table, epsilon
+from fedgs.app.tables import Table
 from fedgs.errors import UserError
 from fedgs.files import read_json
+from fedgs.privacy.rounding import upper
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 
@@ -96,10 +97,10 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
         yield "waiting for", ", ".join(status["waiting_for"])
     yield "releases", f"{status['released']} (repeated rounds count again)"
     for row in status["epsilons"]:
-        value = epsilon(row["epsilon"])
         note = "" if row["guarantee"] else " (NO guarantee)"
         title = f"epsilon, {row['adversary']}, {row['relation']}"
-        yield title, f"{value} at delta {row['delta']:g}{note}"
+        at = f"at delta {upper(row['delta'], 6)}{note}"
+        yield title, f"{upper(row['epsilon'])} {at}"
     yield "conditions", "fedgs privacy RUN prints what each epsilon depends on"
 
 

@@ -24,8 +24,9 @@ from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import method_of, new_state
 from fedgs.methods.base import Hosted
 from fedgs.methods.schedule import EVERYONE
-from fedgs.privacy.accountant import large_delta, statements
+from fedgs.privacy.accountant import in_short, large_delta, statements
 from fedgs.privacy.plan import Plan
+from fedgs.privacy.rounding import upper
 from fedgs.process import keep_freed_memory
 from fedgs.randomness import secret
 from fedgs.round.answer import answer_of, most_signal_to_noise, summed
@@ -52,9 +53,14 @@ def choice(config: ResolvedConfig, data: FederatedImages) -> str:
 def target(config: ResolvedConfig) -> str:
     """Returns the target epsilon with all that it depends on."""
     return (
-        f"epsilon {config.target_epsilon:g} ({config.adversary}, {config.relation}, "
-        f"delta {config.delta:g}, unit: one {config.privacy_unit})"
+        f"epsilon {upper(config.target_epsilon, 6)} ({config.adversary}, "
+        f"{config.relation}, delta {upper(config.delta, 6)}, unit: {unit_of(config)})"
     )
+
+
+def unit_of(config: ResolvedConfig) -> str:
+    """Returns what one unit of privacy of a run is, in a few words."""
+    return in_short(config.unit_condition)
 
 
 def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
@@ -187,7 +193,7 @@ def show(config: ResolvedConfig, data: FederatedImages) -> None:
     for name, value in lines(config, data).items():
         say(f"{name + ':':12}{value}")
     rows = stated(config)
-    caption = f"epsilon at delta {config.delta:g}, unit: one {config.privacy_unit}"
+    caption = f"epsilon at delta {upper(config.delta, 6)}, unit: {unit_of(config)}"
     Table(caption, ["adversary", "relation", "epsilon"], rows).show()
     say("no run: --dry-run writes nothing and spends no epsilon")
 
@@ -206,7 +212,7 @@ def stated(config: ResolvedConfig) -> list[list[str]]:
     """Returns adversary, relation and epsilon of every guarantee of a plan."""
     plan, costs = Plan.from_config(config), selection_costs([config])
     return [
-        [row.adversary, row.relation, f"{row.epsilon:.4g}" if row.epsilon else "none"]
+        [row.adversary, row.relation, upper(row.epsilon) if row.epsilon else "none"]
         for row in statements(plan, config.delta, selections=costs)
         if row.guarantee
     ]
@@ -233,6 +239,8 @@ def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
         "time": duration(config, data),
         "memory": f"about {held / 1e9:.1f} GB",
         "disk": f"about {math.ceil(3 * state / 1e6) + 10} MB in {folder}",
+        "unit": unit_of(config),
+        "public": "; ".join(config.public_conditions) or "nothing but the settings",
         "signal": signal_note(config),
         "scores": evaluation_note(config, data),
     }

@@ -15,11 +15,12 @@ from fedgs.cohorts.files import selection_costs
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.privacy.accountant import VALID, Statement, statements
+from fedgs.privacy.accountant import AS_PUBLISHED, VALID, Statement, statements
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.gaussian import LEAST_DELTA
 from fedgs.privacy.oracle import as_published
 from fedgs.privacy.plan import Plan
+from fedgs.privacy.rounding import upper
 from fedgs.privacy.selection_cost import Target
 from fedgs.runs.epsilons import by_round, with_cohort_condition
 from fedgs.runs.run_folder import RunFolder, is_baseline
@@ -105,8 +106,8 @@ def _largest(config: RunConfig, plan: Plan, colluding: int) -> int:
 def _target_text(config: RunConfig) -> str:
     amplified = ", amplified" if config.amplification else ""
     return (
-        f"target_epsilon {config.target_epsilon:g} ({config.adversary}, "
-        f"{config.relation}, delta {config.delta:g}{amplified})"
+        f"target_epsilon {upper(config.target_epsilon, 6)} ({config.adversary}, "
+        f"{config.relation}, delta {upper(config.delta, 6)}{amplified})"
     )
 
 
@@ -154,10 +155,13 @@ def show_by_round(runs: Sequence[Path]) -> None:
         lines.append({"round": round})
         for row in rows:
             note = "" if row.label == VALID else f", {row.label}"
-            name = f"{row.adversary} {row.relation} at delta {row.delta:g}{note}"
+            at = f"at delta {upper(row.delta, 6)}, unit: {row.unit_in_words}"
+            name = f"{row.adversary} {row.relation} {at}{note}"
             lines[-1][name] = math.inf if row.epsilon is None else row.epsilon
     if folder.config.amplification:
         say("without amplification by sampling", is_error=True)
+    for condition in folder.config.public_conditions:
+        say(condition, is_error=True)
     table = csv.DictWriter(sys.stdout, lines[-1] if lines else ["round"])
     table.writeheader()
     table.writerows(lines)
@@ -224,17 +228,16 @@ def conditions_of(statements: Sequence[Statement]) -> list[str]:
 
 def _title(row: Statement) -> str:
     rounds = f"{row.num_rounds} round{'' if row.num_rounds == 1 else 's'}"
-    at = f"epsilon at delta {row.delta:g}"
+    at = f"epsilon at delta {upper(row.delta, 6)}"
     if row.asked == "delta":
-        at = f"delta at epsilon {row.epsilon:g}"
-    return f"{at}, unit: one {row.unit}, {rounds}"
+        at = f"delta at epsilon {upper(row.epsilon, 6)}"
+    return f"{at}, unit: {row.unit_in_words}, {rounds}"
 
 
 def _number(row: Statement) -> str:
     if row.asked == "delta":
         below = "< " if row.delta <= LEAST_DELTA else ""
-        return f"{below}{row.delta:.4g}"
-    if row.epsilon is None:
-        return "unbounded"
-    digits = 2 if row.guarantee else 3
-    return f"{row.epsilon:.{digits}f}" if row.epsilon >= 100 else f"{row.epsilon:.4g}"
+        return f"{below}{upper(row.delta)}"
+    if row.epsilon is not None and row.label == AS_PUBLISHED:  # no bound of anything
+        return f"{row.epsilon:.3f}" if row.epsilon >= 100 else f"{row.epsilon:.4g}"
+    return upper(row.epsilon)

@@ -17,6 +17,7 @@ from fedgs.app.tables import folded
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.accountant import CHANGES
+from fedgs.privacy.rounding import upper
 from fedgs.privacy_label import privacy_label
 from fedgs.round.run import RunStopped
 from fedgs.runs.data_card import to_outsiders
@@ -112,7 +113,9 @@ def show_end(path: Path, typed: str = "") -> None:
     found = {line["round"]: line.get("signal_to_noise") for line in folder.metrics()}
     if ratios := {round: n for round, n in found.items() if n is not None}:
         say(f"signal/noise {in_words(folder.config, ratios)}, in power")
-    say(f"epsilon      {to_quote(privacy_label(path, typed))}")
+    label = privacy_label(path, typed)
+    say(f"epsilon      {to_quote(label)}")
+    say(f"public       {'; '.join(label['public'])}")
     say(f"run folder   {path}")
     say(f"to publish   fedgs publish {path} -o FOLDER; the run folder is yours alone")
     say(f"all of it    fedgs report {path} -o report.html")
@@ -138,12 +141,12 @@ def to_quote(label: Mapping[str, Any]) -> str:
     if (epsilon := label["epsilon"]) is None:
         return f"none to quote: {label['guarantee']}"
     adversary, relation, delta = (label[n] for n in ("adversary", "relation", "delta"))
-    one = f"one {label['who_sees_what'][0]['unit']}"
-    change = f"{one} {CHANGES[relation]}"
-    factor = f"{math.exp(epsilon):.3g}" if epsilon < MOST_EXPONENT else "e^epsilon"
+    unit, delta = label["unit_of_privacy"], upper(delta, 6)
+    change = f"{unit} {CHANGES[relation]}"
+    factor = upper(math.exp(epsilon), 3) if epsilon < MOST_EXPONENT else "e^epsilon"
     text = (
-        f"{epsilon:.4g} (adversary {adversary}, {relation}, delta {delta:g}, unit: "
-        f"{one}): whether {change} changes the probability of anything that "
-        f"{SEEN_BY[adversary]} at most by a factor of {factor}, plus {delta:g}"
+        f"{upper(epsilon)} (adversary {adversary}, {relation}, delta {delta}, unit: "
+        f"{unit}): whether {change} changes the probability of anything that "
+        f"{SEEN_BY[adversary]} at most by a factor of {factor}, plus {delta}"
     )
     return "; ".join([text, to_outsiders(label), *label["guarantee"].split("; ")[1:]])

@@ -169,7 +169,8 @@ def _select(path: Path, members: Members) -> None:
         else:
             outcome = _locally(folder, members, report, stop)
     cost = _cost(folder, selection)
-    rows = statements(selection, cost, config.public_conditions)
+    suppositions = (config.unit_condition, *config.public_conditions)
+    rows = statements(selection, cost, suppositions)
     summary = _write(path, members, cost, rows, outcome)
     shutil.rmtree(folder.private)  # an update of each client: nobody goes on from them
     _show(path, rows, summary)

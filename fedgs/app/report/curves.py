@@ -16,6 +16,7 @@ from PIL import Image
 from fedgs.app.report.run import Grid, RunFacts
 from fedgs.app.report.svg import Curve, Line
 from fedgs.errors import UserError
+from fedgs.privacy.rounding import upper
 from fedgs.runs.epsilons import by_round
 
 MOST_POINTS = 16  # of the curve of epsilon
@@ -59,8 +60,8 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
         "Privacy spent",
         "epsilon",
         lines,
-        f"Epsilon after each round at delta {first.delta:g}, from the ledger; {against}"
-        ". Repeated rounds count again.",
+        f"Epsilon after each round at delta {upper(first.delta, 6)}, from the ledger; "
+        f"{against}. Repeated rounds count again.",
         " ".join(notes),
     )
 

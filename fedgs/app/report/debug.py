@@ -15,6 +15,7 @@ from fedgs.app.report.run import RunFacts, read_run
 from fedgs.diagnosis.diagnosis import ONE_OF
 from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.accountant import Statement
+from fedgs.privacy.rounding import upper
 
 VERDICTS = {
     "none": ("No bug of the kinds tested", "good"),
@@ -117,7 +118,7 @@ def glance_cards(debug: DebugFacts) -> list[Card]:
     counts = [f"{cohort}: {count} clients" for cohort, count in counts]
     clients = content.get("clients_per_group")
     facts = {
-        "privacy": f"{words.stated(row.epsilon)} at δ = {row.delta:g}, {worth} "
+        "privacy": f"{words.stated(row.epsilon)} at δ = {upper(row.delta, 6)}, {worth} "
         f"({row.adversary}, {row.relation})",
         "cohorts": "; ".join([*counts, str(content["source"])]),
         "generators": f"{content['groups']} for each cohort"
@@ -189,9 +190,10 @@ def read_debug_folder(path: Path) -> DebugFacts:
 
 
 def without_folders(command: str) -> str:
-    """Returns a command whose absolute paths have lost their folders.
+    """Returns a command whose absolute paths have lost their folders, data their file.
 
-    >>> without_folders("fedgs debug --data-dir /home/ada/data --output=/tmp/x/out")
-    'fedgs debug --data-dir data --output=out'
+    >>> without_folders("fedgs debug --data npz:~/ada.npz --output=/tmp/x/out")
+    'fedgs debug --data npz:FILE --output=out'
     """
+    command = re.sub(r"\b(npz|folder|femnist):[^\s'\"]+", r"\1:FILE", command)
     return re.sub(r"(?<![^\s=:'\"])/(?:[^\s'\"/]+/)*", "", command)

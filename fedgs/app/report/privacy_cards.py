@@ -7,9 +7,7 @@ from fedgs.app.report import words
 from fedgs.app.report.cards import Card
 from fedgs.app.report.run import RunFacts
 from fedgs.app.tables import Table
-from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accountant import VALID, Statement
-from fedgs.privacy_label import unit_in_words
 from fedgs.runs.data_card import NO_GUARANTEE, in_words
 
 LABEL_NOTE = (
@@ -23,22 +21,19 @@ def cards_of_run(facts: RunFacts) -> list[Card]:
     """Returns what one run guarantees."""
     if not facts.statements:
         return [Card(facts.name, texts=["No epsilon: its method guarantees nothing."])]
-    return cards_of_statements(facts.name, facts.statements, facts.config)
+    return cards_of_statements(facts.name, facts.statements)
 
 
-def cards_of_statements(
-    caption: str, statements: Sequence[Statement], config: RunConfig
-) -> list[Card]:
+def cards_of_statements(caption: str, statements: Sequence[Statement]) -> list[Card]:
     """Returns statements as `fedgs privacy` prints them, and every condition.
 
     Args:
         caption: of which runs.
         statements: at least one.
-        config: of the first of these runs.
     """
     items = conditions_of(statements)
-    units = {row.unit: unit_in_words(config, row) for row in statements}
-    text = f"Unit: {' or '.join(units.values())}. Nobody is protected against who "
+    units = dict.fromkeys(row.unit_in_words for row in statements)
+    text = f"Unit: {' or '.join(units)}. Nobody is protected against who "
     text += "holds the images: a node, or who runs a central method."
     fold = f"Conditions of {caption}: no number holds without its own ({len(items)})"
     return [
@@ -59,7 +54,7 @@ def label_card(facts: RunFacts) -> Card:
     rows = []
     for name, value in facts.label.items():
         items = value if isinstance(value, list) else [value]
-        text = "\n".join(map(in_words, items)) or "none"
+        text = "\n".join(in_words(item, name) for item in items) or "none"
         if text.startswith(NO_GUARANTEE):
             text = words.badge(text, "bad")
         if name not in ELSEWHERE:

@@ -21,6 +21,7 @@ from fedgs.app.report.settings_tables import (
 from fedgs.app.report.stage_tables import stages_tables
 from fedgs.app.report.svg import draw
 from fedgs.privacy.accountant import Statement
+from fedgs.privacy.rounding import upper
 from fedgs.privacy_label import said
 from fedgs.runs.data_card import to_outsiders
 
@@ -82,7 +83,7 @@ def _card_of_run(facts: RunFacts) -> Card:
     answer = "no epsilon"
     texts: list[str] = [words.badge(label["guarantee"], "bad")]
     if epsilon is not None:
-        answer = f"{words.stated(epsilon)} at δ = {label['delta']:g}"
+        answer = f"{words.stated(epsilon)} at δ = {upper(label['delta'], 6)}"
         badge = words.badge(*words.reading(epsilon, [label["guarantee"]]))
         texts = [badge, f"{to_outsiders(label).capitalize()}."]
     picture = picture_of(facts, facts.grids[-1], "After")
@@ -171,15 +172,13 @@ def _privacy(page: Page) -> Section:
     for debug in page.debugs:
         if debug.statements:
             caption = f"{debug.name}: all groups, each client in one of them"
-            config = debug.runs[0].config
-            cards += cards_of_statements(caption, debug.statements, config)
+            cards += cards_of_statements(caption, debug.statements)
         else:
             cards += [card for facts in debug.runs for card in cards_of_run(facts)]
     cards += [card for facts in page.singles for card in cards_of_run(facts)]
     if page.together:
         caption = "All of these runs together, on the same clients"
-        config = page.singles[0].config
-        cards += cards_of_statements(caption, page.together, config)
+        cards += cards_of_statements(caption, page.together)
     cards += [label_card(facts) for facts in page.singles]
     return Section("privacy", "Privacy", cards, texts)
 

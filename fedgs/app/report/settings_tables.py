@@ -58,17 +58,27 @@ def shown_settings(facts: RunFacts) -> dict[str, str]:
 
 
 def shown_data(data: str) -> str:
-    """Returns the name of a source of data, a file or folder without where it lies."""
+    """Returns the name of a source of data, without that of a file or folder.
+
+    >>> shown_data("npz:/home/ada/ward-3.npz"), shown_data("hf:ylecun/mnist")
+    ('npz:FILE', 'hf:ylecun/mnist')
+    """
     kind, colon, place = data.partition(":")
-    return f"{kind}:{Path(place).name}" if colon and kind != "hf" else data
+    if kind == "hf" and place.startswith("/"):
+        return f"{kind}:FILE{place[len(place.partition('?')[0]) :]}"
+    return f"{kind}:FILE" if colon and kind != "hf" else data
 
 
 def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
     if value is None or value == "":
         return "unset"
+    if name == "data_dir":
+        return "DATA"
+    if name == "nodes":  # may tell who takes part
+        return f"{len(config.node_names)} names"
     if name in settings_with("path"):
         return Path(str(value)).name
-    if name == "data":
+    if name in ("data", "public_data"):
         return shown_data(str(value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -118,8 +128,6 @@ def train_command(facts: RunFacts) -> str:
     for name, value in changed.items():
         if isinstance(value, str):
             changed[name] = _shown(config, name, value)
-        if name == "data_dir":
-            changed[name] = "DATA"
     typed = {spec.name for spec in settings_of()}
     own = [f"{n} = {json.dumps(changed.pop(n))}" for n in [*changed] if n not in typed]
     table = f"  # in a TOML file: [{config.method!r}] {', '.join(own)}" if own else ""

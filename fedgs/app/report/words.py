@@ -4,14 +4,14 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from fedgs.app.tables import epsilon as epsilon
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.privacy.accountant import CAVEATS
+from fedgs.privacy.rounding import upper
 
 
 def stated(value: float | None) -> str:
     """Returns an epsilon with its name."""
-    return f"ε {'' if value is None else '= '}{epsilon(value)}"
+    return f"ε {'' if value is None else '= '}{upper(value)}"
 
 
 def number(value: float) -> str:
