@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fedgs import process
-from fedgs.deployment import QUIET, full_environment
+from fedgs.deployment import QUIET, full_environment, without_proxy
 from fedgs.errors import UserError
 from fedgs.files import read_json, write_atomically
 from fedgs.round.run import Report, RunStopped, Stop
@@ -24,7 +24,15 @@ from fedgs.runs.run_folder import RunFolder
 from server.launch.control import Control, FlowerFailed, control_of
 from server.launch.flower_app import TRAINING, app_project, free_port, wait_for_port
 
-QUIET_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # A simulation is on the loopback: no other machine's Ray, and no other machine
+    # reaches this one, which would do what anybody asks of it.
+    "RAY_ADDRESS": "local",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_grpc_enable_http_proxy": "0",
+}
 # Ray gives itself 30 s, which no setting changes; a busy machine may need more.
 RAY_IS_LATE, STARTS = "node timed out during startup", 3
 START_TIMEOUT = 120.0
@@ -115,7 +123,8 @@ def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
     address = f"127.0.0.1:{port}"
     more = {
         **QUIET,
-        **QUIET_RAY,
+        **RAY,
+        **without_proxy(),
         "FLWR_HOME": str(home / "flwr"),
         "RAY_TMPDIR": str(home),
         process.FAST_VARIABLE: os.environ.get(process.FAST_VARIABLE, "1"),
