@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fedgs import process
+from fedgs.config.run_config import RunConfig
 from fedgs.deployment import QUIET, full_environment, without_proxy
 from fedgs.errors import UserError
 from fedgs.files import read_json, write_atomically
@@ -60,7 +61,7 @@ def train(
     Raises:
         RunStopped: the run ended early with a checkpoint.
         FlowerFailed: the run failed; it can be resumed.
-        UserError: another process trains in this folder.
+        UserError: another process trains in this folder, or as `check`.
     """
     flower = folder.path / ".flower"
     flower.mkdir(exist_ok=True)
@@ -75,6 +76,20 @@ def train(
                 break
             status, details, log = _simulate(folder, *how)
     _conclude(folder, status, details)
+
+
+def check(config: RunConfig) -> None:
+    """Refuses, before any work, a simulation that has no place for its sockets.
+
+    Raises:
+        UserError: names TMPDIR; of no run with another engine.
+    """
+    if config.engine == "flower":
+        token = secrets.token_hex(16)
+        try:
+            process.make_home(token)
+        finally:
+            process.end_simulation(token)
 
 
 def _simulate(
@@ -118,8 +133,7 @@ def end_previous(folder: RunFolder) -> None:
 @contextlib.contextmanager
 def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
     """Runs a SuperLink; yields its address."""
-    home, port = process.home_of(token), free_port()
-    home.mkdir(mode=0o700)
+    home, port = process.make_home(token), free_port()
     address = f"127.0.0.1:{port}"
     more = {
         **QUIET,
