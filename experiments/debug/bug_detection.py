@@ -58,6 +58,7 @@ from fedgs.round.preparation import check_capacity, resolve, with_absolute_paths
 from fedgs.round.run import RunStopped
 from fedgs.runs import epsilons, sample
 from fedgs.runs.run_folder import RunFolder, versions
+from server.launch import flower_engine
 
 PARALLEL = (
     "cohorts: a client is in one group of one cohort, and beyond the selection of "
@@ -147,6 +148,7 @@ def debug(
             --output alone continues.
     """
     path = new_output(config.output)
+    flower_engine.check(config)
     config = with_absolute_paths(config)
     if config.seed is None:
         if request.healthy is not None and config.corruption != "none":

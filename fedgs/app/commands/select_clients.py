@@ -111,6 +111,7 @@ def prepare(config: RunConfig, selection: Selection) -> Members:
             file can hold.
     """
     new_output(config.output)
+    flower_engine.check(config)
     why = "cohorts are selected among all clients; leave out"
     reject({"cohort": config.cohort}, why)
     config = dataclasses.replace(

@@ -62,6 +62,7 @@ def _planned(
 
     Flower's workers read the data themselves, so this process does not keep them.
     """
+    flower_engine.check(config)
     load = load_data
     name = config.recipe
     if is_fitted(config):
