@@ -52,7 +52,7 @@ from fedgs.diagnosis.diagnosis import ONE_OF, OTHER, diagnose
 from fedgs.diagnosis.permutation import attainable_p
 from fedgs.errors import UserError, reject
 from fedgs.evaluation.images import LabelledImages
-from fedgs.files import read_json, replacing, write_json
+from fedgs.files import replacing, write_json
 from fedgs.privacy.accountant import Statement
 from fedgs.round.preparation import check_capacity, resolve, with_absolute_paths
 from fedgs.round.run import RunStopped
@@ -239,7 +239,7 @@ def _continue(
     path: Path, everyone: FederatedImages, suspects: Sequence[Transformation]
 ) -> dict[str, Any]:
     """Does what is left: the selection, the groups, the runs, the diagnosis."""
-    plan = read_json(path / "debug.json")
+    plan, _ = read_debug(path)
     config, request = config_of(plan), request_of(plan)
     with exit_if_stopped(f"continue with: fedgs debug --output {path}"):
         if plan["clients_per_group"] is None:
@@ -290,7 +290,7 @@ def _train(config: RunConfig, everyone: FederatedImages) -> bool:
 
 def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
     """Draws samples, writes diagnosis.json and diagnosis.png, and prints the tables."""
-    plan = read_json(path / "debug.json")
+    plan, _ = read_debug(path)
     request = request_of(plan)
     folders = {c: [RunFolder.open(path / n) for n in plan["runs"][c]] for c in COHORTS}
     members = {c: [n for f in folders[c] for n in _clients(f)] for c in COHORTS}

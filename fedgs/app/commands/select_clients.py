@@ -44,7 +44,7 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data, split_records
 from fedgs.data.records import Records
 from fedgs.errors import UserError, reject
-from fedgs.files import read_json, write_json
+from fedgs.files import check_entries, read_json, write_json
 from fedgs.methods.cohort_classifier import Members
 from fedgs.methods.schedule import clients_of
 from fedgs.privacy.accountant import Statement
@@ -92,6 +92,7 @@ def resume(path: Path) -> None:
         UserError: it is finished, or asked in private mode; or the folder is broken.
         typer.Exit: as `select_clients`.
     """
+    check_entries(path)
     config, selection = read_plan(path)
     is_asked = selection.is_private and (path / ASKED).exists()
     if is_asked or (path / SUMMARY).exists():

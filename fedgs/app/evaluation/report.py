@@ -18,7 +18,7 @@ from fedgs.app.evaluation.score_tables import classifier_table, label_table
 from fedgs.app.tables import Table, is_number
 from fedgs.errors import wrap_error
 from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages
-from fedgs.runs import sample
+from fedgs.runs import sample_files
 
 GRID_ROWS = 8
 console = Console()
@@ -106,7 +106,7 @@ def _write_samples(path: Path, real: RealImages, synthetic: LabelledImages) -> N
         for part in (synthetic, real.test)
     ]
     images = np.concatenate(both).reshape(-1, *synthetic.images.shape[1:])
-    sample.save_images(path, images, columns=real.num_classes)
+    sample_files.save_images(path, images, columns=real.num_classes)
 
 
 def rows_by_class(
