@@ -169,8 +169,11 @@ def replacing(
                 file.flush()
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)  # a write does not say which file it is of
         raise
     if is_durable:
         sync(path.parent)

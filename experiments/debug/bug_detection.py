@@ -36,7 +36,12 @@ from experiments.debug.debug_folder import (
 from experiments.debug.debug_request import COHORTS, DebugRequest, planted
 from experiments.debug.suspects import load_suspect
 from fedgs.app.commands import privacy as privacy_report
-from fedgs.app.commands.run_outcome import exit_if_stopped, make_output, new_output
+from fedgs.app.commands.run_outcome import (
+    exit_if_stopped,
+    make_output,
+    new_output,
+    stopping_on_failure,
+)
 from fedgs.app.commands.select_clients import planted_counts, split_selectable
 from fedgs.app.commands.terminal import say
 from fedgs.app.commands.train import go_back, train_from_checkpoint
@@ -241,7 +246,8 @@ def _continue(
     """Does what is left: the selection, the groups, the runs, the diagnosis."""
     plan, _ = read_debug(path)
     config, request = config_of(plan), request_of(plan)
-    with exit_if_stopped(f"continue with: fedgs debug --output {path}"):
+    go_on = f"continue with: fedgs debug --output {path}"
+    with exit_if_stopped(go_on), stopping_on_failure():
         if plan["clients_per_group"] is None:
             files = debug_cohorts.cohort_files(path, config, request)
             groups = debug_cohorts.make_groups(files, everyone, config, request)
@@ -251,7 +257,7 @@ def _continue(
             plan |= {"clients_per_group": size, "clients": counts}
             write_json(path / "debug.json", plan)
         _train_all(path, plan, everyone)
-    return _diagnose(path, suspects)
+        return _diagnose(path, suspects)
 
 
 def _train_all(path: Path, plan: dict[str, Any], everyone: FederatedImages) -> None:

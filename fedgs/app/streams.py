@@ -8,6 +8,7 @@ import contextlib
 import io
 import os
 import sys
+from typing import Any
 
 BROKEN_PIPE = 141  # exit code of a shell after SIGPIPE: the reader wanted no more
 
@@ -21,7 +22,7 @@ class Stream(io.FileIO):
 
     error: OSError | None = None
 
-    def write(self, content: bytes | memoryview) -> int | None:  # type: ignore
+    def write(self, content: Any, /) -> int | None:
         """Writes what it can."""
         try:
             return super().write(content)
@@ -39,18 +40,20 @@ def protect() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for number, name in ((1, "stdout"), (2, "stderr")):
         old = getattr(sys, name)
+        is_by_line = old is not None and (old.line_buffering or old.write_through)
         stream = io.TextIOWrapper(
             io.BufferedWriter(Stream(number, "w", closefd=False)),
             encoding=old.encoding if old else "utf-8",
             errors="backslashreplace",  # names that the terminal has no letters for
-            line_buffering=old is not None and (old.line_buffering or old.write_through),
+            line_buffering=is_by_line,
         )
         setattr(sys, name, stream)
 
 
 def lost() -> OSError | None:
     """Returns why standard output is not complete; None where it is."""
+    stream: Any = sys.stdout
     with contextlib.suppress(AttributeError):  # it is another stream, as in a test
-        sys.stdout.flush()
-        return sys.stdout.buffer.raw.error
+        stream.flush()
+        return stream.buffer.raw.error
     return None

@@ -21,6 +21,7 @@ from fedgs.app.commands.run_outcome import (
     make_output,
     near,
     new_output,
+    stopping_on_failure,
 )
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.tables import Table
@@ -158,20 +159,18 @@ def _select(path: Path, members: Members) -> None:
         own = dataclasses.replace(own, corruption="none")
     is_new = not Path(own.output).exists()
     folder = RunFolder.create(own) if is_new else RunFolder.open(own.output)
-    with (
-        exit_if_stopped(f"continue with: fedgs resume {near(path)}"),
-        stop_on_signal(f"fedgs resume {near(path)}") as stop,
-        Progress(console) as progress,
-    ):
-        report = progress.rounds(selection.num_rounds)
-        if config.engine == "flower":
-            flower_engine.train(folder, report, stop, COMPONENTS)
-            outcome = read_json(folder.path / ".flower" / OUTCOME)
-        else:
-            outcome = _locally(folder, members, report, stop)
-    cost = _cost(folder, selection)
-    rows = statements(selection, cost, config.public_conditions)
-    summary = _write(path, members, cost, rows, outcome)
+    go_on = f"fedgs resume {near(path)}"
+    with exit_if_stopped(f"continue with: {go_on}"), stopping_on_failure():
+        with stop_on_signal(go_on) as stop, Progress(console) as progress:
+            report = progress.rounds(selection.num_rounds)
+            if config.engine == "flower":
+                flower_engine.train(folder, report, stop, COMPONENTS)
+                outcome = read_json(folder.path / ".flower" / OUTCOME)
+            else:
+                outcome = _locally(folder, members, report, stop)
+        cost = _cost(folder, selection)
+        rows = statements(selection, cost, config.public_conditions)
+        summary = _write(path, members, cost, rows, outcome)
     shutil.rmtree(folder.private)  # an update of each client: nobody goes on from them
     _show(path, rows, summary)
 

@@ -14,6 +14,7 @@ from fedgs.app.commands.run_outcome import (
     exit_if_stopped,
     near,
     show_end,
+    stopping_on_failure,
 )
 from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
 from fedgs.app.commands.terminal import Progress, say
@@ -166,12 +167,13 @@ def train_from_checkpoint(
         whoever trains more after it stops now.
 
     Raises:
-        RunStopped: the run ended early with a checkpoint.
+        RunStopped: the run ended early with a checkpoint, or the system failed.
         FlowerFailed: the run failed; it can be resumed.
     """
     go_on = f"fedgs resume {near(folder.path)}"
     with (
         end_when_hurried(),
+        stopping_on_failure(),
         stop_on_signal(go_on) as stop,
         Progress(console) as progress,
     ):

@@ -18,6 +18,7 @@ from fedgs.app.evaluation.score_tables import classifier_table, label_table
 from fedgs.app.tables import Table, is_number
 from fedgs.errors import wrap_error
 from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages
+from fedgs.files import append_whole
 from fedgs.runs import sample_files
 
 GRID_ROWS = 8
@@ -93,9 +94,9 @@ def write(
     lines, folder = places(request)
     with _writing(lines):
         _write_samples(folder / "samples.png", real, synthetic)
-        with open(lines, "a") as file:
-            file.write(json.dumps(result, allow_nan=False) + "\n")
-            file.flush()
+        line = json.dumps(result, allow_nan=False) + "\n"
+        with open(lines, "ab", buffering=0) as file:
+            append_whole(file, line.encode())
             os.fsync(file.fileno())
 
 
