@@ -83,6 +83,12 @@ def reason_of(error: BaseException) -> str:
     return " ".join(str(getattr(error, "strerror", None) or error).split())
 
 
+def refused_by_system(error: OSError) -> str:
+    """Returns what a system call failed for, with the file's name where it says one."""
+    name = "a file or a stream" if error.filename is None else error.filename
+    return f"{name}: {reason_of(error)}"
+
+
 def imported(module: str, setting: str, install: str) -> Any:
     """Imports a module of a package that is installed for some commands only.
 

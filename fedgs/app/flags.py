@@ -20,7 +20,7 @@ from fedgs.app.streams import BROKEN_PIPE, lost
 from fedgs.app.tables import folded
 from fedgs.config.method_settings import field_type, settings_of
 from fedgs.config.recipes import RECIPES
-from fedgs.errors import UserError, reason_of
+from fedgs.errors import UserError, reason_of, refused_by_system
 
 RecipeOption = Annotated[
     str | None, typer.Option(help=f"Start from a recipe: {', '.join(RECIPES)}.")
@@ -78,10 +78,7 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
     except UserError as error:
         problem = str(error)
     except OSError as error:  # what no command explains better
-        problem = reason_of(error)
-        if error.filename is not None:
-            where = f"{error.filename}: {problem}"
-            problem = f"{where}; look at this path, its rights and its disk"
+        problem = f"{refused_by_system(error)}; look at its path, rights and disk"
     except MemoryError as error:
         problem = f"memory is full ({reason_of(error)}); ask for less"
     if isinstance(error := lost(), BrokenPipeError):

@@ -8,31 +8,43 @@ import contextlib
 import io
 import os
 import sys
-from typing import Any
+from collections.abc import Iterator
 
 BROKEN_PIPE = 141  # exit code of a shell after SIGPIPE: the reader wanted no more
 
 
-class Stream(io.FileIO):
-    """A standard stream, by its number, that fails in silence.
+class Stream(io.TextIOWrapper):
+    """A standard stream that fails in silence, and leads nowhere from then on.
 
     Attributes:
-        error: why something could not be written first, if anything.
+        error: what it failed for.
     """
 
     error: OSError | None = None
 
-    def write(self, content: Any, /) -> int | None:
+    def write(self, text: str, /) -> int:
         """Writes what it can."""
+        with self._giving_up():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Writes what it can of what waits."""
+        with self._giving_up():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
         try:
-            return super().write(content)
+            yield
         except OSError as error:
-            self.error = self.error or error
-            return len(content)
+            self.error = error
+            with open(os.devnull, "wb") as nothing:  # takes what waits, too
+                os.dup2(nothing.fileno(), self.fileno())
 
 
 def protect() -> None:
-    """Has this process print to `Stream`s; one that was closed leads nowhere."""
+    """Has this process print to a `Stream`; one that was closed leads nowhere."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -41,8 +53,8 @@ def protect() -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         old = getattr(sys, name)
         is_by_line = old is not None and (old.line_buffering or old.write_through)
-        stream = io.TextIOWrapper(
-            io.BufferedWriter(Stream(number, "w", closefd=False)),
+        stream = Stream(
+            open(number, "wb", closefd=False),  # noqa: SIM115
             encoding=old.encoding if old else "utf-8",
             errors="backslashreplace",  # names that the terminal has no letters for
             line_buffering=is_by_line,
@@ -52,8 +64,7 @@ def protect() -> None:
 
 def lost() -> OSError | None:
     """Returns why standard output is not complete; None where it is."""
-    stream: Any = sys.stdout
-    with contextlib.suppress(AttributeError):  # it is another stream, as in a test
-        stream.flush()
-        return stream.buffer.raw.error
-    return None
+    if not isinstance(sys.stdout, Stream):  # of a test, or of a program that calls us
+        return None
+    sys.stdout.flush()
+    return sys.stdout.error

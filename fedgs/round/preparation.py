@@ -339,7 +339,8 @@ def check_device(config: RunConfig) -> None:
     """
     refuse(config, model_problems(config))
     number = int(config.device.partition(":")[2] or 0)
-    if config.device != "cpu" and number >= (count := torch.cuda.device_count()):
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device != "cpu" and number >= count:
         there = f"{count} GPUs are here, from 0 on" if count else "no GPU is here"
         raise UserError(f"device = {config.device}: {there}; give --device cpu")
 

@@ -15,7 +15,7 @@ from fedgs.app.commands.terminal import say
 from fedgs.app.flags import INTERRUPTED
 from fedgs.app.tables import folded
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError, reason_of, wrap_error
+from fedgs.errors import UserError, refused_by_system, wrap_error
 from fedgs.privacy.accountant import CHANGES
 from fedgs.privacy_label import privacy_label
 from fedgs.round.run import RunStopped
@@ -93,8 +93,7 @@ def stopping_on_failure() -> Iterator[None]:
             raise
         raise RunStopped(str(error)) from error
     except OSError as error:
-        where = f"{error.filename}: " if error.filename is not None else ""
-        raise RunStopped(f"{where}{reason_of(error)}") from error
+        raise RunStopped(refused_by_system(error)) from error
 
 
 @contextmanager
