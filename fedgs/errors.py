@@ -75,9 +75,18 @@ def wrap_error(
     except kinds as error:
         if isinstance(error, UserError) and UserError not in kinds:
             raise
-        # What the system says of a file comes without its name, and all in one line.
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise UserError(f"{problem} ({reason}); {remedy}") from error
+        raise UserError(f"{problem} ({reason_of(error)}); {remedy}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns what a library or the system says, in one line, without a file's name."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split())
+
+
+def refused_by_system(error: OSError) -> str:
+    """Returns what a system call failed for, with the file's name where it says one."""
+    name = "a file or a stream" if error.filename is None else error.filename
+    return f"{name}: {reason_of(error)}"
 
 
 def imported(module: str, setting: str, install: str) -> Any:

@@ -14,6 +14,8 @@ import math
 import os
 import re
 import shutil
+import stat
+import unicodedata
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -29,6 +31,11 @@ if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs 
 REMEDY = "restore it from a backup, or start again with another --output"
 SEAL = "sha256:"  # begins the hash of tensors in a file's metadata
 TEMPORARY = re.compile(r"\.(.+)\.([0-9]+)")
+MOST_NAME_BYTES = 255  # of one name, on every common file system
+NAME_RULE = (
+    "give a plain name, without slashes and control characters, that does not begin "
+    f"with a dot and has at most {MOST_NAME_BYTES} bytes"
+)
 
 
 def sync(path: Path) -> None:
@@ -74,6 +81,72 @@ def append_whole(file: FileIO, content: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+# ------------------------------------------------------------------ names
+
+
+def is_plain_name(name: object) -> bool:
+    r"""Tells whether a value is the name of an entry of a folder; it leads no further.
+
+    >>> [is_plain_name(name) for name in ("cat", "a b", "..", "a/b", "", "a\n", 7)]
+    [True, True, False, False, False, False, False]
+    """
+    if not isinstance(name, str) or not name or name.startswith("."):
+        return False
+    # Control characters, and halves of characters, which are no text.
+    is_text = not {"Cc", "Cs"} & {unicodedata.category(letter) for letter in name}
+    is_one = "/" not in name and "\\" not in name
+    return is_text and is_one and len(name.encode()) <= MOST_NAME_BYTES
+
+
+def inside(folder: Path, name: object, setting: str) -> Path:
+    """Returns the path of an entry of a folder, by a name that others have chosen.
+
+    Every name that comes from a run folder, a data set or another machine becomes a
+    path here, wherever it was checked before.
+
+    Args:
+        folder: of the entry.
+        name: from somewhere else.
+        setting: that holds the name, for errors.
+
+    Raises:
+        UserError: it is no plain name, so that it could lead to another folder.
+    """
+    if not is_plain_name(name):
+        raise UserError(f"{setting} = {name!r:.80}: {NAME_RULE}")
+    return folder / str(name)
+
+
+def check_entries(folder: Path) -> None:
+    """Refuses a folder in which an entry leads out of it, or would never end.
+
+    Whoever hands a folder over could have other files read, or written to.
+
+    Raises:
+        UserError: a symbolic link to somewhere else, or no file and no folder.
+    """
+    root = os.path.realpath(folder)
+    for place, folders, names in os.walk(folder):  # follows no link
+        for name in (*folders, *names):
+            if _leads_out(os.path.join(place, name), root):
+                raise UserError(
+                    f"{place}/{name}: is a link that leads out of {folder}, or no "
+                    "file; put what it leads to in its place, or remove it"
+                )
+
+
+def _leads_out(path: str, root: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # a run that goes on removes files
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            return os.path.commonpath([root, os.path.realpath(path)]) != root
+        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return False
+
+
+# ------------------------------------------------------------------ writing
+
+
 @contextlib.contextmanager
 def replacing(
     path: Path, is_durable: bool = True, recycle: Path | None = None
@@ -98,8 +171,11 @@ def replacing(
                 file.flush()
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)  # a write does not say which file it is of
         raise
     if is_durable:
         sync(path.parent)

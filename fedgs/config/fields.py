@@ -133,6 +133,8 @@ def coerced(name: str, annotation: Any, value: Any) -> Any:
     # No more fits into a message of Flower or an array of numpy.
     if isinstance(value, int) and value.bit_length() > 63:
         raise UserError(f"{name} = {shortened(str(value))}: give at most 2^63 - 1")
+    if isinstance(value, str) and "\0" in value:  # no name of a file has one
+        raise UserError(f"{name} = {shortened(repr(value))}: leave out the character 0")
     return value
 
 

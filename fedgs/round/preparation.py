@@ -19,6 +19,8 @@ import torch
 
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.amplification_rules import PUBLIC_SELECTION
+from fedgs.config.checks import model_problems
+from fedgs.config.fields import refuse
 from fedgs.config.method_settings import settings_with
 from fedgs.config.recipes import HELD_OUT, moments_for
 from fedgs.config.rounds import rounds_alike
@@ -381,10 +383,14 @@ def check_device(config: RunConfig) -> None:
     """Refuses a device that this machine does not have.
 
     Raises:
-        UserError: there is no GPU.
+        UserError: there is no such device.
     """
-    if config.device != "cpu" and not torch.cuda.is_available():
-        raise UserError(f"device = {config.device}: no GPU is here; give --device cpu")
+    refuse(config, model_problems(config))
+    number = int(config.device.partition(":")[2] or 0)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device != "cpu" and number >= count:
+        there = f"{count} GPUs are here, from 0 on" if count else "no GPU is here"
+        raise UserError(f"device = {config.device}: {there}; give --device cpu")
 
 
 def check_capacity(config: ResolvedConfig, folder: Path) -> None:

@@ -168,7 +168,8 @@ class RunFolder:
         """Opens an existing run folder.
 
         Raises:
-            UserError: no run folder, of another format version, or unreadable.
+            UserError: no run folder, of another format version, unreadable, or with a
+                link that leads out of it.
         """
         path = Path(path).absolute()
         if not (path / "config.json").is_file():
@@ -176,6 +177,7 @@ class RunFolder:
                 f"{path}: no run folder (config.json is missing); give the --output of "
                 "a `fedgs train`"
             )
+        files.check_entries(path)
         found = files.read_json(path / "versions.json").get("format")
         if found != FORMAT_VERSION:
             raise UserError(
@@ -482,7 +484,7 @@ class RunFolder:
             return None
         folder = self.path / "checkpoint"
         commit = files.read_json(self.path / CHECKPOINT)
-        path = folder / str(commit.get("file"))
+        path = files.inside(folder, commit.get("file"), f"{CHECKPOINT}: file")
         broken = f"{path}: corrupted checkpoint"
         with wrap_error(
             (OSError, KeyError, TypeError, ValueError), broken, files.REMEDY

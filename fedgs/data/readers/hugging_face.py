@@ -135,7 +135,9 @@ def load_split(config: RunConfig, source: HubSource, split: str) -> Any:
                 f"data = {config.data!r}: has no split {split!r}, it has "
                 f"{first_n(splits)}; give --data hf:NAME?split=SPLIT"
             ) from error
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        # Of a full disk it says that an error occurred, and what in its cause.
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
         raise UserError(_problem(config, name, reason)) from error
 
 
