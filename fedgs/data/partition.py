@@ -20,7 +20,7 @@ from fedgs.config.fields import refuse
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.records import Records
-from fedgs.errors import UserError
+from fedgs.errors import UserError, check_utf8
 from fedgs.randomness import stream
 
 DIGITS_NUM_CLIENTS = 180  # about 10 images each: noise on the average falls as 1/K
@@ -110,10 +110,13 @@ def by_client(clients: NDArray[np.generic]) -> tuple[Groups, list[str]]:
     >>> by_client(np.array([10, 9, 10]))
     ([array([1]), array([0, 2])], ['9', '10'])
     """
-    names, owner = np.unique(clients, return_inverse=True)
+    found, owner = np.unique(clients, return_inverse=True)
+    names = [str(name) for name in found]
+    for name in names:
+        check_utf8("client", name)
     order = np.argsort(owner, kind="stable").astype(np.int64)
     ends = np.cumsum(np.bincount(owner))
-    return np.split(order, ends[:-1]), [str(name) for name in names]
+    return np.split(order, ends[:-1]), names
 
 
 def dirichlet(

@@ -16,8 +16,9 @@ from torch.utils.data import TensorDataset
 
 from fedgs.config.plugins import COHORT_CLASSIFIER
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError, imported, raise_if_any
+from fedgs.errors import UserError, imported, raise_if_any, wrap_error
 from fedgs.files import (
+    REMEDY,
     read_json,
     read_tensors,
     replacing,
@@ -64,7 +65,8 @@ def load_generator(folder: RunFolder) -> nn.Module:
         # Not the last by name: a crash may leave tensors that were not committed.
         stored = read_tensors(commit.with_name(str(read_json(commit).get("file"))))[0]
         tensors = {n[4:]: v for n, v in stored.items() if n.startswith("ema.")}
-    generator.load_state_dict(tensors)
+    with wrap_error(Exception, f"{path}: is no generator of this run", REMEDY):
+        generator.load_state_dict(tensors)
     return generator.eval()
 
 
