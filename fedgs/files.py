@@ -161,8 +161,7 @@ def read_text(path: Path) -> str:
     """Reads UTF-8, with or without the byte-order mark that some editors write.
 
     Raises:
-        OSError: as `read_bytes`.
-        UnicodeDecodeError: it is no UTF-8.
+        OSError, UnicodeDecodeError: as `read_bytes`, or it is no UTF-8.
     """
     return read_bytes(path).decode("utf-8-sig")
 

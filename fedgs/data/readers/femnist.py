@@ -25,7 +25,7 @@ from fedgs.config.hub import HubSource
 from fedgs.config.run_config import RunConfig
 from fedgs.data.readers import hugging_face
 from fedgs.data.readers.hugging_face import Reading
-from fedgs.data.records import LIGHT, Records, gathered
+from fedgs.data.records import LEFT_OUT, LIGHT, Records, gathered
 from fedgs.errors import UserError, first_n, imported, raise_if_any, wrap_error
 from fedgs.files import read_text
 
@@ -39,7 +39,7 @@ Part = tuple[NDArray[np.uint8], NDArray[np.int64]]  # (n, 1, 28, 28) and labels 
 
 
 def class_map(classes: str) -> NDArray[np.int64]:
-    """Returns the new label of each of the 62, shape (62,), -1 for those left out.
+    """Returns the new label of each of the 62, shape (62,), `LEFT_OUT` of some.
 
     Args:
         classes: the setting of that name.
@@ -52,9 +52,9 @@ def class_map(classes: str) -> NDArray[np.int64]:
     maps = {
         "all": labels,
         "merged": merged,
-        "digits": np.where(labels < LETTERS, labels, -1),
-        "letters": np.where(labels < LETTERS, -1, labels - LETTERS),
-        "merged-letters": np.where(labels < LETTERS, -1, merged - LETTERS),
+        "digits": np.where(labels < LETTERS, labels, LEFT_OUT),
+        "letters": np.where(labels < LETTERS, LEFT_OUT, labels - LETTERS),
+        "merged-letters": np.where(labels < LETTERS, LEFT_OUT, merged - LETTERS),
     }
     return maps[classes]
 
@@ -207,12 +207,10 @@ def _problems(pixels: NDArray[Any], labels: NDArray[Any]) -> Iterator[str]:
 def _checked(
     config: RunConfig, pixels: NDArray[Any], labels: NDArray[Any], where: str
 ) -> Part:
-    """Returns one user's images and labels of the chosen classes."""
+    """Returns one user's images and labels, `LEFT_OUT` of other classes."""
     raise_if_any(where, _problems(pixels, labels))
-    labels = class_map(config.classes)[labels.astype(np.int64)]
-    is_kept = labels >= 0
-    images = np.rint(pixels[is_kept] * 255).astype(np.uint8)
-    return images[:, None], labels[is_kept]
+    images = np.rint(pixels * 255).astype(np.uint8)
+    return images[:, None], class_map(config.classes)[labels.astype(np.int64)]
 
 
 def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:

@@ -45,7 +45,7 @@ class Reading:
     Attributes:
         side: of the images.
         channels: of the images.
-        class_map: new label of each label, -1 for those left out; None for all.
+        class_map: new label of each label, or `LEFT_OUT`; None: all stay.
     """
 
     side: int
@@ -150,9 +150,7 @@ def _saved(folder: Path) -> dict[str, Any]:
     for path in folder.rglob("[!.]*"):
         if not path.is_dir():
             check_regular(path)  # a pipe would be waited for
-    if not any(
-        (folder / name).exists() for name in ("dataset_dict.json", "state.json")
-    ):
+    if not any(folder.glob("dataset_dict.json")) and not any(folder.glob("state.json")):
         return {}
     found: Any = datasets.load_from_disk(folder)
     if isinstance(found, datasets.DatasetDict):
@@ -252,12 +250,11 @@ def read_dataset(
             for index, row in enumerate(_rows(rows)):
                 where = f"data = {config.data!r}: {who}image {index}"
                 number = 0 if label is None else _label(row[label], reading, where)
-                if number is not None:
-                    yield client, _picture(row[image], reading, where)[None], number
+                yield client, _picture(row[image], reading, where)[None], number
 
     capacity = len(dataset)
     records = gathered(config.data, parts(), capacity, shape, num_classes, background)
-    return records if has_clients else replace(records, clients=None)
+    return records if has_clients else replace(records, clients=None, owners=None)
 
 
 def _rows(rows: Any) -> Iterator[dict[str, Any]]:
@@ -275,14 +272,13 @@ def _picture(cell: Any, reading: Reading, where: str) -> NDArray[np.uint8]:
     return fitted_picture(source, where, reading.channels, reading.side)
 
 
-def _label(value: Any, reading: Reading, where: str) -> int | None:
-    """Returns the new label, None for a class that is left out."""
+def _label(value: Any, reading: Reading, where: str) -> int:
+    """Returns the new label."""
     last = math.inf if reading.class_map is None else len(reading.class_map) - 1
     if not isinstance(value, int) or not 0 <= value <= last:
         upper = "" if reading.class_map is None else f" to {last}"
         raise UserError(f"{where}: has the label {value}; give integers from 0{upper}")
-    new = value if reading.class_map is None else int(reading.class_map[value])
-    return new if new >= 0 else None
+    return value if reading.class_map is None else int(reading.class_map[value])
 
 
 # ------------------------------------------------------------------ columns
@@ -331,11 +327,7 @@ def _label_column(
 
 
 def _check_client_column(config: RunConfig, dataset: Any, source: HubSource) -> None:
-    """Refuses a column that cannot name the clients.
-
-    Raises:
-        UserError: it is missing, of another type, or has no value in some rows.
-    """
+    """Refuses a column of clients that is missing, or has no name in each row."""
     client = source.client
     if client is None:
         return
