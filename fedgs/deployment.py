@@ -18,6 +18,7 @@ from fedgs.config.checks import NODE_NAME, NODE_NAME_RULE
 from fedgs.config.fields import flag, shortened
 from fedgs.errors import UserError
 from fedgs.event_log import EVENT_LOG_VARIABLE
+from fedgs.files import read_bytes
 
 if TYPE_CHECKING:  # loaded where a key is read
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -178,13 +179,12 @@ def public_key(where: str, path: Path) -> "ec.EllipticCurvePublicKey":
 
 
 def _ssh_key(where: str, path: Path, kind: str, name: str) -> Any:
-    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization as ssh
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    with contextlib.suppress(OSError, TypeError, ValueError, UnsupportedAlgorithm):
+    with contextlib.suppress(Exception):
         password = [None] if kind == "private" else []
-        key = getattr(ssh, f"load_ssh_{kind}_key")(path.read_bytes(), *password)
+        key = getattr(ssh, f"load_ssh_{kind}_key")(read_bytes(path), *password)
         if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
             return key
     raise UserError(f"{where}: is no {kind} key of `fedgs deploy certs`; give {name}")

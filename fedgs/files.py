@@ -15,13 +15,14 @@ import os
 import re
 import shutil
 import stat
+import tomllib
 import unicodedata
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from fedgs.errors import UserError, wrap_error
 
@@ -213,6 +214,46 @@ def remove_temporaries(folder: Path, *names: str) -> None:
 # ------------------------------------------------------------------ contents
 
 
+def check_regular(path: Path) -> None:
+    """Refuses what is no file with an end: a pipe waits for a writer, a device too.
+
+    Raises:
+        OSError: it is missing, or a folder, a pipe, a socket or a device.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(f"{path.name} is no regular file")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Reads a file that somebody hands over.
+
+    Raises:
+        OSError: it cannot be read, or is as `check_regular` refuses.
+    """
+    check_regular(path)
+    return path.read_bytes()
+
+
+def read_text(path: Path) -> str:
+    """Reads UTF-8, with or without the byte-order mark that some editors write.
+
+    Raises:
+        OSError, UnicodeDecodeError: as `read_bytes`, or it is no UTF-8.
+    """
+    return read_bytes(path).decode("utf-8-sig")
+
+
+def read_toml(setting: str, path: Path) -> dict[str, Any]:
+    """Reads the TOML file that a setting names.
+
+    Raises:
+        UserError: missing or malformed.
+    """
+    remedy = f"give a TOML file as --{setting}"
+    with wrap_error(Exception, f"{setting} = {path}: cannot be read", remedy):
+        return tomllib.loads(read_text(path))
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file durably; a reader sees the old or the new content, never half."""
     with replacing(path) as file:
@@ -247,8 +288,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: missing or malformed.
     """
-    with wrap_error((OSError, ValueError), f"{path}: cannot be read", REMEDY):
-        content = json.loads(path.read_text())
+    with wrap_error(Exception, f"{path}: cannot be read", REMEDY):
+        content = json.loads(read_text(path))
     if not isinstance(content, dict):
         raise UserError(f"{path}: is not a JSON object; {REMEDY}")
     return content
@@ -265,12 +306,12 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     remedy = "move it away"
-    with wrap_error((OSError, ValueError), f"{path}: cannot be read", remedy):
-        texts = path.read_text().split("\n")
+    with wrap_error(Exception, f"{path}: cannot be read", remedy):
+        texts = read_text(path).split("\n")
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(texts[:-1], start=1):  # behind the last "\n": torn
         problem = f"{path}: line {number} is no JSON object"
-        with wrap_error(ValueError, problem, remedy):
+        with wrap_error(Exception, problem, remedy):
             line = json.loads(text)
         if not isinstance(line, dict):
             raise UserError(f"{problem}; {remedy}")
@@ -363,9 +404,7 @@ def check_tensors(path: Path) -> None:
 
 @contextlib.contextmanager
 def _opened_tensors(path: Path, framework: str = "pt") -> Iterator[Any]:
-    errors = (OSError, SafetensorError)
-    with (
-        wrap_error(errors, f"{path}: cannot be read", REMEDY),
-        safe_open(path, framework=framework) as file,
-    ):
-        yield file
+    with wrap_error(Exception, f"{path}: cannot be read", REMEDY):
+        check_regular(path)
+        with safe_open(path, framework=framework) as file:
+            yield file

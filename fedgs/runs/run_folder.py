@@ -305,7 +305,7 @@ class RunFolder:
 
     def _ledger_path(self) -> Path:
         path = self.path / "ledger.jsonl"
-        if not path.exists():
+        if not path.is_file():
             raise UserError(f"{path}: is missing; {LEDGER_REMEDY}")
         return path
 
@@ -316,7 +316,7 @@ class RunFolder:
             UserError: one of them is malformed, or `mark_behind` was called.
         """
         if (path := self.path / BEHIND).exists():
-            raise UserError(f"{path}: {path.read_text()}")
+            raise UserError(f"{path}: {path.read_text(errors='replace')}")
         found = [w for name in (CHECKPOINT, RECORD) if (w := self._seen_by(name))]
         found += [w for name in (GENERATOR, AVERAGE) if (w := self._bound_to(name))]
         lines = self.metrics()
@@ -578,7 +578,8 @@ def node_folder(private: Path, node_id: int) -> Path:
 
 def state_rounds(folder: Path) -> list[int]:
     """Returns the rounds whose states are on disk, increasing."""
-    return sorted(int(path.stem[6:]) for path in folder.glob("round-*.safetensors"))
+    stems = [path.stem[6:] for path in folder.glob("round-*.safetensors")]
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 def state_path(folder: Path, round: int) -> Path:

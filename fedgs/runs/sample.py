@@ -16,7 +16,8 @@ from torch.utils.data import TensorDataset
 from fedgs.config.fields import shortened
 from fedgs.config.plugins import COHORT_CLASSIFIER
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError
+from fedgs.errors import UserError, wrap_error
+from fedgs.files import REMEDY
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import stream
 from fedgs.runs import sample_files
@@ -56,7 +57,9 @@ def load_generator(folder: RunFolder) -> nn.Module:
             )
         stored = committed[1].items()
         tensors = {n[4:]: v for n, v in stored if n.startswith("ema.")}
-    generator.load_state_dict(tensors)
+    problem = f"{folder.path}: has no generator of this run"
+    with wrap_error(Exception, problem, REMEDY):
+        generator.load_state_dict(tensors)
     return generator.eval()
 
 
