@@ -207,7 +207,12 @@ def silence_ray() -> None:
     if is_possible("a Ray without a dashboard", DASHBOARD):
         from ray._private.node import Node
 
-        Node.start_api_server = lambda self, **asked: None  # type: ignore
+        def start_api_server(
+            self: Node, *, include_dashboard: bool | None, raise_on_failure: bool
+        ) -> None:
+            """Starts none."""
+
+        Node.start_api_server = start_api_server
 
 
 # ------------------------------------------------------------------ resident client
