@@ -25,7 +25,7 @@ from flwr.clientapp import ClientApp
 from clients import CLIENT_APP_RAISED
 from clients.deployed_client import DeployedClient, DeploymentConfig, settings_of
 from clients.failures import log_privately, outcome_of, reason_of
-from clients.flower_speed import hasten_simulation
+from clients.flower_speed import hasten_simulation, silence_ray
 from clients.node_cache import SimulatedClient
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
@@ -45,6 +45,7 @@ to end now: SIGTERM (or Ctrl-C) again; its release stays counted
 """
 
 hasten_simulation()
+silence_ray()
 app = ClientApp()
 
 

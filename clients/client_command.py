@@ -21,6 +21,7 @@ from fedgs.deployment import (
     event_log_variable,
     file_of,
     full_environment,
+    proxy_variables,
     toml_value,
 )
 from fedgs.errors import UserError
@@ -61,7 +62,8 @@ class Client(Access):
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks the range of every value."""
+        """Checks the address, and the range of every value."""
+        super().__post_init__()
         check_ranges(self)
 
     @property
@@ -74,8 +76,8 @@ class Client(Access):
         """Returns the SuperNode's command.
 
         Raises:
-            UserError: a missing key or certificate, a name that is none, or plain text
-                on a network.
+            UserError: a missing key or certificate, a name that is none, plain text on
+                a network, or a proxy that cannot be used.
         """
         check_name(self.name)
         self.check()
@@ -88,6 +90,7 @@ class Client(Access):
             command += ["--auth-supernode-private-key", file_of("key", self.key)]
         command += ["--node-config", self._node_config()]
         environment = {**QUIET, "FLWR_HOME": str(self.folder / "flwr")}
+        environment |= proxy_variables(self.server)
         return command, environment | event_log_variable(self.log_json)
 
     def _node_config(self) -> str:

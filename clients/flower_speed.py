@@ -1,6 +1,6 @@
 """What makes Flower faster from outside its public API: all of it is in this module.
 
-Each of three parts is used where this Flower has what it replaces, by name and by
+Each of four parts is used where this Flower has what it replaces, by name and by
 parameters; a warning says what it has not. `FEDGS_FAST_MESSAGES=0` leaves the first one
 out. Results are the same either way.
 
@@ -16,10 +16,14 @@ and connect again for as long as it is asked to run (`clients.resident`).
 
 `hasten_pulls` has parts of a message looked for again after 20 ms, where Flower sleeps
 for a second.
+
+`silence_ray` leaves out Ray's dashboard, which no setting of Ray's does: a process that
+nobody looks at, and that asks the metadata service of a cloud which cloud this is.
 """
 
 import inspect
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -64,6 +68,9 @@ PULLS: Mapping[str, str | None] = {
         "object_ids pull_object_fn max_concurrent_pulls max_time max_tries_per_object "
         "initial_backoff backoff_cap"
     )
+}
+DASHBOARD: Mapping[str, str | None] = {
+    "ray._private.node:Node.start_api_server": "self include_dashboard raise_on_failure"
 }
 RESIDENT: Mapping[str, str | None] = {
     f"{LOOP}:_push_messages": "state object_store send push_object",
@@ -186,6 +193,26 @@ def _process_message(
     future = actor.run.remote(backend.app_fn, message, str(partition), context)
     _, reply, updated = ray.get(future)
     return reply, updated
+
+
+def silence_ray() -> None:
+    """Keeps Ray from asking a cloud's metadata service, in a process that starts it.
+
+    As early as `hasten_simulation`; in all other processes this does nothing.
+    """
+    if f"{VCE}.vce_api" not in sys.modules:
+        return
+    # Of a device that may be a TPU, Ray asks the cloud. None is used here.
+    os.environ["TPU_VISIBLE_CHIPS"] = ""
+    if is_possible("a Ray without a dashboard", DASHBOARD):
+        from ray._private.node import Node
+
+        def start_api_server(
+            self: Node, *, include_dashboard: bool | None, raise_on_failure: bool
+        ) -> None:
+            """Starts none."""
+
+        Node.start_api_server = start_api_server
 
 
 # ------------------------------------------------------------------ resident client

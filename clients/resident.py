@@ -28,7 +28,7 @@ from clients.deployed_client import DeploymentConfig
 from clients.flower_speed import RESIDENT, is_possible, make_resident
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
-from fedgs.deployment import FLOWER_REMEDY, private_key
+from fedgs.deployment import FLOWER_REMEDY, private_key, read_address
 from fedgs.errors import UserError, wrap_error
 
 
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _options(given)
     try:
+        if options.superlink is not None:
+            read_address("superlink", options.superlink)
         site = _site(options.node_config)
         _check_files(options.root_certificates, options.auth_supernode_private_key)
         # Kept by nobody: before systemd is told, it must be clear that they are there.
@@ -64,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _options(given: Sequence[str]) -> argparse.Namespace:
     """Reads the options that are looked at here; Flower reads the others."""
     parser = argparse.ArgumentParser("resident", add_help=False, allow_abbrev=False)
-    for name in ("node-config", "root-certificates", "auth-supernode-private-key"):
+    files = ("root-certificates", "auth-supernode-private-key")
+    for name in ("superlink", "node-config", *files):
         parser.add_argument(f"--{name}")
     return parser.parse_known_args(given)[0]
 

@@ -1,5 +1,6 @@
 """`fedgs`, also as `python -m fedgs`: Ctrl-C ends it in one line from here on."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -10,6 +11,9 @@ def main() -> None:
     """Runs the command line; the console script `fedgs`."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a shell's job in the back
         signal.signal(signal.SIGINT, _interrupted)
+    from fedgs.app.streams import protect
+
+    protect()
     if sys.argv[1:3] == ["deploy", "client"]:
         from fedgs.process import end_on_signals
 
@@ -34,7 +38,9 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
         frame = frame.f_back
     if "run_app" in called and "_find_and_load" not in called:
         raise KeyboardInterrupt
-    os.write(2, b"\nInterrupted.\n")  # no print: the signal may have interrupted one
+    # No print: the signal may have interrupted one.
+    with contextlib.suppress(OSError):
+        os.write(2, b"\nInterrupted.\n")
     os._exit(130)
 
 

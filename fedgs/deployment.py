@@ -1,6 +1,6 @@
 """What the commands of a deployment's server, clients and users share.
 
-Addresses, plain text, names, files, and the environment of Flower's processes.
+Addresses, plain text, names, files, proxies, and the environment of Flower's processes.
 """
 
 import contextlib
@@ -8,15 +8,17 @@ import ipaddress
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import getproxies, proxy_bypass
 
 from fedgs.config.checks import NODE_NAME, NODE_NAME_RULE
-from fedgs.config.fields import flag
+from fedgs.config.fields import flag, shortened
 from fedgs.errors import UserError
 from fedgs.event_log import EVENT_LOG_VARIABLE
+from fedgs.files import read_bytes
 
 if TYPE_CHECKING:  # loaded where a key is read
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -34,15 +36,29 @@ MOST_ANSWER_BYTES = 2**26
 FLOWER_REMEDY = "install the flwr that fedgs' uv.lock names"
 INSECURE = "No TLS, no authentication; on one machine only."
 LOG_JSON = "Append events as JSON lines: who, round, outcome, duration."
+THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+_LABEL = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+# If the last label is a number, the name is an IP address in some other notation.
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?!([0-9]+|0x.*)$){_LABEL}")
+_HOST_RULE = "give a host name or an IP address, with no port, scheme, path or space"
+_ADDRESS_RULE = (
+    "give HOST:PORT or [IPV6]:PORT, such as 10.0.0.1:8000 or [::1]:8000, with a port "
+    "from 1 to 65535 and no scheme, path or space"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
     """How a server is reached: its address, and the authority unless insecure."""
 
-    server: str = flag(MISSING, "HOST:PORT of the server.")
+    server: str = flag(MISSING, "HOST:PORT or [IPV6]:PORT of the server.")
     ca: Path | None = flag(None, "Certificate of the authority, ca.crt.")
     insecure: bool = flag(False, INSECURE)
+
+    def __post_init__(self) -> None:
+        """Checks the address, and keeps it as Flower is to have it."""
+        address = address_of(*read_address("server", self.server))
+        object.__setattr__(self, "server", address)
 
     def check(self) -> None:
         """Refuses plain text on a network, and TLS without a certificate.
@@ -50,9 +66,8 @@ class Access:
         Raises:
             UserError: names the remedy.
         """
-        host, _ = split_address(self.server)
         if self.insecure:
-            check_loopback(host)
+            check_loopback(read_address("server", self.server)[0])
         else:
             file_of("ca", self.ca)
 
@@ -67,33 +82,75 @@ def check_name(name: str) -> None:
         raise UserError(f"client = {name!r}: give {NODE_NAME_RULE}")
 
 
+def read_address(setting: str, text: str) -> tuple[str, int]:
+    """Reads HOST:PORT or [IPV6]:PORT: the only reader of addresses that people give.
+
+    Returns:
+        The host, as `read_host` returns it, and the port.
+
+    Raises:
+        UserError: another form; names the setting.
+    """
+    before, _, port = text.rpartition(":")
+    # Without brackets nobody can tell where an IPv6 address ends.
+    host = None if ":" in before and before[0] != "[" else _host_in(before)
+    is_port = re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535
+    if host is None or not is_port:
+        raise UserError(f"{setting} = {shortened(text)!r}: {_ADDRESS_RULE}")
+    return host, int(port)
+
+
+def address_of(host: str, port: int) -> str:
+    """Returns HOST:PORT or [IPV6]:PORT."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def read_host(setting: str, text: str) -> str:
+    """Reads a host without a port; an IPv6 address may have brackets.
+
+    Returns:
+        A name in lower case, or an address in its shortest form, without brackets.
+
+    Raises:
+        UserError: another form; names the setting.
+    """
+    host = _host_in(text)
+    if host is None:
+        raise UserError(f"{setting} = {shortened(text)!r}: {_HOST_RULE}")
+    return host
+
+
+def _host_in(text: str) -> str | None:
+    is_bracketed = text.startswith("[") and text.endswith("]")
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(text[1:-1] if is_bracketed else text)
+        # Neither the name of a link of this machine nor IPv4 in brackets.
+        if "%" in text or (is_bracketed and address.version == 4):
+            return None
+        return str(getattr(address, "ipv4_mapped", None) or address)
+    name = text.lower()
+    return name if text.isascii() and _HOST_NAME.fullmatch(name) else None
+
+
+def is_loopback(host: str) -> bool:
+    """Tells whether a host of `read_host` is this machine, for certain."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
 def check_loopback(host: str) -> None:
     """Refuses plain text on a network.
 
     Raises:
         UserError: says what is at stake.
     """
-    is_loopback = host == "localhost"
-    with contextlib.suppress(ValueError):
-        is_loopback |= ipaddress.ip_address(host.strip("[]")).is_loopback
-    if not is_loopback:
+    if not is_loopback(host):
         raise UserError(
             f"insecure = True: {host} is not this machine alone: without TLS anybody "
             "on the way reads and changes messages and poses as a client; give "
             "certificates (fedgs deploy certs)"
         )
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Splits HOST:PORT or [IPv6]:PORT.
-
-    Raises:
-        UserError: another form.
-    """
-    host, separator, port = address.rpartition(":")
-    if not (separator and host and port.isdigit() and 0 < int(port) < 65536):
-        raise UserError(f"server = {address!r}: give HOST:PORT, such as 10.0.0.1:8000")
-    return host, int(port)
 
 
 def file_of(name: str, path: Path | None) -> str:
@@ -122,13 +179,12 @@ def public_key(where: str, path: Path) -> "ec.EllipticCurvePublicKey":
 
 
 def _ssh_key(where: str, path: Path, kind: str, name: str) -> Any:
-    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization as ssh
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    with contextlib.suppress(OSError, TypeError, ValueError, UnsupportedAlgorithm):
+    with contextlib.suppress(Exception):
         password = [None] if kind == "private" else []
-        key = getattr(ssh, f"load_ssh_{kind}_key")(path.read_bytes(), *password)
+        key = getattr(ssh, f"load_ssh_{kind}_key")(read_bytes(path), *password)
         if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
             return key
     raise UserError(f"{where}: is no {kind} key of `fedgs deploy certs`; give {name}")
@@ -153,6 +209,68 @@ def full_environment(more: Mapping[str, str]) -> dict[str, str]:
     # Flower starts its commands by name: these must be the ones of this installation.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, "PATH": path, **more}
+
+
+def without_proxy(*hosts: str) -> dict[str, str]:
+    """Returns the environment in which this machine and hosts are reached directly."""
+    # A proxy that the HTTP client cannot use makes it fail for every host. Those that
+    # it can use stay, for example for data that is downloaded.
+    excepted = [getproxies().get("no", ""), *THIS_MACHINE, *hosts]
+    value = ",".join(filter(None, excepted)) if _can_use_proxies() else "*"
+    return {"no_proxy": value, "NO_PROXY": value}
+
+
+def proxy_variables(server: str) -> dict[str, str]:
+    """Returns the environment in which a server is reached, and says by which proxy.
+
+    Raises:
+        UserError: the proxies of this environment cannot be used.
+    """
+    host, _ = read_address("server", server)
+    named = getproxies()
+    variable = "https" if named.get("https") else "all"  # plain text has the loopback
+    excepted = named.get("no", "").replace(" ", "").split(",")
+    is_excepted = proxy_bypass(host, named) or {"*", server} & {*excepted}
+    if is_loopback(host) or is_excepted or not named.get(variable):
+        return without_proxy(host)
+    # Without the user's name and password.
+    proxy = re.sub(r"(?s)^(\w*://)?.*@", r"\1", named[variable])
+    remedy = f"put {host} into no_proxy to go without it"
+    if not _can_use_proxies():
+        given = ", ".join(f"{name}_proxy" for name in named)
+        raise UserError(
+            f"{variable}_proxy = {proxy}: {given} of this environment cannot be used; "
+            f"give http://HOST:PORT, or install socksio for SOCKS, or {remedy}"
+        )
+    print(
+        f"{server} is reached through the proxy {proxy} ({variable}_proxy), which sees "
+        f"sizes and times, but no content; {remedy}",
+        flush=True,
+    )
+    return {}
+
+
+def _can_use_proxies() -> bool:
+    import httpx
+
+    try:
+        httpx.Client(verify=False).close()
+    except (ImportError, ValueError, httpx.InvalidURL):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def environment_of(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables of this process for a `with` block."""
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def event_log_variable(path: Path | None) -> dict[str, str]:

@@ -2,8 +2,12 @@
 
 import contextlib
 import importlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+OBJECT = re.compile(r" ?<\S+ object at 0x\w+>")  # in a library's reason
+MOST_REASON = 300  # characters of a library's reason: some quote what they read
 
 
 class UserError(ValueError):
@@ -38,6 +42,18 @@ def check_names(setting: str, names: Iterable[str], known: Iterable[str]) -> Non
         raise UserError(f"{setting} = {','.join(wrong)!r}: give --{setting} of {shown}")
 
 
+def check_utf8(what: str, name: str) -> None:
+    """Refuses a name in another encoding than UTF-8: no JSON or page can hold it.
+
+    Raises:
+        UserError: names what has it.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{what} = {name!r}: is no UTF-8; rename it") from error
+
+
 def raise_if_any(where: str, problems: Iterable[str]) -> None:
     """Refuses what a check found: its first problem, with the remedy; nothing else.
 
@@ -61,8 +77,9 @@ def wrap_error(
     """Makes a library's errors in a `with` block one for people.
 
     Args:
-        errors: the ones that the user's input can cause; a `UserError` stays as it is
-            unless it is among them.
+        errors: the ones that the user's input can cause, all where it is a file of
+            some format: of damaged ones parsers raise anything. A `UserError` stays as
+            it is unless it is among them.
         problem: names the setting and its value; the library's reason follows.
         remedy: ends the message.
 
@@ -75,9 +92,19 @@ def wrap_error(
     except kinds as error:
         if isinstance(error, UserError) and UserError not in kinds:
             raise
-        # What the system says of a file comes without its name, and all in one line.
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise UserError(f"{problem} ({reason}); {remedy}") from error
+        raise UserError(f"{problem} ({reason_of(error)}); {remedy}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns what a library or the system says, in one line, without a file's name."""
+    reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+    return OBJECT.sub("", reason)[:MOST_REASON] or type(error).__name__
+
+
+def refused_by_system(error: OSError) -> str:
+    """Returns what a system call failed for, with the file's name where it says one."""
+    name = "a file or a stream" if error.filename is None else error.filename
+    return f"{name}: {reason_of(error)}"
 
 
 def imported(module: str, setting: str, install: str) -> Any:

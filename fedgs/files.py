@@ -14,12 +14,15 @@ import math
 import os
 import re
 import shutil
+import stat
+import tomllib
+import unicodedata
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from fedgs.errors import UserError, wrap_error
 
@@ -29,6 +32,11 @@ if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs 
 REMEDY = "restore it from a backup, or start again with another --output"
 SEAL = "sha256:"  # begins the hash of tensors in a file's metadata
 TEMPORARY = re.compile(r"\.(.+)\.([0-9]+)")
+MOST_NAME_BYTES = 255  # of one name, on every common file system
+NAME_RULE = (
+    "give a plain name, without slashes and control characters, that does not begin "
+    f"with a dot and has at most {MOST_NAME_BYTES} bytes"
+)
 
 
 def sync(path: Path) -> None:
@@ -74,6 +82,72 @@ def append_whole(file: FileIO, content: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+# ------------------------------------------------------------------ names
+
+
+def is_plain_name(name: object) -> bool:
+    r"""Tells whether a value is the name of an entry of a folder; it leads no further.
+
+    >>> [is_plain_name(name) for name in ("cat", "a b", "..", "a/b", "", "a\n", 7)]
+    [True, True, False, False, False, False, False]
+    """
+    if not isinstance(name, str) or not name or name.startswith("."):
+        return False
+    # Control characters, and halves of characters, which are no text.
+    is_text = not {"Cc", "Cs"} & {unicodedata.category(letter) for letter in name}
+    is_one = "/" not in name and "\\" not in name
+    return is_text and is_one and len(name.encode()) <= MOST_NAME_BYTES
+
+
+def inside(folder: Path, name: object, setting: str) -> Path:
+    """Returns the path of an entry of a folder, by a name that others have chosen.
+
+    Every name that comes from a run folder, a data set or another machine becomes a
+    path here, wherever it was checked before.
+
+    Args:
+        folder: of the entry.
+        name: from somewhere else.
+        setting: that holds the name, for errors.
+
+    Raises:
+        UserError: it is no plain name, so that it could lead to another folder.
+    """
+    if not is_plain_name(name):
+        raise UserError(f"{setting} = {name!r:.80}: {NAME_RULE}")
+    return folder / str(name)
+
+
+def check_entries(folder: Path) -> None:
+    """Refuses a folder in which an entry leads out of it, or would never end.
+
+    Whoever hands a folder over could have other files read, or written to.
+
+    Raises:
+        UserError: a symbolic link to somewhere else, or no file and no folder.
+    """
+    root = os.path.realpath(folder)
+    for place, folders, names in os.walk(folder):  # follows no link
+        for name in (*folders, *names):
+            if _leads_out(os.path.join(place, name), root):
+                raise UserError(
+                    f"{place}/{name}: is a link that leads out of {folder}, or no "
+                    "file; put what it leads to in its place, or remove it"
+                )
+
+
+def _leads_out(path: str, root: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # a run that goes on removes files
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            return os.path.commonpath([root, os.path.realpath(path)]) != root
+        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return False
+
+
+# ------------------------------------------------------------------ writing
+
+
 @contextlib.contextmanager
 def replacing(
     path: Path, is_durable: bool = True, recycle: Path | None = None
@@ -98,8 +172,11 @@ def replacing(
                 file.flush()
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)  # a write does not say which file it is of
         raise
     if is_durable:
         sync(path.parent)
@@ -137,6 +214,46 @@ def remove_temporaries(folder: Path, *names: str) -> None:
 # ------------------------------------------------------------------ contents
 
 
+def check_regular(path: Path) -> None:
+    """Refuses what is no file with an end: a pipe waits for a writer, a device too.
+
+    Raises:
+        OSError: it is missing, or a folder, a pipe, a socket or a device.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(f"{path.name} is no regular file")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Reads a file that somebody hands over.
+
+    Raises:
+        OSError: it cannot be read, or is as `check_regular` refuses.
+    """
+    check_regular(path)
+    return path.read_bytes()
+
+
+def read_text(path: Path) -> str:
+    """Reads UTF-8, with or without the byte-order mark that some editors write.
+
+    Raises:
+        OSError, UnicodeDecodeError: as `read_bytes`, or it is no UTF-8.
+    """
+    return read_bytes(path).decode("utf-8-sig")
+
+
+def read_toml(setting: str, path: Path) -> dict[str, Any]:
+    """Reads the TOML file that a setting names.
+
+    Raises:
+        UserError: missing or malformed.
+    """
+    remedy = f"give a TOML file as --{setting}"
+    with wrap_error(Exception, f"{setting} = {path}: cannot be read", remedy):
+        return tomllib.loads(read_text(path))
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file durably; a reader sees the old or the new content, never half."""
     with replacing(path) as file:
@@ -171,8 +288,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: missing or malformed.
     """
-    with wrap_error((OSError, ValueError), f"{path}: cannot be read", REMEDY):
-        content = json.loads(path.read_text())
+    with wrap_error(Exception, f"{path}: cannot be read", REMEDY):
+        content = json.loads(read_text(path))
     if not isinstance(content, dict):
         raise UserError(f"{path}: is not a JSON object; {REMEDY}")
     return content
@@ -189,12 +306,12 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     remedy = "move it away"
-    with wrap_error((OSError, ValueError), f"{path}: cannot be read", remedy):
-        texts = path.read_text().split("\n")
+    with wrap_error(Exception, f"{path}: cannot be read", remedy):
+        texts = read_text(path).split("\n")
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(texts[:-1], start=1):  # behind the last "\n": torn
         problem = f"{path}: line {number} is no JSON object"
-        with wrap_error(ValueError, problem, remedy):
+        with wrap_error(Exception, problem, remedy):
             line = json.loads(text)
         if not isinstance(line, dict):
             raise UserError(f"{problem}; {remedy}")
@@ -287,9 +404,7 @@ def check_tensors(path: Path) -> None:
 
 @contextlib.contextmanager
 def _opened_tensors(path: Path, framework: str = "pt") -> Iterator[Any]:
-    errors = (OSError, SafetensorError)
-    with (
-        wrap_error(errors, f"{path}: cannot be read", REMEDY),
-        safe_open(path, framework=framework) as file,
-    ):
-        yield file
+    with wrap_error(Exception, f"{path}: cannot be read", REMEDY):
+        check_regular(path)
+        with safe_open(path, framework=framework) as file:
+            yield file

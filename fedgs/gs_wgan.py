@@ -16,6 +16,7 @@ source/pretrain.py.
 """
 
 import copy
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.accountant import Statement, statements
 from fedgs.privacy.plan import Plan
-from fedgs.randomness import derived_seed, stream
+from fedgs.randomness import derived_seed, secret, stream
 from fedgs.shapes import Images, Labels, Latents
 
 
@@ -71,6 +72,8 @@ def train(config: GsWganConfig, data: FederatedImages) -> Trained:
         )
     if config.stages:
         raise ValueError("stages: left out, the paper has none")
+    # Whoever finds the seed from the generator must not find who took part.
+    config = dataclasses.replace(config, selection_key=secret())
     seed = derived_seed(config.seed, "generator")
     generator = models.build_generator(config, seed)  # 4
     average = copy.deepcopy(generator)

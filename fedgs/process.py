@@ -10,12 +10,12 @@ and what joining a deployed run is agreed on.
 import contextlib
 import ctypes
 import os
+import re
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -35,6 +35,9 @@ FIT = "fit.json"  # in `.flower`: how far the fit is
 REFUSED = "the settings of this run are refused"  # what a server says of a submission
 PROTOCOL = 4  # of joining and answering a deployed run
 WATCH_SECONDS = 0.5
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # where TMPDIR cannot be used
+# Of ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.
+RAY_SOCKET_CHARACTERS = 67
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 STOP_SECONDS = 15.0  # that a deployed run has for its round and its checkpoint
 
@@ -171,12 +174,39 @@ def hold_lock(path: Path, refusal: str, patience: float = 0.0) -> AcquireReturnP
 def end_simulation(token: str, patience: float = 5.0) -> None:
     """Ends a simulation's processes, as `end_processes`, and removes its folder."""
     end_processes(token, patience)
-    shutil.rmtree(home_of(token), ignore_errors=True)
+    for home in homes_of(token):
+        shutil.rmtree(home, ignore_errors=True)
 
 
-def home_of(token: str) -> Path:
-    """Returns a run's temporary folder; short, for Ray makes sockets in it."""
-    return Path(tempfile.gettempdir()) / f"fedgs-{token[:8]}"
+def homes_of(token: str) -> list[Path]:
+    """Returns where a run's temporary folder may be, the best place first."""
+    places = [os.environ.get("TMPDIR"), *TEMPORARY]
+    return [Path(place).absolute() / f"fedgs-{token[:8]}" for place in places if place]
+
+
+def make_home(token: str) -> Path:
+    """Makes a run's temporary folder, with mode 0700, where Ray can have its sockets.
+
+    The system limits a socket's name to 107 bytes, and Ray takes plain names only.
+    TMPDIR may be too long, on a file system without sockets, or missing.
+
+    Raises:
+        UserError: there is no such place.
+    """
+    for home in homes_of(token):
+        if not re.fullmatch("[A-Za-z0-9/._-]+", str(home)):
+            continue
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            as_long_as_rays = f"{home}-{'s' * RAY_SOCKET_CHARACTERS}"
+            probe.bind(as_long_as_rays)
+            os.unlink(as_long_as_rays)
+            home.mkdir(mode=0o700)
+            return home
+    raise UserError(
+        f"TMPDIR = {os.environ.get('TMPDIR', '')}: a simulation has no folder for its "
+        f"sockets, there or in {', '.join(TEMPORARY)}; give TMPDIR a folder that you "
+        "can write to, with a short name of letters and digits"
+    )
 
 
 def watch_launcher() -> None:
@@ -196,7 +226,7 @@ def _watch(path: str, token: str) -> None:
     end_processes(token, patience=0)
     # Once this process, whose main thread may be writing there, is gone.
     remove = f"while kill -0 {os.getpid()}; do sleep 0.05; done; rm -rf "
-    remove += shlex.quote(str(home_of(token)))
+    remove += shlex.join(map(str, homes_of(token)))
     subprocess.Popen(["sh", "-c", f"({remove}) 2>/dev/null"], env={"PATH": os.defpath})
     os._exit(1)
 

@@ -9,17 +9,37 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 import hashlib
+import secrets
 
 import numpy as np
 
+SECRET_BYTES = 32
 
-def stream(seed: int, purpose: str, *indices: int) -> np.random.Generator:
+
+def secret() -> str:
+    """Returns 256 bits of the system's entropy, as hexadecimal digits.
+
+    Privacy: private, for whatever a guarantee needs nobody to know in advance.
+    """
+    return secrets.token_hex(SECRET_BYTES)
+
+
+def public_hash(secret: str) -> str:
+    """Returns what tells a `secret` from others and nothing else, 64 hex digits.
+
+    Privacy: public.
+    """
+    return hashlib.sha256(f"{secret}/public".encode()).hexdigest()
+
+
+def stream(seed: int | str, purpose: str, *indices: int) -> np.random.Generator:
     """Returns the generator of one purpose, for example one client in one round.
 
-    Privacy: public. Noise uses `fedgs.mechanism.noise`, which adds a source of its own.
+    Privacy: public, with a `secret` as its seed private. Noise uses
+    `fedgs.mechanism.noise`, which adds a source of its own.
 
     Args:
-        seed: the run's seed, at least 0.
+        seed: the run's seed, at least 0, or a `secret`.
         purpose: what is drawn, for example "latent"; separates the streams.
         *indices: client, node or round numbers.
 

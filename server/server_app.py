@@ -28,7 +28,7 @@ from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
-from fedgs.files import make_folder, write_json
+from fedgs.files import inside, make_folder, write_json
 from fedgs.process import (
     FIT,
     REFUSED,
@@ -258,4 +258,4 @@ def _place(name: str) -> Path:
     path = Path(os.path.normpath(runs / name))
     if given and path.parent != Path(os.path.normpath(runs)):
         raise UserError(f"output = {name}: give the plain name of a run folder")
-    return path
+    return inside(path.parent, path.name, "output") if given else path

@@ -74,12 +74,16 @@ class FederatedGan(SilentStrategy):
         self.summary()
         nothing = ArrayRecord(), ConfigRecord()
         with self.opened(grid):
-            while self.training.goes_on(self.stop):
+            self.training.settle(self.stop)
+            while self.training.goes_on:
                 number = self.training.server.round + 1
                 messages = self.configure_train(number, *nothing, grid)
                 timeout = self.config.round_timeout
                 replies = self.nodes.replies(messages, timeout, None)
                 self.aggregate_train(number, replies)
+                self.training.stop_if_asked(self.stop)
+                self.training.settle(self.stop)
+            self.training.save_generator()
             return Result(ArrayRecord(self.training.server.ema.state_dict()))
 
     @contextmanager

@@ -1,15 +1,23 @@
-"""Locks between processes, and what a process says of others."""
+"""Locks between processes, folders of sockets, and what a process says of others."""
 
+import secrets
+import shutil
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import psutil
 import pytest
 
-from fedgs.process import hold_lock, notify, processes_of
+from command_line import refused
+from fedgs import process
+from fedgs.process import hold_lock, homes_of, make_home, notify, processes_of
 from refusals import assert_refused
 
 HOLDS = "import sys, pathlib; from fedgs.process import hold_lock; "
@@ -82,3 +90,67 @@ def test_a_process_keeps_the_memory_that_it_frees():
     code += "before = used(); bytearray(2**26); print(used() - before)"
     pages = subprocess.check_output([sys.executable, "-c", code])
     assert int(pages) < 100  # 16,384 where the kernel gives new ones
+
+
+# ------------------------------------------------------------------ folders of sockets
+
+LONGEST = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+
+
+@pytest.fixture
+def token() -> Iterator[str]:
+    token = secrets.token_hex(16)
+    yield token
+    for home in homes_of(token):
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def check_home(home: Path) -> None:
+    """It is its owner's alone, empty, and its sockets have names that are possible."""
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert list(home.iterdir()) == []
+    path = home / LONGEST
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+def test_a_simulation_lives_in_tmpdir_where_it_can(monkeypatch, token):
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("TMPDIR", short)
+        home = make_home(token)
+        assert home.parent == Path(short)
+        check_home(home)
+
+
+@pytest.mark.parametrize(
+    "name", ["missing", "a-file", "sp ace", "caf\u00e9", "quo'te", "x" * 100]
+)
+def test_a_simulation_lives_elsewhere_where_tmpdir_cannot_be_used(
+    tmp_path, monkeypatch, token, name
+):
+    (tmp_path / "a-file").touch()
+    if name not in ("missing", "a-file"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / name))
+    home = make_home(token)
+    assert str(home.parent) in process.TEMPORARY
+    check_home(home)
+
+
+def test_without_a_place_for_sockets_nothing_begins(
+    tmp_path, monkeypatch, token, fedgs
+):
+    """Ray's own error would come when a run is under way."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr(process, "TEMPORARY", (str(tmp_path / "missing"),))
+    refusal = f"^TMPDIR = {long}: .*sockets.*give TMPDIR a folder"
+    assert_refused(refusal, make_home, token)
+    own = ("--data", "digits", "--noise-multiplier", "1", "--engine", "flower")
+    output = tmp_path / "run"
+    err = refused(fedgs("train", *own, "--output", output), "TMPDIR = ")
+    assert "letters and digits" in " ".join(err.split())
+    assert not output.exists()
+    assert list(long.iterdir()) == []  # the attempt leaves nothing

@@ -16,6 +16,7 @@ from fedgs.baselines import METHODS as REGISTERED
 from fedgs.baselines import find, g_pate, pate_gan
 from fedgs.baselines.frame import made_settings, unit_of
 from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
 
 EPSILONS = (10.0, 3.0, 1.0)
 DELTA = RunConfig().delta  # of all cells
@@ -85,6 +86,8 @@ def grid(request: CompareRequest, settings: Settings) -> Cells:
     for name in (*REGISTERED, *request.method):
         if name not in listed:
             row = re.sub(r"\W+", "-", find(name, is_typed=True).name)
+            if row in methods:  # both would lie in the same folders
+                raise UserError(f"method = {name}: {row} is a row already; rename it")
             methods[row] = Method(baseline=name)
     methods = {n: _of_others(h) if h.baseline else h for n, h in methods.items()}
     if settings.keys() - {"data_dir", "device"} and "bdp-gan" in methods:

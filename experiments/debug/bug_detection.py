@@ -36,7 +36,12 @@ from experiments.debug.debug_folder import (
 from experiments.debug.debug_request import COHORTS, DebugRequest, planted
 from experiments.debug.suspects import load_suspect
 from fedgs.app.commands import privacy as privacy_report
-from fedgs.app.commands.run_outcome import exit_if_stopped, make_output, new_output
+from fedgs.app.commands.run_outcome import (
+    exit_if_stopped,
+    make_output,
+    new_output,
+    stopping_on_failure,
+)
 from fedgs.app.commands.select_clients import planted_counts, split_selectable
 from fedgs.app.commands.terminal import say
 from fedgs.app.commands.train import go_back, train_from_checkpoint
@@ -52,12 +57,13 @@ from fedgs.diagnosis.diagnosis import ONE_OF, OTHER, diagnose
 from fedgs.diagnosis.permutation import attainable_p
 from fedgs.errors import UserError, reject
 from fedgs.evaluation.images import LabelledImages
-from fedgs.files import read_json, replacing, write_json
+from fedgs.files import replacing, write_json
 from fedgs.privacy.accountant import Statement
 from fedgs.round.preparation import check_capacity, resolve, with_absolute_paths
 from fedgs.round.run import RunStopped
 from fedgs.runs import epsilons, sample
 from fedgs.runs.run_folder import RunFolder, versions
+from server.launch import flower_engine
 
 PARALLEL = (
     "cohorts: a client is in one group of one cohort, and beyond the selection of "
@@ -147,6 +153,7 @@ def debug(
             --output alone continues.
     """
     path = new_output(config.output)
+    flower_engine.check(config)
     config = with_absolute_paths(config)
     if config.seed is None:
         if request.healthy is not None and config.corruption != "none":
@@ -238,9 +245,10 @@ def _continue(
     path: Path, everyone: FederatedImages, suspects: Sequence[Transformation]
 ) -> dict[str, Any]:
     """Does what is left: the selection, the groups, the runs, the diagnosis."""
-    plan = read_json(path / "debug.json")
+    plan, _ = read_debug(path)
     config, request = config_of(plan), request_of(plan)
-    with exit_if_stopped(f"continue with: fedgs debug --output {path}"):
+    go_on = f"continue with: fedgs debug --output {path}"
+    with exit_if_stopped(go_on), stopping_on_failure():
         if plan["clients_per_group"] is None:
             files = debug_cohorts.cohort_files(path, config, request)
             groups = debug_cohorts.make_groups(files, everyone, config, request)
@@ -250,7 +258,7 @@ def _continue(
             plan |= {"clients_per_group": size, "clients": counts}
             write_json(path / "debug.json", plan)
         _train_all(path, plan, everyone)
-    return _diagnose(path, suspects)
+        return _diagnose(path, suspects)
 
 
 def _train_all(path: Path, plan: dict[str, Any], everyone: FederatedImages) -> None:
@@ -289,7 +297,7 @@ def _train(config: RunConfig, everyone: FederatedImages) -> bool:
 
 def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
     """Draws samples, writes diagnosis.json and diagnosis.png, and prints the tables."""
-    plan = read_json(path / "debug.json")
+    plan, _ = read_debug(path)
     request = request_of(plan)
     folders = {c: [RunFolder.open(path / n) for n in plan["runs"][c]] for c in COHORTS}
     members = {c: [n for f in folders[c] for n in _clients(f)] for c in COHORTS}

@@ -1,6 +1,7 @@
 """What a folder of `fedgs debug` was asked for: debug.json, written and read."""
 
 import dataclasses
+import itertools
 import shlex
 import sys
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 from experiments.debug.debug_request import COHORTS, DebugRequest
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
-from fedgs.files import read_json, write_json
+from fedgs.errors import UserError, wrap_error
+from fedgs.files import check_entries, inside, read_json, write_json
 from fedgs.runs.run_folder import versions
 
 FORMAT = 3
@@ -71,18 +72,24 @@ def read_debug(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Reads debug.json and, if it is there, diagnosis.json.
 
     Raises:
-        UserError: no folder of `fedgs debug`, or of another version.
+        UserError: no folder of `fedgs debug`, of another version, or one that names
+            something outside itself.
     """
     if not (path / "debug.json").is_file():
         raise UserError(
             f"{path}: no folder of `fedgs debug` (debug.json is missing); give its "
             "--output"
         )
+    check_entries(path)
     plan = read_json(path / "debug.json")
     if plan.get("format") != FORMAT:
         raise UserError(
             f"{path}: debug folder of format {plan.get('format')}, this fedgs reads "
             f"{FORMAT}; use the version in it"
         )
+    broken = (AttributeError, KeyError, TypeError)
+    with wrap_error(broken, f"{path}: a broken debug.json", "restore it from a copy"):
+        for name in itertools.chain(*plan["runs"].values()):
+            inside(path, name, "runs in debug.json")
     diagnosis = path / "diagnosis.json"
     return plan, read_json(diagnosis) if diagnosis.is_file() else None

@@ -29,7 +29,7 @@ from fedgs.diagnosis.diagnosis import (
 )
 from fedgs.diagnosis.rule import CONFIDENCE
 from fedgs.evaluation.images import LabelledImages
-from fedgs.runs import sample
+from fedgs.runs import sample_files
 
 MOST_SHOWN = 6  # of some twenty suspects
 ROWS_PER_GROUP = 2
@@ -292,7 +292,7 @@ def draw(
         healthy, suspicious = (_by_class(group, num_classes) for group in pair)
         rows.append(np.concatenate([healthy, gap, suspicious], axis=1))
     images = np.concatenate(rows)
-    sample.save_images(path, images.reshape(-1, *shape), images.shape[1])
+    sample_files.save_images(path, images.reshape(-1, *shape), images.shape[1])
 
 
 def _by_class(group: LabelledImages, num_classes: int) -> NDArray[np.float32]:

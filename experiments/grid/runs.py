@@ -24,12 +24,18 @@ from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.tables import Table
 from fedgs.config.recipes import DEFAULT, overridden, recipe
 from fedgs.config.run_config import RunConfig
-from fedgs.data.sources import load_records
+from fedgs.data.sources import load_records, with_absolute_path
 from fedgs.errors import UserError
-from fedgs.files import read_json_lines, write_atomically, write_json
+from fedgs.files import (
+    inside,
+    read_json,
+    read_json_lines,
+    write_atomically,
+    write_json,
+)
 from fedgs.process import forget_peak_memory, peak_memory
 from fedgs.round.preparation import check_device, fitted_to_data, new_run
-from fedgs.runs import sample
+from fedgs.runs import sample, sample_files
 from fedgs.runs.run_folder import RunFolder
 
 METRICS = {  # of `fedgs evaluate`: a score that only it has, and what a line calls it
@@ -69,6 +75,7 @@ def fill(
             "folder of an earlier call, or leave out --print"
         )
     page_of(store.lines)  # refuses what it cannot show before work starts
+    check_same_data(chosen, request.output.expanduser())
     failed: dict[str, str] = {}
     if not request.printed:
         lines, metrics = store.lines, request.metrics
@@ -88,6 +95,24 @@ def fill(
         draw_rows(chosen, request.output)
     end(failed)
     return store.lines
+
+
+def check_same_data(cells: Sequence[Cell], output: Path) -> None:
+    """Refuses cells whose names stand for other data in this folder.
+
+    A name is shorter than what it is made of: npz:a/b.npz and npz:a-b.npz share one.
+
+    Raises:
+        UserError: a run that is there was trained on other data.
+    """
+    for cell in cells:
+        config = inside(output, cell.name, "cell") / "config.json"
+        asked = with_absolute_path(cell.settings["data"])
+        if config.exists() and (known := read_json(config).get("data")) != asked:
+            raise UserError(
+                f"output = {output}: {cell.name} is of data = {known!r} there, not of "
+                f"{asked!r}; give another --output"
+            )
 
 
 def check_data(cells: Sequence[Cell]) -> None:
@@ -197,5 +222,5 @@ def draw_rows(cells: Sequence[Cell], output: Path) -> None:
         row[present] = real.images[first] / 255  # a class without images stays black
         images.append(row)
         picture = output / f"{name}.png"
-        sample.save_images(picture, np.concatenate(images), columns=len(labels))
+        sample_files.save_images(picture, np.concatenate(images), columns=len(labels))
         say(f"rows  {picture}: {', '.join(rows)}, real images (private)")

@@ -16,10 +16,11 @@ from typing import Annotated, Any
 import click
 import typer
 
+from fedgs.app.streams import BROKEN_PIPE, lost
 from fedgs.app.tables import folded
 from fedgs.config.method_settings import field_type, settings_of
 from fedgs.config.recipes import RECIPES
-from fedgs.errors import UserError
+from fedgs.errors import UserError, reason_of, refused_by_system
 
 RecipeOption = Annotated[
     str | None, typer.Option(help=f"Start from a recipe: {', '.join(RECIPES)}.")
@@ -65,19 +66,29 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
         app: its commands.
         words: of the command line; this process's own when None.
     """
+    code, problem = 2, ""
     try:
         code = app(words, standalone_mode=False) or 0
         if code == INTERRUPTED:  # typer makes it of Ctrl-C
             print("Interrupted.", file=sys.stderr)
-        return code
     except click.UsageError as error:
-        if text := error.format_message():  # empty where the help was printed
+        if problem := error.format_message():  # empty where the help was printed
             where = error.ctx.command_path if error.ctx else "fedgs"
-            text = f"Error: {text} See `{where} --help`."
-            print(folded(text, sys.stderr), file=sys.stderr)
+            problem = f"{problem} See `{where} --help`."
     except UserError as error:
-        print(folded(f"Error: {error}", sys.stderr), file=sys.stderr)
-    return 2
+        problem = str(error)
+    except OSError as error:  # what no command explains better
+        problem = f"{refused_by_system(error)}; look at its path, rights and disk"
+    except MemoryError as error:
+        problem = f"memory is full ({reason_of(error)}); ask for less"
+    if isinstance(error := lost(), BrokenPipeError):
+        code = code or BROKEN_PIPE
+    elif error is not None and not problem:
+        problem = f"standard output cannot be written: {reason_of(error)}"
+        code = code or 2
+    if problem:
+        print(folded(f"Error: {problem}", sys.stderr), file=sys.stderr)
+    return code
 
 
 def run_command(command: Command, words: Sequence[str] | None = None) -> int:

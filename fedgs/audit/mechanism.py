@@ -21,7 +21,6 @@ NeurIPS 2020; Nasr et al., "Adversary instantiation", S&P 2021 (worst-case gradi
 
 import dataclasses
 import math
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -45,6 +44,7 @@ from fedgs.privacy.gaussian import epsilon_from_mu, fixed_law
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import Plan, costs_of, relations_of
+from fedgs.randomness import secret
 from fedgs.round.answer import release
 from fedgs.round.run import new_event
 
@@ -200,9 +200,8 @@ def audit_round(
         round: a round of the kind that is attacked; see `weakest_rounds`.
         num_audits: this one and those whose bounds stand beside it.
     """
-    # Draws of the run's own seed would be the same in every audit.
-    seed = secrets.randbelow(2**31)
-    config = dataclasses.replace(config, seed=seed, selection_seed=None)
+    # Draws by the run's own secret would be the same in every audit.
+    config = dataclasses.replace(config, noise_seed=None, selection_key=secret())
     total = int(trials * (1 + CHOICE_SHARE))
     simulation = _Simulation(config, claims, total, max_draws, round)
     alpha = (1 - CONFIDENCE) / len(claims) / num_audits

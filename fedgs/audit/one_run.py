@@ -79,7 +79,8 @@ def audit_run(
         RunStopped: `stop` was set.
     """
     config = as_audited(config)
-    folder = RunFolder.create(config)
+    # The secret of the canaries' draw, which is not that of the audited run.
+    folder = RunFolder.create(config, selection_key=config.selection_key)
     before = _mean_image(config, new_state(config).ema)
     with folder.locked(), CanaryNodes(config, data, canaries) as nodes:
         train_nodes(folder, nodes, report, stop)

@@ -38,7 +38,7 @@ from fedgs.baselines import dp_sgd, dp_sgd_gan
 from fedgs.baselines.contract import SECRET, Event, Facts, Statement
 from fedgs.config.fields import Scalar, again, entry
 from fedgs.errors import UserError
-from fedgs.randomness import stream
+from fedgs.randomness import secret, stream
 
 COSTS = f"{SECRET}bayesian_costs"
 # Images drawn in each step to estimate its cost; with 8, Student's quantile is 382.
@@ -103,7 +103,9 @@ class BdpGanTrainer(dp_sgd_gan.DPSGDGanTrainer[Settings]):
         Returns:
             Shape (COST_RECORDS,), at most the clip bound, float64.
         """
-        rng = stream(self.seed, "bayesian-records", index)
+        seed = self.config.noise_seed
+        # The estimate supposes a fair draw: a public seed could have been chosen.
+        rng = stream(secret() if seed is None else seed, "bayesian-records", index)
         drawn = rng.choice(len(self.labels), COST_RECORDS, replace=False)
         rows, clip = torch.from_numpy(drawn), self.settings.clip
         grads = dp_sgd.clipped_rows(self.discriminator, self.real_losses, rows, clip)

@@ -19,7 +19,7 @@ from pathlib import Path
 from fedgs.config.plugins import COHORT_CLASSIFIER
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, first_n, wrap_error
-from fedgs.files import write_atomically
+from fedgs.files import read_text, write_atomically
 from fedgs.privacy.selection_cost import SelectionCost
 
 MARK = "# selection: "
@@ -105,8 +105,8 @@ def read_cohort(path: Path, setting: str = "cohort") -> Cohort:
     """
     where = f"{setting} = {path}"
     remedy = f"give --{setting} a text file with one client name a line"
-    with wrap_error((OSError, ValueError), f"{where}: cannot be read", remedy):
-        text = path.read_text(encoding="utf-8")
+    with wrap_error(Exception, f"{where}: cannot be read", remedy):
+        text = read_text(path)
     cohort, names = Cohort(()), list[str]()
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if line.startswith(MARK):
@@ -131,7 +131,7 @@ def _selection(where: str, words: str) -> Cohort:
         return Cohort((), "not private")
     unknown = f"{where}: unknown selection"
     remedy = "select the cohort again with `fedgs select-clients`"
-    with wrap_error((ValueError, UserError), unknown, remedy):
+    with wrap_error((Exception, UserError), unknown, remedy):
         # Words of another kind are no JSON.
         values = json.loads(words.removeprefix(PRIVATE))
         cost = SelectionCost.from_json(values)

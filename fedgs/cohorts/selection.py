@@ -41,6 +41,7 @@ from fedgs.errors import wrap_error
 from fedgs.files import read_json, write_json
 from fedgs.privacy.accountant import VALID, Statement
 from fedgs.privacy.selection_cost import SelectionCost
+from fedgs.randomness import secret, stream
 
 PLAN, ASKED, CLASSIFIER = "plan.json", "asked", "classifier"
 OUTCOME = "outcome.json"  # of a simulation
@@ -132,7 +133,7 @@ def _counts(
     bits = np.array([answer["is_at_most"] for answer in answers])  # (K, thresholds)
     counts = bits.sum(0).astype(float)
     if (cost := selection.cost(num_clients)) is not None:
-        rng = np.random.default_rng()  # of the operating system's entropy
+        rng = stream(secret(), "cohorts/counts")  # of the operating system's entropy
         counts += rng.normal(0, cost.count_noise_std, len(counts))
     return counts.tolist()
 

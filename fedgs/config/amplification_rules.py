@@ -7,6 +7,10 @@ DEPLOYED = (
     "in a deployment every node knows when it is asked, and the network sees which "
     "nodes answer"
 )  # so amplification, whose condition is that nobody learns it, is never claimed there
+PUBLIC_SELECTION = (
+    "who takes part follows from seed, which a published generator tells (noise_seed "
+    "is given, or the run is of an earlier version)"
+)
 
 
 def why_not_amplified(
@@ -15,6 +19,7 @@ def why_not_amplified(
     largest_node: int = 1,
     clients_per_round: int | None = None,
     num_clients: int | None = None,
+    is_seeded: bool = False,
 ) -> str:
     """Returns which condition of amplification fails; "" if all that is known hold.
 
@@ -26,6 +31,7 @@ def why_not_amplified(
         largest_node: most clients on one node.
         clients_per_round: m; None is unknown.
         num_clients: K; None is unknown.
+        is_seeded: whether noise_seed is given.
 
     Source: docs/privacy.md, "Which theorem may be used when", 2.
     """
@@ -34,6 +40,8 @@ def why_not_amplified(
         return "every client takes part in every round, so nothing is sampled"
     if client_selection != "uniform":
         return f"client_selection = {client_selection} does not draw each round anew"
+    if is_seeded:
+        return PUBLIC_SELECTION
     if discriminator_training == "selected":
         return (
             "discriminator_training = selected: only the selected client trains, so a "

@@ -18,8 +18,10 @@ from fedgs.config.plugins import GS_WGAN
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.settings import Settings
 from fedgs.config.stages import Terms
+from fedgs.files import NAME_RULE, is_plain_name
 
 FEMNIST_CLASSES = ("all", "merged", "digits", "letters", "merged-letters")
+DEVICE = r"cpu|cuda(:[0-9]{1,3})?"
 NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"  # also a file's name: of its key
 NODE_NAME_RULE = (
     "letters, digits, '.', '_' and '-', at most 63, a letter or digit first"
@@ -32,8 +34,8 @@ def model_problems(config: Settings) -> Iterator[Problem]:
         yield "image_size", "give --image-size 16, 28, 32 or 64"
     if config.image_channels not in (1, 3):
         yield "image_channels", "give --image-channels 1 or 3"
-    if config.device.split(":")[0] not in ("cpu", "cuda"):
-        yield "device", "give --device cpu or cuda"
+    if not re.fullmatch(DEVICE, config.device):
+        yield "device", "give --device cpu or cuda; cuda:1 is the second GPU"
 
 
 def _class_problems(config: Settings, kind: str) -> Iterator[Problem]:
@@ -46,6 +48,9 @@ def _class_problems(config: Settings, kind: str) -> Iterator[Problem]:
     names = config.class_names
     if len(set(names)) < len(names) or "" in names:
         yield "classes", "give --classes each name once, as in cat,dog"
+    wrong = [name for name in names if not is_plain_name(name)]
+    if kind == "folder" and wrong:
+        yield "classes", f"{wrong[0]!r} cannot be a folder's name; {NAME_RULE}"
 
 
 def data_problems(config: Settings) -> Iterator[Problem]:

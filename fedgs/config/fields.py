@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from fedgs.errors import UserError
+from fedgs.errors import UserError, check_utf8
 
 Scalar = str | int | float | bool
 # A field's name; what is wrong with its value, and what to do.
@@ -130,9 +130,13 @@ def coerced(name: str, annotation: Any, value: Any) -> Any:
     is_bool = isinstance(value, bool)
     if not isinstance(value, kind) or (is_bool and kind is not bool):
         raise UserError(f"{name} = {value!r}: must be of type {kind.__name__}")
+    if isinstance(value, str):
+        check_utf8(name, value)
     # No more fits into a message of Flower or an array of numpy.
     if isinstance(value, int) and value.bit_length() > 63:
         raise UserError(f"{name} = {shortened(str(value))}: give at most 2^63 - 1")
+    if isinstance(value, str) and "\0" in value:  # no name of a file has one
+        raise UserError(f"{name} = {shortened(repr(value))}: leave out the character 0")
     return value
 
 

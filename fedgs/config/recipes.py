@@ -9,7 +9,6 @@ falls as 1/K, and some hundred rounds do instead of tens of thousands.
 import dataclasses
 import itertools
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,8 @@ from fedgs.config.settings import (
     REFERENCE_NUM_ROUNDS,
 )
 from fedgs.config.stages import read_stages, written
-from fedgs.errors import UserError, wrap_error
+from fedgs.errors import UserError
+from fedgs.files import read_toml
 
 # Every client in every round.
 ALL: dict[str, Any] = {"client_selection": "all", "clients_per_round": None}
@@ -375,9 +375,7 @@ def settings_in(config_file: Path | None, method: str = GS_WGAN) -> dict[str, An
     """
     if config_file is None:
         return {}
-    problem = f"config = {config_file}: cannot be read"
-    with wrap_error((OSError, ValueError), problem, "give --config a TOML file"):
-        settings = tomllib.loads(config_file.read_text())
+    settings = read_toml("config", config_file)
     tables = {n: own for n, own in settings.items() if isinstance(own, dict)}
     if other := tables.keys() - {method}:
         raise UserError(

@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
 
 from fedgs.config.checks import CHECKS
@@ -18,6 +18,7 @@ from fedgs.config.settings import Settings
 from fedgs.config.stages import PRETRAINED
 from fedgs.errors import UserError
 
+BESIDE = ("counted", "selection_key")  # fields that are no settings
 ConfigT = TypeVar("ConfigT", bound="RunConfig")
 # Sources whose names are public, and what an owner is in those that have owners.
 BUILT_IN = ("digits", "fonts", "mnist", "fashion-mnist", "mnist-by-writer", "femnist")
@@ -45,7 +46,7 @@ class RunConfig(Settings):
     def to_flat(self) -> dict[str, Scalar]:
         """Returns the settings as flat scalars, unset ones as the empty string."""
         names = [spec.name for spec in dataclasses.fields(self)]
-        values = {name: getattr(self, name) for name in names if name != "counted"}
+        values = {name: getattr(self, name) for name in names if name not in BESIDE}
         return {n: "" if value is None else value for n, value in values.items()}
 
     @property
@@ -194,6 +195,8 @@ class ResolvedConfig(RunConfig, NetworkSettings):
     seed: int = again(RunConfig, "seed")
     # No setting, so not in `to_flat`: config.json has it beside them.
     counted: str = entry("")  # settings that private data decided
+    # Nor is this: a run folder has it in private/ alone, and no text of a run shows it.
+    selection_key: str = field(default="", repr=False)  # who is drawn follows from it
 
     @property
     def public_conditions(self) -> tuple[str, ...]:
@@ -209,9 +212,22 @@ class ResolvedConfig(RunConfig, NetworkSettings):
         )
 
     @property
-    def schedule_seed(self) -> int:
-        """Seed that decides who participates: the selection's own, or the run's."""
-        return self.seed if self.selection_seed is None else self.selection_seed
+    def schedule_seed(self) -> int | str:
+        """What decides who participates: a secret of the run, or `seed`.
+
+        Privacy: private.
+
+        Raises:
+            UserError: the secret is unset.
+        """
+        if not self.is_drawn_in_secret:
+            return self.seed
+        if not self.selection_key:
+            raise UserError(
+                "selection_key is unset: who takes part in a round follows from it; "
+                "`RunFolder.create` draws it, and a run folder keeps it in private/"
+            )
+        return self.selection_key
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,8 @@ class Settings:
     noise_seed: int | None = option(
         None,
         "Privacy",
-        "Seed of the noise, for reproduction only: a seeded run is not private.",
+        "Seed of the noise, for reproduction only: a seeded run is not private. Who is "
+        "selected then follows from seed.",
         at_least=0,
     )
 
@@ -276,8 +277,8 @@ class Settings:
     seed: int | None = option(
         None,
         "Runtime",
-        "Seed of initialisation, latents, data order and selection; "
-        "drawn and recorded when unset.",
+        "Seed of initialisation, latents and data order; drawn and recorded when "
+        "unset. Who is selected does not follow from it, unless noise_seed is given.",
         at_least=0,
     )
     device: str = option(
@@ -300,7 +301,7 @@ class Settings:
     method: str = entry(GS_WGAN)  # a name of `METHODS`, or module:object
     nodes: str | None = entry(None)  # names of a deployment's, in their clients' order
     checkpoint_every: int | None = entry(None, traits=("free",), at_least=1)  # rounds
-    selection_seed: int | None = entry(None, traits=("stays",), at_least=0)
+    selection_hash: str = entry("", traits=("stays",))  # of `selection_key`
     corruption: str = entry("none", choices=CORRUPTIONS)  # a planted bug
     corruption_unit: str = entry("client", choices=("client", "image"))
     corruption_fraction: float = entry(0.5, at_least=0, at_most=1)  # of these units
@@ -324,9 +325,12 @@ class Settings:
                 object.__setattr__(self, "num_clients", sum(sizes))
 
     @property
-    def schedule_seed(self) -> int | None:
-        """Seed that decides who participates: the selection's own, or the run's."""
-        return self.seed if self.selection_seed is None else self.selection_seed
+    def is_drawn_in_secret(self) -> bool:
+        """Whether who participates follows from a secret, which the run folder draws.
+
+        With `noise_seed` it follows from `seed`: all of such a run can be made again.
+        """
+        return self.client_selection != "all" and self.noise_seed is None
 
     @property
     def hub(self) -> HubSource | None:

@@ -42,7 +42,8 @@ class FederatedImages:
         images: all records, shape (N, channel, height, width), uint8, 0 = background;
             may be read-only.
         labels: shape (N,), int64, in [0, num_classes); all 0 for data without labels.
-        client_records: for each client its record numbers, 1-D int64, at least one.
+        client_records: for each client its record numbers, 1-D int64; none of a client
+            without images, which keeps its place: no other's number depends on it.
         client_names: one public name per client, in the order of `client_records`.
         num_classes: number of labels, at least 1.
         name: the setting `data` that it was loaded from.
@@ -53,7 +54,7 @@ class FederatedImages:
             such owners are cut into shards; "" where the data name none.
 
     Raises:
-        ValueError: a client is empty, or a record is not there or belongs to two.
+        ValueError: there is no client, or a record is not there or belongs to two.
 
     >>> images = np.full((3, 1, 2, 2), 255, dtype=np.uint8)
     >>> labels = np.array([0, 1, 0])
@@ -76,12 +77,13 @@ class FederatedImages:
     def __post_init__(self) -> None:
         """Checks what the rest of the package relies on."""
         count = len(self.images)
-        if self.sizes.min() == 0:
-            raise ValueError("every client needs at least one record")
+        if not self.client_records:
+            raise ValueError("there must be at least one client")
         owned = np.concatenate(self.client_records + self.client_test_records)
-        if owned.dtype != np.int64 or owned.min() < 0 or owned.max() >= count:
+        is_there = (owned >= 0) & (owned < count)
+        if owned.dtype != np.int64 or not is_there.all():
             raise ValueError(f"client_records must be int64 in [0, {count})")
-        if np.bincount(owned).max() > 1:
+        if np.bincount(owned, minlength=1).max() > 1:
             raise ValueError("a record must not belong to two clients or twice to one")
 
     @property
@@ -106,11 +108,14 @@ class FederatedImages:
             Images, shape (n, channel, height, width), float32 in [0, 1], and labels,
             shape (n,), int64.
         """
-        own = self.of(client_id)
-        return to_float(own.images), own.labels
+        records = self.client_records[client_id]
+        return to_float(self.images[records]), self.labels[records]
 
     def of(self, client_id: int) -> ClientImages:
-        """Returns copies of one client's images and labels, as they are stored.
+        """Returns copies of one client's images and labels, as a method gets them.
+
+        Of a client without any it is a black image of label 0, so that it trains as
+        long as the others; the frame makes zero of whatever it answers.
 
         Privacy: reads private data; output private.
 
@@ -118,11 +123,15 @@ class FederatedImages:
             client_id: in [0, num_clients).
         """
         records = self.client_records[client_id]
+        images, labels = self.images[records], self.labels[records]
+        if not len(records):
+            images = np.zeros((1, *self.images.shape[1:]), np.uint8)
+            labels = np.zeros(1, np.int64)
         return ClientImages(
             number=client_id,
             name=self.client_names[client_id],
-            images=self.images[records],
-            labels=self.labels[records],
+            images=images,
+            labels=labels,
         )
 
 

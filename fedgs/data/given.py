@@ -13,8 +13,9 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.arrays import from_arrays
 from fedgs.data.readers.pictures import pixels_of
 from fedgs.data.records import Records
-from fedgs.errors import UserError, first_n
+from fedgs.errors import UserError, first_n, wrap_error
 
+REMEDY = "give whole pictures or arrays, and one value for each of them"
 Column = ArrayLike | str | None  # a value for each image, or a column's name
 
 
@@ -40,14 +41,14 @@ def read_given(
     columns: dict[str, Any] = {"labels": labels, "clients": clients}
     columns = {name: values for name, values in columns.items() if values is not None}
     num_classes = 0
-    if hasattr(images, "column_names"):  # without importing `datasets`
-        columns, num_classes = _of_hugging_face(config, images, columns)
-    elif isinstance(images, Dataset):
-        columns = _of_torch(config, images) | columns
-    else:
-        columns["images"] = images
-    arrays = {name: _array(values) for name, values in columns.items()}
     where = f"data = {config.data!r}"
+    if isinstance(images, Dataset):  # what its own code raises stays as it is
+        columns = _of_torch(config, images) | columns
+    with wrap_error(Exception, f"{where}: cannot be read", REMEDY):
+        if hasattr(images, "column_names"):  # without importing `datasets`
+            columns, num_classes = _of_hugging_face(config, images, columns)
+        columns.setdefault("images", images)
+        arrays = {name: _array(values) for name, values in columns.items()}
     records = from_arrays(where, arrays, config.num_classes)
     num_classes = max(num_classes, records.num_classes)
     return dataclasses.replace(records, num_classes=num_classes)

@@ -4,6 +4,8 @@
 client and which are held back, and `corruption` spoils some for experiments.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +14,7 @@ from fedgs.data import partition, sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.corruption import corrupt
 from fedgs.data.federated import FederatedImages, to_float
-from fedgs.data.records import Records
+from fedgs.data.records import LEFT_OUT, Records
 from fedgs.errors import UserError
 
 
@@ -45,9 +47,15 @@ def federate(config: RunConfig, records: Records) -> FederatedImages:
         records: fitted to the run.
 
     Raises:
-        UserError: the records do not suit the settings.
+        UserError: the records do not suit the settings, or nobody has an image.
     """
-    return keep_cohort(config, split_records(for_all_clients(config), records))
+    data = keep_cohort(config, split_records(for_all_clients(config), records))
+    if not data.sizes.any():
+        raise UserError(
+            f"data = {config.data!r}: none of its {data.num_clients} users has an "
+            "image of these classes; give other data or --classes all"
+        )
+    return data
 
 
 def split_records(config: RunConfig, records: Records) -> FederatedImages:
@@ -70,11 +78,17 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
         records.labels[train],
         records.num_classes,
         None if owners is None else owners[train],
+        records.owners,
     )
     groups, tests = [train[group] for group in groups], []
     is_by_client = partition.rule(config, owners) == "by-client"
     if config.test_fraction and is_by_client and owners is not None:
-        tests = _records_of(owners, np.flatnonzero(is_held_out), names)
+        held = np.flatnonzero(is_held_out)
+        of_all, _ = partition.by_client(owners[held], owners)
+        tests = [held[group] for group in of_all[: len(groups)]]
+    # Only now, that no label decides where another record is.
+    groups = [group[records.labels[group] != LEFT_OUT] for group in groups]
+    tests = [group[records.labels[group] != LEFT_OUT] for group in tests]
     own = [*map(np.concatenate, zip(groups, tests, strict=True))] if tests else groups
     images, labels = corrupt(config, records, own, names)
     whose = "kept" if is_by_client else "cut"
@@ -90,17 +104,6 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
         tuple(tests),
         owners=whose,
     )
-
-
-def _records_of(
-    owners: NDArray[np.generic], records: NDArray[np.int64], names: tuple[str, ...]
-) -> list[NDArray[np.int64]]:
-    """Returns those of `records` that belong to each name, possibly none."""
-    if not len(records):  # test_fraction of a few images each is none
-        return [records] * len(names)
-    groups, found = partition.by_client(owners[records])
-    known = dict(zip(found, groups, strict=True))
-    return [records[known.get(name, np.empty(0, np.int64))] for name in names]
 
 
 def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -121,14 +124,15 @@ def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.i
         UserError: the data has no test images, or it is missing or malformed.
     """
     records = sources.load_test_records(config)
-    if records is not None:
-        return to_float(records.images), records.labels
-    if not config.test_fraction:
+    if records is None and not config.test_fraction:
         raise UserError(
             f"data = {config.data!r}: has no test split, and nothing was held out; "
             "give data that has one, such as mnist, or train and evaluate with "
             "--test-fraction"
         )
-    records = sources.load_records(config)
-    chosen = np.flatnonzero(partition.held_out(config, records))
+    is_test: Any = True
+    if records is None:
+        records = sources.load_records(config)
+        is_test = partition.held_out(config, records)
+    chosen = np.flatnonzero(is_test & (records.labels != LEFT_OUT))
     return to_float(records.images[chosen]), records.labels[chosen]

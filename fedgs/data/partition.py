@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from fedgs.config.fields import refuse
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
-from fedgs.data.records import Records
-from fedgs.errors import UserError
+from fedgs.data.records import LEFT_OUT, Records
+from fedgs.errors import UserError, check_utf8
 from fedgs.randomness import stream
 
 DIGITS_NUM_CLIENTS = 180  # about 10 images each: noise on the average falls as 1/K
@@ -36,6 +36,7 @@ def split(
     labels: NDArray[np.int64],
     num_classes: int,
     clients: NDArray[np.generic] | None,
+    owners: NDArray[np.generic] | None = None,
 ) -> tuple[Groups, tuple[str, ...]]:
     """Applies `config.partition` to N records.
 
@@ -43,12 +44,13 @@ def split(
 
     Args:
         config: with `seed`; uses `partition` and `num_clients`.
-        labels: shape (N,), int64, in [0, num_classes).
+        labels: shape (N,), int64, in [0, num_classes) or `LEFT_OUT`.
         num_classes: number of labels, at least 1.
         clients: owner of each record, shape (N,), integers or strings; None without.
+        owners: all of them, where some have no record.
 
     Returns:
-        The record numbers of each client (disjoint, int64, at least one) and its name.
+        The record numbers of each client (disjoint, int64) and its name.
 
     Raises:
         UserError: the partition does not suit the data, or num_clients is unset,
@@ -56,7 +58,7 @@ def split(
     """
     chosen = rule(config, clients)
     if chosen == "by-client":
-        return _named(config, clients)
+        return _named(config, clients, owners)
     num_clients = _num_clients(config, len(labels))
     if config.seed is None:
         raise UserError(f"seed is unset: partition = {chosen} needs --seed")
@@ -64,7 +66,9 @@ def split(
     if chosen == "iid":
         groups = iid(len(labels), num_clients, rng)
     else:
-        groups = dirichlet(labels, num_classes, num_clients, rng)
+        kept = np.flatnonzero(labels != LEFT_OUT)  # these shards follow the labels
+        dealt = dirichlet(labels[kept], num_classes, num_clients, rng)
+        groups = [kept[own] for own in dealt]
     return groups, tuple(str(client_id) for client_id in range(num_clients))
 
 
@@ -98,7 +102,9 @@ def iid(num_records: int, num_clients: int, rng: np.random.Generator) -> Groups:
     return list(order[: num_clients * size].reshape(num_clients, size))
 
 
-def by_client(clients: NDArray[np.generic]) -> tuple[Groups, list[str]]:
+def by_client(
+    clients: NDArray[np.generic], owners: NDArray[np.generic] | None = None
+) -> tuple[Groups, list[str]]:
     """Groups records by owner; clients in sorted order, records in the data's.
 
     Privacy: reads private data; output private.
@@ -106,14 +112,19 @@ def by_client(clients: NDArray[np.generic]) -> tuple[Groups, list[str]]:
     Args:
         clients: owner of each record, shape (N,), integers (sorted as numbers) or
             strings.
+        owners: all that there are, each at least once; those of `clients` when None.
 
     >>> by_client(np.array([10, 9, 10]))
     ([array([1]), array([0, 2])], ['9', '10'])
     """
-    names, owner = np.unique(clients, return_inverse=True)
+    found = np.unique(clients if owners is None else owners)
+    owner = np.searchsorted(found, clients)
+    names = [str(name) for name in found]
+    for name in names:
+        check_utf8("client", name)
     order = np.argsort(owner, kind="stable").astype(np.int64)
-    ends = np.cumsum(np.bincount(owner))
-    return np.split(order, ends[:-1]), [str(name) for name in names]
+    ends = np.cumsum(np.bincount(owner, minlength=len(found)))
+    return np.split(order, ends[:-1]), names
 
 
 def dirichlet(
@@ -125,12 +136,13 @@ def dirichlet(
     """Deals each class to the clients in proportions drawn from a Dirichlet.
 
     All N records are dealt; sizes differ too. A client left without any takes one
-    record from the largest. With a single class only the sizes are skewed.
+    record from the largest, where that has another. With a single class only the sizes
+    are skewed.
 
     Privacy: reads private data; output private.
 
     Args:
-        labels: shape (N,), int64, in [0, num_classes), N at least num_clients.
+        labels: shape (N,), int64, in [0, num_classes).
         num_classes: number of labels; each has its own draw, used or not.
         num_clients: K, at least 1.
         rng: the stream of the partition.
@@ -146,6 +158,8 @@ def dirichlet(
     sizes = np.bincount(owner, minlength=num_clients)
     for client_id in np.flatnonzero(sizes == 0):
         largest = sizes.argmax()
+        if sizes[largest] < 2:
+            break
         owner[np.flatnonzero(owner == largest)[0]] = client_id
         sizes[largest] -= 1
         sizes[client_id] = 1
@@ -154,7 +168,9 @@ def dirichlet(
 
 
 def _named(
-    config: RunConfig, clients: NDArray[np.generic] | None
+    config: RunConfig,
+    clients: NDArray[np.generic] | None,
+    owners: NDArray[np.generic] | None,
 ) -> tuple[Groups, tuple[str, ...]]:
     """Returns the data's own clients, the first `num_clients` in name order."""
     if clients is None:
@@ -167,7 +183,7 @@ def _named(
             f"privacy_unit = record: partition = {config.partition} keeps the clients "
             "of the data; give --partition iid or --privacy-unit client"
         )
-    groups, names = by_client(clients)
+    groups, names = by_client(clients, owners)
     check_num_clients(config, len(groups), f"data = {config.data} has", "clients")
     return groups[: config.num_clients], tuple(names[: config.num_clients])
 
@@ -232,7 +248,7 @@ def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
             "--test-fraction"
         )
     else:
-        groups, names = by_client(records.clients)
+        groups, names = by_client(records.clients, records.owners)
     for own, name in zip(groups, names, strict=True):
         count = min(round(config.test_fraction * len(own)), len(own) - 1)
         order = stream(HELD_OUT_SEED, f"held-out/{name}").permutation(len(own))

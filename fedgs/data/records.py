@@ -19,6 +19,7 @@ from fedgs.errors import UserError, first_n
 
 DARK, LIGHT, UNCLEAR = "dark", "light", "unclear"
 CLEAR_SHARE = 0.75  # of the border pixels that must agree for a guess
+LEFT_OUT = -1  # the label of a record that is of none of the run's classes
 GUESSED_FROM = 4096  # images, evenly spread
 MOST_CLASSES = 1000  # a larger label is no class but a mistake
 RESIZE_CHUNK = 4096  # images in float32 at a time: bounds the memory
@@ -34,9 +35,11 @@ class Records:
 
     Attributes:
         images: shape (N, channel, height, width), uint8; after `fit` 0 = background.
-        labels: shape (N,), int64, in [0, num_classes).
+        labels: shape (N,), int64, in [0, num_classes), or `LEFT_OUT`: such a record has
+            its place in every cut, so that no other's depends on a label.
         num_classes: number of labels, at least 1.
         clients: owner of each record, shape (N,), integers or strings; None without.
+        owners: all of them, where some have no record.
         background: what the source's format declares, dark- or light.
         guess: what the pixels look like, as `guess_polarity` of the source's pixels.
     """
@@ -47,6 +50,7 @@ class Records:
     clients: NDArray[np.generic] | None = None
     background: str = DARK
     guess: str = UNCLEAR
+    owners: NDArray[np.generic] | None = None
 
 
 def gathered(
@@ -57,7 +61,7 @@ def gathered(
     num_classes: int,
     background: str,
 ) -> Records:
-    """Collects users' images; warns about users without any and leaves them out.
+    """Collects users' images; warns about users without any, who stay owners.
 
     Memory that is not used is not touched, so a capacity above the need costs nothing.
 
@@ -73,7 +77,7 @@ def gathered(
         background: what the data's format declares.
 
     Raises:
-        UserError: nobody has an image.
+        UserError: there is no image at all.
     """
     images = np.empty((capacity, *shape), np.uint8)
     labels = np.empty(capacity, np.int64)
@@ -83,21 +87,21 @@ def gathered(
         part = slice(end, end := end + len(more))
         images[part], labels[part] = more, numbers
         sizes[user] = sizes.get(user, 0) + len(more)
-    used = {user: size for user, size in sizes.items() if size}
-    if not used:
-        raise UserError(
-            f"data = {data!r}: none of its {len(sizes)} users has an image of these "
-            "classes; give other data or --classes all"
-        )
-    if empty := [user for user in sizes if user not in used]:
+    if not end:
+        raise UserError(f"data = {data!r}: has no images; give other data")
+    users, counts = np.array([*sizes]), [*sizes.values()]
+    owners = np.repeat(users, counts)
+    is_without = ~np.isin(users, owners[labels[:end] != LEFT_OUT])
+    if is_without.any():
         warnings.warn(
-            f"data = {data!r}: {len(empty)} of {len(sizes)} users have no images and "
-            f"are left out ({first_n(empty)})",
+            f"data = {data!r}: {is_without.sum()} of {len(users)} users have no images "
+            f"of these classes and contribute nothing ({first_n(users[is_without])})",
             DataWarning,
             stacklevel=2,
         )
-    owners = np.repeat(np.array([*used]), [*used.values()])
-    return Records(images[:end], labels[:end], num_classes, owners, background)
+    return Records(
+        images[:end], labels[:end], num_classes, owners, background, owners=users
+    )
 
 
 def guess_polarity(images: NDArray[np.uint8]) -> str:
@@ -168,7 +172,6 @@ def _problems(
     """Yields labels that no class has, and colours that the run has not."""
     most = max(config.num_classes or 0, MOST_CLASSES)
     for wrong, remedy in (
-        (labels < 0, "labels from 0"),
         (labels >= most, f"labels below {most}"),
         (labels >= num_classes, f"--num-classes above {labels.max(initial=0)}"),
     ):

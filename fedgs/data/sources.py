@@ -10,8 +10,10 @@ Source:
     Xiao, Rasul, Vollgraf, "Fashion-MNIST", arXiv:1708.07747, 2017.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,8 +43,7 @@ NAMES += "folder:PATH, npz:PATH, hf:NAME"
 QMNIST_LABELS = "QMNIST/raw/qmnist-train-labels-idx2-int"
 QMNIST_LABEL, QMNIST_WRITER = 0, 2  # columns of the 8 in a row
 log = logging.getLogger(__name__)  # the command line prints it
-# What torchvision raises on damaged or hostile files.
-IDX_ERRORS = (OSError, AssertionError, KeyError, ValueError, RuntimeError)
+REMEDY = "give whole files of a layout in docs/data.md, which this user can read"
 
 
 def load_records(config: RunConfig) -> Records:
@@ -87,7 +88,16 @@ def read_records(config: RunConfig) -> Records:
     else:
         raise UserError(f"data = {config.data!r}: give --data one of {NAMES}")
     log.info("reading %s ...", config.data)
-    return read()
+    with _guarded(config):
+        return read()
+
+
+def _guarded(config: RunConfig) -> AbstractContextManager[None]:
+    """Returns the last guard of all formats: folders that cannot be listed, and more.
+
+    What a reader foresees it refuses itself, by file, user and image.
+    """
+    return wrap_error(Exception, f"data = {config.data!r}: cannot be read", REMEDY)
 
 
 def has_test_split(data: str) -> bool:
@@ -112,12 +122,13 @@ def load_test_records(config: RunConfig) -> Records | None:
     """
     kind = config.data.partition(":")[0]
     read_test = {"femnist": femnist.read_test, "hf": hugging_face.read_test}.get(kind)
-    if config.data in FOLDERS:
-        records = _mnist(config, "t10k")
-    elif config.data == "fonts":
-        records = fonts.read("test")
-    else:
-        records = read_test(config) if read_test else None
+    with _guarded(config):
+        if config.data in FOLDERS:
+            records = _mnist(config, "t10k")
+        elif config.data == "fonts":
+            records = fonts.read("test")
+        else:
+            records = read_test(config) if read_test else None
     return None if records is None else fit(config, records)
 
 
@@ -152,11 +163,11 @@ def read_idx(path: Path, dtype: str, num_dims: int) -> NDArray[Any]:
     # Imported here: it loads a compiler, a third of the time a client takes to start.
     from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
 
-    try:
+    values = None
+    with contextlib.suppress(Exception):
         values = read_sn3_pascalvincent_tensor(str(path)).numpy()
-    except IDX_ERRORS:
-        values = None
-    if values is None or values.dtype != dtype or values.ndim != num_dims:
+    is_whole = values is not None and values.size > 0 and values.dtype == dtype
+    if values is None or not is_whole or values.ndim != num_dims:
         raise UserError(
             f"{path}: not a whole idx file of {num_dims} dimensions of type {dtype}; "
             "remove it and add --download, or give another --data-dir"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.errors import wrap_error
-from fedgs.files import write_json
+from fedgs.errors import UserError, wrap_error
+from fedgs.files import read_json, write_json
 
 HASH_LENGTH = 24  # hexadecimal digits of SHA-256 in a file name
 
@@ -58,10 +58,9 @@ def read_cached(name: str) -> dict[str, Any] | None:
     Privacy: reads private data; output private.
     """
     try:
-        content = json.loads((cache_folder() / f"{name}.json").read_text())
-    except (OSError, ValueError):
+        return read_json(cache_folder() / f"{name}.json")
+    except UserError:
         return None
-    return content if isinstance(content, dict) else None
 
 
 def write_cached(name: str, content: dict[str, Any]) -> None:

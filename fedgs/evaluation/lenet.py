@@ -23,7 +23,6 @@ from torch.nn import functional
 from torch.optim import Adam
 from torch.optim.lr_scheduler import OneCycleLR
 
-from fedgs.errors import UserError
 from fedgs.evaluation.cache import cache_folder, content_hash, write_cached
 from fedgs.evaluation.downstream import Recipe, Report, fit
 from fedgs.evaluation.images import LabelledImages, RealImages
@@ -104,18 +103,18 @@ def cached_lenet(
     key = content_hash(*train, num_classes=num_classes, version=VERSION)
     path = cache_folder() / f"lenet-{key}.safetensors"
     model = LeNet(train.images.shape[1], train.images.shape[2], num_classes)
-    tensors = None
-    with contextlib.suppress(UserError):  # there is none, or it is torn
-        tensors = read_tensors(path)[0]
-    if tensors is None:
+    is_cached = False
+    with contextlib.suppress(Exception):  # there is none, or it is torn
+        model.load_state_dict(read_tensors(path)[0])
+        is_cached = True
+    if not is_cached:
         started = time.monotonic()
         # Always from seed 0.
         trained = fit(RECIPE, train, num_classes, 0, device, report)
         about = {"num_images": len(train.labels), "num_epochs": RECIPE.num_epochs}
         write_cached(path.stem, about | {"seconds": time.monotonic() - started})
-        tensors = trained.state_dict()
-        write_tensors(path, tensors)
-    model.load_state_dict(tensors)
+        write_tensors(path, trained.state_dict())
+        model.load_state_dict(trained.state_dict())
     return path.stem, model.to(device).eval()
 
 

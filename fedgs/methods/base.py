@@ -269,15 +269,18 @@ class Method(ABC, Generic[ConfigT]):
         has_generator: what it trains draws images.
         has_discriminators: clients keep a discriminator each, which `prepare` has the
             nodes make before their first round.
-        is_rare: a release is a large part of all, so each is checkpointed at once; and
-            no time of it is published, as where more images of a client take longer.
+        commits_every_round: a release is a large part of the run's privacy, so each is
+            checkpointed at once.
+        hides_duration: no time of a round is published, because a client with more
+            images takes longer.
     """
 
     Settings: type = NetworkSettings
     recipe: Mapping[str, Scalar] = MappingProxyType({})
     has_generator = True
     has_discriminators = False
-    is_rare = False
+    commits_every_round = False
+    hides_duration = False
 
     @abstractmethod
     def terms(self, config: ConfigT, round: int) -> Terms:
@@ -365,7 +368,7 @@ class Method(ABC, Generic[ConfigT]):
     def settle(
         self, config: ConfigT, state: State, check: Callable[[int, int], None]
     ) -> bool:
-        """Does long work on what a rare round released, once its checkpoint is written.
+        """Does long work on what a round released, once its checkpoint is written.
 
         After a stop or a crash it begins anew from the checkpoint, to the same bytes.
 

@@ -89,7 +89,8 @@ class DPMerf(Method[ResolvedConfig]):
             "ema_decay": 0.0,
         }
     )
-    is_rare = True
+    commits_every_round = True
+    hides_duration = True
 
     def terms(self, config: ResolvedConfig, round: int) -> Terms:
         """Returns one embedding by class and feature, clipped to C."""

@@ -31,7 +31,8 @@ CENTRE = "centre"
 class Moments(Method[GsWganConfig]):
     """Clients answer with the mean features of their images, once a stage."""
 
-    is_rare = True
+    commits_every_round = True
+    hides_duration = True
 
     def terms(self, config: GsWganConfig, round: int) -> Terms:
         """Returns one embedding, clipped to C, by network, group and feature."""

@@ -1,6 +1,7 @@
-"""Who takes part in a round: the public schedule, and the nodes that it concerns.
+"""Who takes part in a round: the schedule, and the nodes that it concerns.
 
-Privacy: public; independent of the data.
+Privacy: independent of the data. It follows from a secret of the run, which no
+published file tells: amplification rests on that, nothing else does.
 
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Algorithm 2, line 6.
 """
@@ -21,11 +22,11 @@ EVERYONE: Literal["all"] = "all"
 def select(config: ResolvedConfig, round: int) -> Clients:
     """Returns the participants of a round, sorted, or "all".
 
-    Privacy: public; independent of the data.
+    Privacy: independent of the data; what it follows from is private.
 
     Source: Algorithm 2, line 6, for `uniform` with m = 1.
     """
-    # 6: sample the participants; by a public schedule, as accounting must know it.
+    # 6: sample the participants; the same ones in every attempt of a round.
     num_clients, count = config.num_clients, config.clients_per_round
     if config.client_selection == "all":
         return EVERYONE
@@ -43,7 +44,9 @@ def select(config: ResolvedConfig, round: int) -> Clients:
 
 
 @lru_cache(maxsize=4)
-def _balanced_lap(seed: int, num_clients: int, count: int, lap: int) -> tuple[int, ...]:
+def _balanced_lap(
+    seed: int | str, num_clients: int, count: int, lap: int
+) -> tuple[int, ...]:
     """Returns a shuffled order of all clients, used up before the next one starts.
 
     A round that runs over two laps must not hold a client twice: whoever stands in

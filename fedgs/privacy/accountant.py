@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, NamedTuple
 
-from fedgs.config.amplification_rules import DEPLOYED
+from fedgs.config.amplification_rules import DEPLOYED, PUBLIC_SELECTION
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import PLD_THEOREM, Sampled, SampledBound
 from fedgs.privacy.budget import is_spent
@@ -84,7 +84,7 @@ _AMPLIFIED = (
     "whole round is sampled, then rounds are composed; sensitivity 2C sqrt(B) under "
     "either relation, because somebody else answers in an unselected client's place",
     "sampling (a), promised by --amplification: nobody outside the server learns who "
-    "was selected, nor anything that tells: publish neither the ledger, the seed, "
+    "was selected, nor anything that tells: publish neither private/, the ledger, "
     "metrics with times, nor which node answered; whether a node answers does not "
     "depend on which client it hosts",
     "sampling (b): what a discriminator is does not depend on who was selected: it "
@@ -425,13 +425,14 @@ def _released(
 def _exposure(run: Run, colluding: int) -> Spending:
     config = run.config
     cohort = config.clients_per_round or 0
-    exposure = Spending(config.schedule_seed, config.largest_node, cohort)
+    exposure = Spending(config.selection_hash, config.largest_node, cohort)
     for event in run.events:
         exposure.add(event, costs_of(event, colluding))
-    ended_early = _why_ended_early(run, exposure)
-    # The exact count holds for any end: it is what remains then.
-    exposure.no_mixture = exposure.no_mixture or ended_early
-    exposure.no_amplification = exposure.no_amplification or ended_early
+    # The exact count holds for any end and any selection: it is what remains then.
+    why = "" if config.selection_hash else PUBLIC_SELECTION
+    why = why or _why_ended_early(run, exposure)
+    exposure.no_mixture = exposure.no_mixture or why
+    exposure.no_amplification = exposure.no_amplification or why
     return exposure
 
 

@@ -36,7 +36,7 @@ from filelock import FileLock
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
-from fedgs.files import make_folder, read_json, remove_temporaries, write_json
+from fedgs.files import inside, make_folder, read_json, remove_temporaries, write_json
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.ledger import Event, Ledger, agreed_values
 from fedgs.privacy.rounding import upper
@@ -303,7 +303,8 @@ class ClientLedger:
                 missing = len(self._position) - len(self._by_name)
                 self._by_name = np.pad(self._by_name, (0, missing))
             places = np.array([self._position.get(client, -1) for client in clients])
-        self._ledgers[name] = Ledger(self.folder / name), places
+        path = inside(self.folder, name, "clients.json")
+        self._ledgers[name] = Ledger(path), places
         if clients == self.clients:
             self._own = self._ledgers[name][0]
 

@@ -30,12 +30,10 @@ what a request claims. `fedgs.privacy.client_ledger` keeps the count.
 Source: docs/privacy.md, "A client that limits itself".
 """
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from fedgs.config.amplification_rules import REFUSAL_TELLS
 from fedgs.config.fields import coerce_fields, entry
@@ -43,7 +41,8 @@ from fedgs.config.integers import proven_multiplier
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.stages import Terms
-from fedgs.errors import UserError, wrap_error
+from fedgs.errors import UserError
+from fedgs.files import read_toml
 from fedgs.privacy.amplification import LEAST_RATIO
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy.plan import RELATIONS, Plan, noise_ratio
@@ -121,9 +120,7 @@ class Limits:
         """
         path = Path(path).expanduser().absolute()
         where = f"limits = {path}"
-        problem = f"{where}: cannot be read"
-        with wrap_error((OSError, ValueError), problem, "give a TOML file"):
-            values: dict[str, Any] = tomllib.loads(path.read_text())
+        values = read_toml("limits", path)
         known = [spec.name for spec in fields(cls)]
         if unknown := sorted(values.keys() - set(known)):
             raise UserError(f"{where}: unknown {unknown[0]}; give {', '.join(known)}")

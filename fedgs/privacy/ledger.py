@@ -33,7 +33,7 @@ from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.stages import Terms
 from fedgs.errors import UserError, wrap_error
-from fedgs.files import sync, write_atomically
+from fedgs.files import read_bytes, sync, write_atomically
 
 GENESIS = hashlib.sha256(b"fedgs ledger, version 1").hexdigest()
 
@@ -293,7 +293,7 @@ class Chain(Generic[EventT]):
             UserError: the file is broken (a torn last line is ignored) or missing.
         """
         with wrap_error(OSError, f"{path}: cannot be read", "give a run folder"):
-            return cls(Path(path), Path(path).read_bytes())
+            return cls(Path(path), read_bytes(Path(path)))
 
     @property
     def events(self) -> Sequence[EventT]:

@@ -6,9 +6,9 @@
   `Spending.why_count`.
 - Amplification by sampling, only if asked for; see `fedgs.privacy.amplification`.
 
-Several runs on the same clients: mu^2 adds up. A draw of one run is independent of the
-draws of a run with another selection seed, so their laws are convolved; runs with the
-same seed ask the same clients in the same round, which is one draw with both costs.
+Several runs on the same clients: mu^2 adds up. Every run draws by a secret of its own,
+so that their laws are convolved. Copies of one run folder have one secret: they ask the
+same clients in the same round, which is one draw with both costs.
 
 Source: docs/privacy.md, "Which theorem may be used when".
 """
@@ -27,10 +27,10 @@ from fedgs.privacy.spending import Draw, Kind, Spending
 COUNT_THEOREM = "no amplification: participation count"
 MIXTURE_THEOREM = "no amplification: Binomial mixture of participation counts"
 _MIXTURE = (
-    "mixture: uniform selection of {} of {} clients by a seed that was drawn at "
-    "random, independent of data (for a chosen --seed, that is the user's promise); "
-    "{}, m, B and the noise are fixed in advance; selection or repeats by availability "
-    "void it"
+    "mixture: uniform selection of {} of {} clients by a secret of the system's "
+    "entropy, drawn when the run begins (with --noise-seed there is none): nobody knew "
+    "the selection before, and whoever learns it later is counted in; {}, m, B and the "
+    "noise are fixed in advance; selection or repeats by availability void it"
 )
 _MOST_VALUES = 2**17  # of a convolved law; more are rounded up to a grid
 _MOST_MULTIPLE = 64
@@ -155,10 +155,10 @@ class RunsOnSameClients:
         mixed = [run for run in self.runs if not run.no_mixture]
         self._draws, self.conflict = _joined(mixed)
         counted = [run for run in self.runs if run not in mixed]
-        # Realised counts tell what the same seed drew: no longer at random.
-        drawn = {run.seed for run in counted if "uniform" in run.selections}
-        if both := drawn & {run.seed for run in mixed}:
-            self.conflict = f"runs share the selection seed {min(both, key=str)}"
+        # Realised counts tell what the same secret drew: no longer at random.
+        drawn = {run.selection_hash for run in counted if "uniform" in run.selections}
+        if drawn & {run.selection_hash for run in mixed}:
+            self.conflict = "run folders are copies of one, with one secret selection"
         if self.conflict:
             mixed, self._draws = [], Counter[Kind]()
         self._mixed, self._counted = mixed, [r for r in self.runs if r not in mixed]
@@ -208,17 +208,16 @@ def _joined(runs: Sequence[Spending]) -> tuple[Counter[Kind], str]:
     """Returns the draws of runs by kind, or why they are not independent draws."""
     if len(runs) == 1:
         return +runs[0].kinds, ""
-    draws: dict[tuple[int | None, int], Draw] = {}
+    draws: dict[tuple[str, int], Draw] = {}
     for run in runs:
         for number, draw in run.draws.items():
-            known = draws.get((run.seed, number))
+            known = draws.get((run.selection_hash, number))
             if known is None:
-                draws[run.seed, number] = draw
+                draws[run.selection_hash, number] = draw
             elif known.participants == draw.participants:
-                draws[run.seed, number] = known.plus(draw.costs)
+                draws[run.selection_hash, number] = known.plus(draw.costs)
             else:
-                problem = f"runs with the same seed {run.seed} asked others in a round"
-                return Counter(), problem
+                return Counter(), "copies of one run folder asked others in a round"
     return Counter(draw.kind for draw in draws.values()), ""
 
 
@@ -236,5 +235,5 @@ def _why_mixed(runs: Sequence[Spending], draws: Mapping[Kind, int]) -> str:
     events += f"draws of {len(runs)} runs" if len(runs) > 1 else "rounds"
     why = _MIXTURE.format(clients, cohorts[0][0], events)
     if len(runs) > 1:
-        why += "; runs with different seeds draw independently"
+        why += "; every run draws by a secret of its own"
     return why

@@ -326,6 +326,7 @@ class Plan:
             self.hosting.largest,
             self.clients_per_round,
             self.num_clients,
+            is_seeded=self.noise_source == "seeded",
         )
 
     def sampled(self) -> tuple[Sampled, ...]:

@@ -49,7 +49,7 @@ class Spending:
     """What the events of one run have cost each client, and how often it was asked.
 
     Args:
-        seed: of the run's selection; matters beside other runs only.
+        selection_hash: of the run's settings; matters beside other runs only.
         largest_node: most clients on one node; matters for amplification only.
         cohort: m, the clients that a draw has; 0 if only the events say it.
 
@@ -69,10 +69,11 @@ class Spending:
     """
 
     def __init__(
-        self, seed: int | None = None, largest_node: int = 1, cohort: int = 0
+        self, selection_hash: str = "", largest_node: int = 1, cohort: int = 0
     ) -> None:
         """Starts without events."""
-        self.seed, self.largest_node, self.cohort = seed, largest_node, cohort
+        self.selection_hash = selection_hash
+        self.largest_node, self.cohort = largest_node, cohort
         self.mu_squared: npt.NDArray[np.float64] = np.zeros((0, 0))
         self.first: Event | None = None
         self.selections: set[str] = set()
@@ -115,6 +116,7 @@ class Spending:
                 self.largest_node,
                 event.num_participants,
                 event.num_clients,
+                is_seeded=event.noise_source == "seeded",
             )
             or self._why_not_one_draw(event)
         )

@@ -79,7 +79,15 @@ def raw_answers(
             # A fresh copy of the method has nothing of the client before in itself.
             fresh = copy.deepcopy(method)
             values = torch.stack([fresh.answer(config, group[0], request)])
-        yield values
+        yield _of_images(values, group, hosted)
+
+
+def _of_images(values: Tensor, group: Sequence[OneClient], hosted: Hosted) -> Tensor:
+    """Makes zero of what clients without images answer to the one in their place."""
+    records = hosted.data.client_records
+    rows = [row for row, own in enumerate(group) if not len(records[own.number])]
+    index = torch.tensor(rows, dtype=torch.int64, device=values.device)
+    return values.index_fill(0, index, 0)
 
 
 def _groups(

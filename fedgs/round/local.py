@@ -56,12 +56,16 @@ def train_nodes(
     Privacy: as `train`.
     """
     with RunSession.opened(folder, report, nodes.save) as training:
-        while training.goes_on(stop):
+        training.settle(stop)
+        while training.goes_on:
             if new := training.unprepared():
                 nodes.prepare(training.preparation, new)
             request = training.begin()
             answers = nodes.answers(request)
             training.finish(answers, nodes.failures)
+            training.stop_if_asked(stop)
+            training.settle(stop)
+        training.save_generator()
 
 
 class LocalNodes:

@@ -18,6 +18,9 @@ import psutil
 import torch
 
 from fedgs.cohorts.files import selection_costs
+from fedgs.config.amplification_rules import PUBLIC_SELECTION
+from fedgs.config.checks import model_problems
+from fedgs.config.fields import refuse
 from fedgs.config.method_settings import settings_with
 from fedgs.config.recipes import HELD_OUT, moments_for
 from fedgs.config.rounds import rounds_alike
@@ -126,6 +129,9 @@ def resolve(
     """
     # Checked before the data are loaded, which may take long, and again with them.
     config = _with_seed(config.validate())
+    if config.amplification and config.noise_seed is not None:
+        remedy = "leave out --amplification or --noise-seed"
+        raise UserError(f"amplification = True: refused: {PUBLIC_SELECTION}; {remedy}")
     data = load(config) if data is None else data
     counted = ",".join(_counted(config, data))
     config = _with_partition(_with_participants(config, data.num_clients), data)
@@ -180,8 +186,6 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
     if num_clients is None:
         num_clients = len(config.node_names) * config.clients_per_node
     config = _with_seed(_with_participants(config, num_clients))
-    # Clients get the run's seed and could draw the schedule: this one stays here.
-    config = dataclasses.replace(config, selection_seed=secrets.randbits(63))
     resolved = with_noise(config.validate())
     check_answer(resolved)
     public_start(resolved)
@@ -379,10 +383,14 @@ def check_device(config: RunConfig) -> None:
     """Refuses a device that this machine does not have.
 
     Raises:
-        UserError: there is no GPU.
+        UserError: there is no such device.
     """
-    if config.device != "cpu" and not torch.cuda.is_available():
-        raise UserError(f"device = {config.device}: no GPU is here; give --device cpu")
+    refuse(config, model_problems(config))
+    number = int(config.device.partition(":")[2] or 0)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device != "cpu" and number >= count:
+        there = f"{count} GPUs are here, from 0 on" if count else "no GPU is here"
+        raise UserError(f"device = {config.device}: {there}; give --device cpu")
 
 
 def check_capacity(config: ResolvedConfig, folder: Path) -> None:

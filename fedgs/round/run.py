@@ -25,7 +25,7 @@ from fedgs.errors import UserError
 from fedgs.mechanism.masks import LEAST_NODES, Announced, Attempt
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import method_of, new_state
-from fedgs.methods.base import Request
+from fedgs.methods.base import Released, Request
 from fedgs.methods.schedule import (
     EVERYONE,
     Clients,
@@ -79,11 +79,15 @@ class RunSession(Session):
     """One run in progress.
 
         with RunSession.opened(folder, report, save_nodes) as training:
-            while training.goes_on(stop):
+            training.settle(stop)
+            while training.goes_on:
                 ...  # `preparation` to the nodes of `unprepared`, and wait
                 request = training.begin()
                 ...  # the request to the nodes concerned, and their answers back
                 training.finish(answers, failures)
+                training.stop_if_asked(stop)
+                training.settle(stop)
+            training.save_generator()
 
     Attributes:
         server: generator, optimizer, average, and the last finished round.
@@ -105,7 +109,6 @@ class RunSession(Session):
         self._prepared = {*last_rounds(self.config, gradients, self.server.round)}
         self._round: _Round | None = None  # between `begin` and `finish`
         self._settled = 0  # the last round that was settled
-        self._has_begun = False  # a stop is looked for after a round, not before
 
     @classmethod
     @contextmanager
@@ -159,35 +162,32 @@ class RunSession(Session):
         self._save_nodes(self.committed)
         return server_tensors(self.server)
 
-    def goes_on(self, stop: Stop) -> bool:
-        """Settles the round before, and tells whether there is one to come.
+    @property
+    def goes_on(self) -> bool:
+        """Whether a round is left."""
+        return self.server.round < self.config.num_rounds
 
-        After the last one the run is complete, and its generator is written.
+    def stop_if_asked(self, stop: Stop) -> None:
+        """Ends the run between two rounds; after the last one it is complete.
 
         Raises:
             RunStopped: `stop` was set, and rounds are left.
         """
-        done, is_over = self.server.round, self.server.round == self.config.num_rounds
-        if is_over:
-            self.commit()
-        if stop.is_set() and self._has_begun and not is_over:
-            raise RunStopped(f"stopped after round {done}")
-        self._settle(stop)
-        if is_over:
-            self.save_generator()
-        self._has_begun = True
-        return not is_over
+        if stop.is_set() and self.goes_on:
+            raise RunStopped(f"stopped after round {self.server.round}")
 
-    def _settle(self, stop: Stop) -> None:
-        """Has the method settle its rare round, from that round's checkpoint on.
+    def settle(self, stop: Stop) -> None:
+        """Has the method do its long work on the last round, once.
+
+        An interrupted run begins it anew from that round's checkpoint.
 
         Raises:
             RunStopped: `stop` was set.
         """
         round = self.server.round
-        method = method_of(self.config, round)
-        if not (method.is_rare and round > self._settled):
+        if round <= self._settled:
             return
+        method = method_of(self.config, round)
 
         def check(step: int, steps: int) -> None:
             if stop.is_set():
@@ -310,8 +310,31 @@ class RunSession(Session):
         """
         if self._round is None or self._round.event is None:
             raise RuntimeError("finish without begin")
-        event, num_answers = self._round.event, len(answers)
-        required = self.required(self._round.request.participants)
+        self._check_enough(self._round, self._round.event, len(answers), failures)
+        # Masks of who is missing do not cancel: the sum cannot be opened.
+        is_void = len(answers) < self._round.event.planned_nodes
+        if self.config.secure_aggregation and is_void:
+            return {}
+        released = self._learn(self._round, self._opened(self._round, answers))
+        metrics = self._metrics(self._round, len(answers), released)
+        self._round = None
+        self._publish(metrics)
+        method = method_of(self.config, self.server.round)
+        if method.has_generator and self.is_picture_due:
+            self.write_picture()
+        if method.commits_every_round or self.is_due or not self.goes_on:
+            self.commit()
+        return metrics
+
+    def _check_enough(
+        self, asked: "_Round", event: Event, num_answers: int, failures: Sequence[str]
+    ) -> None:
+        """Discards a round that fewer nodes answered than `min_answers` asks for.
+
+        Raises:
+            RunStopped: they are too few.
+        """
+        required = self.required(asked.request.participants)
         if self.config.is_masked:
             required = max(required, LEAST_NODES)
         if num_answers < required:
@@ -321,40 +344,54 @@ class RunSession(Session):
                 f"min_answers asks for {required}; the round is counted and discarded"
                 + _reasons(failures)
             )
+
+    def _opened(
+        self, asked: "_Round", answers: Sequence[Release]
+    ) -> list[SanitizedGradients]:
+        """Returns the nodes' releases; of a secure aggregation their sum alone.
+
+        Raises:
+            RunStopped: the sum is none that honest nodes have.
+        """
         if self.config.secure_aggregation:
-            # Masks of who is missing do not cancel: the sum cannot be opened.
-            if num_answers < event.planned_nodes:
-                return {}
             try:
-                answers = [sum_of(self.config, self._round.request, answers)]
+                answers = [sum_of(self.config, asked.request, answers)]
             except UserError as error:
                 raise RunStopped(
-                    f"round {event.round}: {error}; the round is counted and discarded"
+                    f"round {asked.request.round}: {error}; the round is counted and "
+                    "discarded"
                 ) from error
-        own = [each for each in answers if isinstance(each, SanitizedGradients)]
-        method, started = method_of(self.config, event.round), self._round.started
-        released = summed(self.config, event.round, own)
-        method.finish(self.config, self.server, self._round.pending, released)
-        self._round = None
-        metrics = {
-            "round": self.server.round,
-            "seconds": round(time.monotonic() - started, 4),
-            "num_answers": num_answers,
-            "events": self.ledger.length,
-            "release_norm": round(float(released.total.norm()), 6),
-        }
+        return [each for each in answers if isinstance(each, SanitizedGradients)]
+
+    def _learn(
+        self, asked: "_Round", answers: Sequence[SanitizedGradients]
+    ) -> Released:
+        """Has the method learn from the sum of the releases, and returns that sum."""
+        round = asked.request.round
+        released = summed(self.config, round, answers)
+        method = method_of(self.config, round)
+        method.finish(self.config, self.server, asked.pending, released)
+        return released
+
+    def _metrics(
+        self, asked: "_Round", num_answers: int, released: Released
+    ) -> dict[str, Any]:
+        """Returns the public metrics of a round that is done."""
+        metrics: dict[str, Any] = {"round": self.server.round}
+        if not method_of(self.config, self.server.round).hides_duration:
+            metrics["seconds"] = round(time.monotonic() - asked.started, 4)
+        metrics["num_answers"] = num_answers
+        metrics["events"] = self.ledger.length
+        metrics["release_norm"] = round(float(released.total.norm()), 6)
         if (ratio := released.signal_to_noise) is not None:
             metrics["signal_to_noise"] = ratio
-        if method.is_rare:  # an embedding takes longer the more images a client has
-            del metrics["seconds"]
+        return metrics
+
+    def _publish(self, metrics: dict[str, Any]) -> None:
+        """Writes and reports the metrics of a round."""
         with dispensable(self.folder.path / "metrics.jsonl"):
             self.folder.append_metrics(metrics)
         self.report(metrics)
-        if method.has_generator and self.is_picture_due:
-            self.write_picture()
-        if method.is_rare or self.is_due:
-            self.commit()
-        return metrics
 
     def _discard_round(self) -> None:
         """Puts the generator back to where the unfinished round began."""

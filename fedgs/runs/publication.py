@@ -16,7 +16,7 @@ from typing import Any
 
 from fedgs.errors import UserError
 from fedgs.files import write_atomically, write_json, write_tensors
-from fedgs.runs import sample
+from fedgs.runs import sample, sample_files
 from fedgs.runs.data_card import CARD, LABEL, NO_GUARANTEE, data_card
 from fedgs.runs.run_folder import AVERAGE, RunFolder
 
@@ -41,10 +41,10 @@ def publish(
         count: samples beside the grid.
 
     Raises:
-        UserError: it exists, the run is not finished or guarantees nothing, or the
-            package `datasets` is missing.
+        UserError: it exists or cannot be written, the run is not finished or guarantees
+            nothing, or the package `datasets` is missing.
     """
-    path = sample.check_output(f"hf:{output}").path
+    path = sample_files.check_output(f"hf:{output}").path
     problem = ""
     if label["guarantee"].startswith(NO_GUARANTEE):
         problem = f"{label['guarantee']}; publish a run that has an epsilon"
@@ -53,11 +53,13 @@ def publish(
     if problem:
         raise UserError(f"{folder.path}: {problem}")
     generator = sample.load_generator(folder)
-    samples = sample.draw_samples(folder, count)
+    drawn = sample.drawing(folder, count)
+    sample_files.check_room(f"hf:{output}", drawn)
     flat = folder.config.to_flat()
     settings = {name: flat[name] for name in SETTINGS if name in flat}
-    with sample.new_folder(path) as staging:
-        samples.fill_hf(staging)
+    writing = sample_files.writing(output)
+    with writing, sample_files.new_folder(path) as staging:
+        sample_files.fill_hf(staging, drawn)
         tensors = generator.state_dict()
         write_tensors(staging / AVERAGE, tensors, is_durable=True, is_sealed=True)
         write_json(staging / "config.json", settings | UNTOLD)

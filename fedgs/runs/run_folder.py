@@ -6,7 +6,8 @@
     checkpoint/   server state by round; checkpoint.json commits last
     ledger.json   how long the ledger is, and its head; see `RunFolder.record`
     ledger-behind.txt  of a deployed run whose ledger lacks what its clients released
-    private/      mode 0700: the simulated clients' discriminators, by node and round
+    private/      mode 0700: selection.key, which decides who takes part in a round, and
+                  the simulated clients' discriminators, by node and round
     baseline.json    of a run of `fedgs.baselines`: the method and its settings
 
 A checkpoint is whole or absent: node states are written first, then the server's
@@ -34,6 +35,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.ledger import LEDGER_REMEDY, Chain, Ledger
 from fedgs.process import hold_lock
+from fedgs.randomness import public_hash, secret
 from fedgs.runs.data_card import LABEL
 
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
@@ -48,6 +50,7 @@ BEHIND = "ledger-behind.txt"
 GENERATOR = "generator.safetensors"
 AVERAGE = "generator_ema.safetensors"
 METRICS = "metrics.jsonl"
+SELECTION_KEY = "private/selection.key"
 # What the ledger's events mean stands in these; its first line binds those there are.
 BOUND = ("config.json", BASELINE, COHORT)
 STATE_HASH = "sha256"  # in a node's state: of all else in it
@@ -108,7 +111,10 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, config: ResolvedConfig, baseline: dict[str, Any] | None = None
+        cls,
+        config: ResolvedConfig,
+        baseline: dict[str, Any] | None = None,
+        selection_key: str = "",
     ) -> "RunFolder":
         """Makes the folder `config.output` and writes configuration and versions.
 
@@ -117,6 +123,8 @@ class RunFolder:
         Args:
             config: of the run.
             baseline: the method and its settings, where it is not GS-WGAN.
+            selection_key: the secret that decides who takes part, of an audit; drawn
+                for every other run.
 
         Raises:
             UserError: the folder exists or cannot be made, or the cohort is unreadable.
@@ -140,12 +148,16 @@ class RunFolder:
                     content = Path(config.cohort).read_bytes()
                 files.write_atomically(staging / COHORT, content)
                 config = dataclasses.replace(config, cohort=str(path / COHORT))
+            config = _with_selection_key(config, selection_key, staging)
             flat = {**config.to_flat(), "counted": config.counted}
             files.write_json(staging / "config.json", flat)
             files.write_json(staging / "versions.json", versions())
             if baseline is not None:
                 files.write_json(staging / BASELINE, baseline)
-            Ledger.create(staging / "ledger.jsonl", _hashes(staging))
+            # The head of the ledger stands in generators. Without a salt it would tell
+            # the participants of a few rounds to whoever tries them all.
+            bound = {**_hashes(staging), "salt": secret()}
+            Ledger.create(staging / "ledger.jsonl", bound)
             # Last, so that whatever has the run's name is whole.
             staging.rename(path)
             files.sync(path.parent)
@@ -156,7 +168,8 @@ class RunFolder:
         """Opens an existing run folder.
 
         Raises:
-            UserError: no run folder, of another format version, or unreadable.
+            UserError: no run folder, of another format version, unreadable, or with a
+                link that leads out of it.
         """
         path = Path(path).absolute()
         if not (path / "config.json").is_file():
@@ -164,6 +177,7 @@ class RunFolder:
                 f"{path}: no run folder (config.json is missing); give the --output of "
                 "a `fedgs train`"
             )
+        files.check_entries(path)
         found = files.read_json(path / "versions.json").get("format")
         if found != FORMAT_VERSION:
             raise UserError(
@@ -171,6 +185,7 @@ class RunFolder:
                 f"{FORMAT_VERSION}; use the version in its versions.json"
             )
         flat = files.read_json(path / "config.json")
+        flat.pop("selection_seed", None)  # of earlier versions, where all could read it
         remedy = "use the version in its versions.json"
         with wrap_error(UserError, f"{path / 'config.json'}: cannot be read", remedy):
             config = ResolvedConfig.from_flat(flat)
@@ -180,7 +195,8 @@ class RunFolder:
         # The folder may have been moved since it was written.
         if config.cohort is not None:
             config = dataclasses.replace(config, cohort=str(path / COHORT))
-        return cls(path, config)
+        key = _read_selection_key(path, config.selection_hash)
+        return cls(path, dataclasses.replace(config, selection_key=key))
 
     @property
     def private(self) -> Path:
@@ -211,9 +227,16 @@ class RunFolder:
         """Opens the ledger for appending, checked as by `read_ledger`, and records it.
 
         Raises:
-            UserError: as `read_ledger`, the ledger is in use, or the disk is full.
+            UserError: as `read_ledger`, the ledger is in use, the disk is full, or what
+                decides who takes part is lost.
         """
         self._check_kind(kind)
+        if self.config.is_drawn_in_secret and not self.config.selection_key:
+            raise UserError(
+                f"{self.path / SELECTION_KEY}: is missing, or is not this run's: it "
+                "decides who takes part; restore it from a copy, or start again with "
+                "another --output (`fedgs privacy` states what was released)"
+            )
         witnesses = self._witnesses()
         ledger = kind.open(self._ledger_path())
         remedy = "free the disk, then resume the run"
@@ -282,7 +305,7 @@ class RunFolder:
 
     def _ledger_path(self) -> Path:
         path = self.path / "ledger.jsonl"
-        if not path.exists():
+        if not path.is_file():
             raise UserError(f"{path}: is missing; {LEDGER_REMEDY}")
         return path
 
@@ -293,7 +316,7 @@ class RunFolder:
             UserError: one of them is malformed, or `mark_behind` was called.
         """
         if (path := self.path / BEHIND).exists():
-            raise UserError(f"{path}: {path.read_text()}")
+            raise UserError(f"{path}: {path.read_text(errors='replace')}")
         found = [w for name in (CHECKPOINT, RECORD) if (w := self._seen_by(name))]
         found += [w for name in (GENERATOR, AVERAGE) if (w := self._bound_to(name))]
         lines = self.metrics()
@@ -461,7 +484,7 @@ class RunFolder:
             return None
         folder = self.path / "checkpoint"
         commit = files.read_json(self.path / CHECKPOINT)
-        path = folder / str(commit.get("file"))
+        path = files.inside(folder, commit.get("file"), f"{CHECKPOINT}: file")
         broken = f"{path}: corrupted checkpoint"
         with wrap_error(
             (OSError, KeyError, TypeError, ValueError), broken, files.REMEDY
@@ -517,6 +540,28 @@ class RunFolder:
         write(GENERATOR, generator)
 
 
+def _with_selection_key(config: ResolvedConfig, key: str, path: Path) -> ResolvedConfig:
+    """Returns settings with the secret that decides who takes part, if one does.
+
+    It is written into the run folder `path`, and drawn where `key` is empty.
+    """
+    told = ""
+    if config.is_drawn_in_secret:
+        key = key or secret()
+        told = public_hash(key)
+        files.write_atomically(path / SELECTION_KEY, key.encode())
+    return dataclasses.replace(config, selection_key=key, selection_hash=told)
+
+
+def _read_selection_key(path: Path, told: str) -> str:
+    """Returns the secret whose hash config.json tells; "" if it is lost."""
+    with contextlib.suppress(OSError, UnicodeError):
+        key = (path / SELECTION_KEY).read_text()
+        if public_hash(key) == told:
+            return key
+    return ""
+
+
 def _hashes(folder: Path) -> dict[str, str]:
     """Returns the SHA-256 of those files of `BOUND` that a folder has."""
     paths = [path for name in BOUND if (path := folder / name).exists()]
@@ -533,7 +578,8 @@ def node_folder(private: Path, node_id: int) -> Path:
 
 def state_rounds(folder: Path) -> list[int]:
     """Returns the rounds whose states are on disk, increasing."""
-    return sorted(int(path.stem[6:]) for path in folder.glob("round-*.safetensors"))
+    stems = [path.stem[6:] for path in folder.glob("round-*.safetensors")]
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 def state_path(folder: Path, round: int) -> Path:

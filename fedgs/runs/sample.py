@@ -1,39 +1,37 @@
-"""Drawing from a trained generator: arrays and picture grids; no privacy cost."""
+"""Drawing from a trained generator, in memory or into files; no privacy cost."""
 
-import shutil
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from fedgs.config.fields import shortened
 from fedgs.config.plugins import COHORT_CLASSIFIER
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError, imported, raise_if_any
-from fedgs.files import (
-    replacing,
-    temporary_path,
-    write_atomically,
-)
+from fedgs.errors import UserError, wrap_error
+from fedgs.files import REMEDY
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import stream
+from fedgs.runs import sample_files
 from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.sample_files import Drawn, save_images
 
 if TYPE_CHECKING:
     import datasets
 
 Report = Callable[[int, int], None]  # how many of how many steps are done
-FORMS = ("npz", "png", "folder", "hf")
-PARQUET = "train-00000-of-00001.parquet"  # a name that load_dataset looks for
 GRID_ROWS = 8
 SAMPLE_BATCH = 256
+MOST_SAMPLES = 10_000_000  # of one drawing: their labels are held in memory
+COPIES = 3  # of images in memory, while they are looked at
 
 
 def load_generator(folder: RunFolder) -> nn.Module:
@@ -59,7 +57,9 @@ def load_generator(folder: RunFolder) -> nn.Module:
             )
         stored = committed[1].items()
         tensors = {n[4:]: v for n, v in stored if n.startswith("ema.")}
-    generator.load_state_dict(tensors)
+    problem = f"{folder.path}: has no generator of this run"
+    with wrap_error(Exception, problem, REMEDY):
+        generator.load_state_dict(tensors)
     return generator.eval()
 
 
@@ -83,16 +83,39 @@ def draw(
 
     Returns:
         Shape (n, C, S, S), float32 in [0, 1], 0 = background.
+
+    Raises:
+        UserError: memory cannot hold them.
     """
-    z = sample_latents(config, stream(seed, "sample"), len(labels))
-    inputs = (x.split(SAMPLE_BATCH) for x in (z, torch.from_numpy(labels)))
-    device = next(generator.parameters()).device
-    parts: list[torch.Tensor] = []
-    with torch.no_grad():
-        for z_part, part in zip(*inputs, strict=True):
-            parts.append(generator(z_part.to(device), part.to(device)).cpu())
-            report(min(SAMPLE_BATCH * len(parts), len(labels)), len(labels))
-    return torch.cat(parts).numpy()
+    shape = (len(labels), config.image_channels, config.image_size, config.image_size)
+    needed, free = COPIES * 4 * math.prod(shape), psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(
+            f"count = {len(labels)}: these images need about {needed / 1e9:.1f} GB of "
+            f"memory, {free / 1e9:.1f} GB are free; give fewer, or write them to files "
+            "with `fedgs sample`"
+        )
+    images, done = np.empty(shape, np.float32), 0
+    for part in _parts(config, generator, labels, seed):
+        images[done : done + len(part)] = part
+        done += len(part)
+        report(done, len(labels))
+    return images
+
+
+def _parts(
+    config: ResolvedConfig,
+    generator: nn.Module,
+    labels: npt.NDArray[np.int64],
+    seed: int,
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Yields the images of `draw`, at most `SAMPLE_BATCH` at a time."""
+    rng, device = stream(seed, "sample"), next(generator.parameters()).device
+    for part in torch.from_numpy(labels).split(SAMPLE_BATCH):
+        z = sample_latents(config, rng, len(part))
+        with torch.no_grad():
+            images = generator(z.to(device), part.to(device))
+        yield images.cpu().numpy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,119 +148,19 @@ class Samples:
         Raises:
             UserError: the package `datasets` is missing.
         """
-        datasets = imported("datasets", "as_hugging_face", "datasets")
-        columns = {"image": self._pictures(), "label": self.labels}
-        classes = datasets.ClassLabel(names=list(self.class_names))
-        kinds = datasets.Features(image=datasets.Image(), label=classes)
-        return datasets.Dataset.from_dict(columns, kinds)
+        return sample_files.as_hugging_face(self.images, self.labels, self.class_names)
 
     def write(self, output: str | Path) -> None:
-        """Writes npz (images, labels), png (one grid), folder or hf; see `Output`.
-
-        A folder gets CLASS/NUMBER.png, as torchvision's ImageFolder reads them; hf one
-        parquet file, as `datasets.load_dataset(DIR)` reads it.
+        """Writes npz (images, labels), png (one grid), folder or hf.
 
         Args:
-            output: a name that ends in .npz or .png, that of a folder, or FORM:PATH.
-
-        Raises:
-            UserError: see `check_output`, or the package `datasets` is missing.
+            output: see `fedgs.runs.sample_files.write`, as for the errors.
         """
-        where = check_output(output)
-        if where.form == "png":
-            save_images(where.path, self.images, columns=min(len(self), 10))
-        elif where.form == "npz":
-            with replacing(where.path) as file:
-                np.savez_compressed(file, images=self.images, labels=self.labels)
-        else:
-            with new_folder(where.path) as staging:
-                fill = self.fill_hf if where.form == "hf" else self._fill_folder
-                fill(staging)
-
-    def _fill_folder(self, path: Path) -> None:
-        for index, picture in enumerate(self._pictures()):
-            folder = path / self.class_names[self.labels[index]]
-            folder.mkdir(exist_ok=True)
-            picture.save(folder / f"{index:06d}.png")
-
-    def fill_hf(self, path: Path) -> None:
-        """Writes them below a folder as Hugging Face reads it.
-
-        Raises:
-            UserError: the package `datasets` is missing.
-        """
-        (path / "data").mkdir()
-        imported("datasets", "hf:", "datasets").disable_progress_bars()
-        self.as_hugging_face().to_parquet(path / "data" / PARQUET)
-
-    def _pictures(self) -> list[Any]:
-        from torchvision.transforms.functional import to_pil_image
-
-        return [to_pil_image(torch.from_numpy(image)) for image in self.images]
-
-
-@dataclass(frozen=True)
-class Output:
-    """Where samples go.
-
-    Attributes:
-        form: npz, png, folder (of pictures by class) or hf (Hugging Face's parquet).
-        path: the file or folder.
-
-    >>> Output.of("folder:drawn"), Output.of("drawn.png").form
-    (Output(form='folder', path=PosixPath('drawn')), 'png')
-    """
-
-    form: str
-    path: Path
-
-    @classmethod
-    def of(cls, text: str | Path) -> "Output":
-        """Reads FORM:PATH, or a path whose ending is its form; without it a folder."""
-        form, colon, rest = str(text).partition(":")
-        if colon and form in FORMS and not isinstance(text, Path):
-            return cls(form, Path(rest).expanduser())
-        path = Path(text)
-        return cls(path.suffix[1:] or "folder", path)
-
-
-def check_output(output: str | Path) -> Output:
-    """Refuses a name that samples cannot be written under, before they are drawn.
-
-    Args:
-        output: as of `Samples.write`.
-
-    Raises:
-        UserError: no form that is known, nowhere, or something is there.
-    """
-    where = Output.of(output)
-    raise_if_any(f"output = {output}", _output_problems(where))
-    return where
-
-
-def _output_problems(where: Output) -> Iterator[str]:
-    path = where.path
-    if where.form not in FORMS or not path.name:
-        yield (
-            "give a name that ends in .npz or .png, or that of a new folder, or "
-            f"{', '.join(f'{form}:PATH' for form in FORMS)}"
-        )
-    if not path.absolute().parent.is_dir():
-        yield "its folder does not exist; make it first"
-    if path.exists():
-        yield "exists already; choose another name"
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """Makes a folder that appears whole, when the `with` block has filled it."""
-    staging = temporary_path(path)
-    staging.mkdir()
-    try:
-        yield staging
-        staging.rename(path)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)  # is gone after the rename
+        starts = range(0, len(self), SAMPLE_BATCH)
+        parts = (self.images[start : start + SAMPLE_BATCH] for start in starts)
+        shape = self.images.shape[1:]
+        drawn = Drawn(self.labels, self.class_names, shape, parts)
+        sample_files.write(drawn, output)
 
 
 def draw_samples(
@@ -257,24 +180,62 @@ def draw_samples(
         seed: of the latents, and of uniform labels.
 
     Raises:
-        UserError: an argument is out of range, or the run has no generator yet.
+        UserError: an argument is out of range, memory cannot hold them, or the run has
+            no generator yet.
     """
-    config = folder.config
-    if count < 1:
-        raise UserError(f"count = {count}: give -n at least 1")
-    generator = load_generator(folder)
+    config, generator = folder.config, load_generator(folder)
+    wanted = wanted_labels(config, count, labels, seed)
+    images = draw(config, generator, wanted, seed)
+    return Samples(images, wanted, names_of_classes(config))
+
+
+def drawing(
+    folder: RunFolder,
+    count: int,
+    labels: int | Sequence[int] | None = None,
+    seed: int = 0,
+) -> Drawn:
+    """Returns what `draw_samples` does, drawn while it is written; see there."""
+    config, generator = folder.config, load_generator(folder)
+    wanted = wanted_labels(config, count, labels, seed)
+    shape = (config.image_channels, config.image_size, config.image_size)
+    parts = _parts(config, generator, wanted, seed)
+    return Drawn(wanted, names_of_classes(config), shape, parts)
+
+
+def wanted_labels(
+    config: ResolvedConfig, count: int, labels: int | Sequence[int] | None, seed: int
+) -> npt.NDArray[np.int64]:
+    """Returns the labels to draw, shape (count,); arguments as of `draw_samples`.
+
+    Raises:
+        UserError: an argument is out of range.
+    """
+    if not 1 <= count <= MOST_SAMPLES:
+        most = f"{MOST_SAMPLES}; another --seed draws others"
+        raise UserError(f"count = {count}: give -n from 1 to {most}")
     if labels is None:
-        wanted = uniform_labels(config, count, seed)
-    else:
-        last = config.num_classes - 1
-        given = np.atleast_1d(np.array(labels, dtype=np.int64))
-        is_known = len(given) > 0 and all(0 <= label <= last for label in given)
-        if not is_known:
-            knows = f"this generator knows labels 0 to {last}"
-            raise UserError(f"labels = {','.join(map(str, given))}: {knows}")
-        wanted = np.resize(given, count)
-    names = config.class_names or tuple(map(str, range(config.num_classes)))
-    return Samples(draw(config, generator, wanted, seed), wanted, names)
+        return uniform_labels(config, count, seed)
+    last = config.num_classes - 1
+    given = [labels] if isinstance(labels, int) else [*labels]
+    if not (given and all(0 <= label <= last for label in given)):
+        knows = f"this generator knows labels 0 to {last}"
+        shown = shortened(",".join(map(str, given)))
+        raise UserError(f"labels = {shown}: {knows}")
+    return np.resize(np.array(given, dtype=np.int64), count)
+
+
+def names_of_classes(config: ResolvedConfig) -> tuple[str, ...]:
+    """Returns the name of each label.
+
+    Raises:
+        UserError: the run folder names another number of classes than it has.
+    """
+    count, names = config.num_classes, config.class_names
+    if names and len(names) != count:
+        problem = f"names {len(names)} of {count} classes; restore config.json"
+        raise UserError(f"classes = {config.classes!r}: {problem}")
+    return names or tuple(map(str, range(count)))
 
 
 def uniform_labels(
@@ -293,18 +254,3 @@ def write_grid(path: Path, config: ResolvedConfig, generator: nn.Module) -> None
     labels = np.tile(np.arange(columns), GRID_ROWS)
     images = draw(config, generator, labels.astype(np.int64), seed=0)
     save_images(path, images, columns)
-
-
-def save_images(path: Path, images: npt.NDArray[np.float32], columns: int) -> None:
-    """Writes images (n, C, S, S) in [0, 1] as one PNG grid, atomically.
-
-    Privacy: the file is as private as the images.
-    """
-    # Imported here: it loads a compiler, a third of the time a server takes to start.
-    from torchvision.transforms.functional import to_pil_image
-    from torchvision.utils import make_grid
-
-    grid = make_grid(torch.from_numpy(images), nrow=columns, padding=2, pad_value=0.3)
-    content = BytesIO()
-    to_pil_image(grid).save(content, format="PNG")
-    write_atomically(path, content.getvalue())

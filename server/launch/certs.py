@@ -12,7 +12,6 @@ deleted first.
 import contextlib
 import ipaddress
 import os
-import re
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -31,11 +30,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedgs.deployment import check_name
+from fedgs.deployment import THIS_MACHINE, check_name, read_host
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import make_folder, sync
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")  # for `submit` on the server or by tunnel
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 ANEW = "delete it to have it made anew"
 CLOCK_SKEW = timedelta(days=1)
@@ -67,7 +65,8 @@ def make_certificates(
         raise UserError("certs: give --host of the server, --client names, or both")
     for name in clients:
         check_name(name)
-    names = [_host(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
+    # This machine: for `submit` on the server or by tunnel.
+    names = [*dict.fromkeys(_host(host) for host in (*hosts, *THIS_MACHINE))]
     remedy = "choose another folder for the certificates"
     with wrap_error(OSError, f"{folder}: cannot be written", remedy):
         make_folder(folder, 0o700)
@@ -208,11 +207,11 @@ def _name(common_name: str) -> x509.Name:
 
 
 def _host(host: str) -> x509.GeneralName:
+    wildcard = "*." if host.startswith("*.") else ""
+    name = read_host("host", host.removeprefix(wildcard))
     with contextlib.suppress(ValueError):
-        return x509.IPAddress(ipaddress.ip_address(host))
-    if not re.fullmatch(r"(?!-)[A-Za-z0-9*.-]{1,253}", host):
-        raise UserError(f"host = {host!r}: give a host name or an IP address, no port")
-    return x509.DNSName(host)
+        return x509.IPAddress(ipaddress.ip_address(name))
+    return x509.DNSName(wildcard + name)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedgs.deployment import FLOWER_REMEDY
+from fedgs.deployment import FLOWER_REMEDY, environment_of, proxy_variables
 from fedgs.errors import wrap_error
 
 KNOWN_KEY = 23  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
@@ -155,18 +155,22 @@ def control_of(
     """Yields the control interface of a server.
 
     Args:
-        server: HOST:PORT.
+        server: HOST:PORT or [IPV6]:PORT.
         authority: its certificate file; None for plain text.
         patience: seconds to wait for a server that is starting.
 
     Raises:
-        UserError: another Flower, or no certificate.
+        UserError: another Flower, no certificate, or a proxy that cannot be used.
     """
+    variables = proxy_variables(server)
     with wrap_error(ImportError, "this Flower is not known", FLOWER_REMEDY):
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     problem = f"ca = {authority}: is no certificate in PEM form"
-    with wrap_error((OSError, ValueError), problem, "give the server's ca.crt"):
+    with (
+        wrap_error((OSError, ValueError), problem, "give the server's ca.crt"),
+        environment_of(variables),  # is read here, and not again
+    ):
         client = ControlHttpClient.from_server_address(
             server,
             authority is None,

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fedgs import process
-from fedgs.deployment import QUIET, full_environment
+from fedgs.config.run_config import RunConfig
+from fedgs.deployment import QUIET, full_environment, without_proxy
 from fedgs.errors import UserError
 from fedgs.files import read_json, write_atomically
 from fedgs.round.run import Report, RunStopped, Stop
@@ -24,7 +25,15 @@ from fedgs.runs.run_folder import RunFolder
 from server.launch.control import Control, FlowerFailed, control_of
 from server.launch.flower_app import TRAINING, app_project, free_port, wait_for_port
 
-QUIET_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # A simulation is on the loopback: no other machine's Ray, and no other machine
+    # reaches this one, which would do what anybody asks of it.
+    "RAY_ADDRESS": "local",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_grpc_enable_http_proxy": "0",
+}
 # Ray gives itself 30 s, which no setting changes; a busy machine may need more.
 RAY_IS_LATE, STARTS = "node timed out during startup", 3
 START_TIMEOUT = 120.0
@@ -52,7 +61,7 @@ def train(
     Raises:
         RunStopped: the run ended early with a checkpoint.
         FlowerFailed: the run failed; it can be resumed.
-        UserError: another process trains in this folder.
+        UserError: another process trains in this folder, or as `check`.
     """
     flower = folder.path / ".flower"
     flower.mkdir(exist_ok=True)
@@ -67,6 +76,20 @@ def train(
                 break
             status, details, log = _simulate(folder, *how)
     _conclude(folder, status, details)
+
+
+def check(config: RunConfig) -> None:
+    """Refuses, before any work, a simulation that has no place for its sockets.
+
+    Raises:
+        UserError: names TMPDIR; of no run with another engine.
+    """
+    if config.engine == "flower":
+        token = secrets.token_hex(16)
+        try:
+            process.make_home(token)
+        finally:
+            process.end_simulation(token)
 
 
 def _simulate(
@@ -110,12 +133,12 @@ def end_previous(folder: RunFolder) -> None:
 @contextlib.contextmanager
 def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
     """Runs a SuperLink; yields its address."""
-    home, port = process.home_of(token), free_port()
-    home.mkdir(mode=0o700)
+    home, port = process.make_home(token), free_port()
     address = f"127.0.0.1:{port}"
     more = {
         **QUIET,
-        **QUIET_RAY,
+        **RAY,
+        **without_proxy(),
         "FLWR_HOME": str(home / "flwr"),
         "RAY_TMPDIR": str(home),
         process.FAST_VARIABLE: os.environ.get(process.FAST_VARIABLE, "1"),

@@ -12,9 +12,12 @@ from fedgs.deployment import (
     LOG_JSON,
     QUIET,
     Command,
+    address_of,
     check_loopback,
     event_log_variable,
     file_of,
+    read_host,
+    without_proxy,
 )
 from fedgs.errors import wrap_error
 from fedgs.process import RUNS_VARIABLE
@@ -43,8 +46,9 @@ class Server:
     log_json: Path | None = flag(None, LOG_JSON)
 
     def __post_init__(self) -> None:
-        """Checks the port; the state directory holds from any working directory."""
+        """Checks host and port; makes the state directory absolute."""
         check_ranges(self)
+        object.__setattr__(self, "host", read_host("host", self.host))
         object.__setattr__(self, "state", self.state.expanduser().absolute())
 
     def command(self) -> Command:
@@ -68,6 +72,7 @@ class Server:
             **QUIET,
             "FLWR_HOME": str(self.state / "flwr"),
             RUNS_VARIABLE: str(self.state / "runs"),
+            **without_proxy(self.host),
         }
         return command, environment | event_log_variable(self.log_json)
 
@@ -85,14 +90,17 @@ class Server:
         Only for who holds the state directory.
 
         Raises:
-            UserError: no certificates, or a port that is taken.
+            UserError: no certificates, a host that is none of this machine, or a port
+                that is taken.
         """
         if not self.insecure:
             files = [file_of("certs", self.certs / name) for name in CERTIFICATES]
             with wrap_error(OSError, f"certs = {self.certs}: broken", "make them anew"):
                 context = ssl.create_default_context(cafile=files[0])
                 context.load_cert_chain(*files[1:], password="")  # it asks nobody
-        with wrap_error(OSError, f"port = {self.port} on {self.host}", "give another"):
+        problem = f"host = {self.host} and port = {self.port} cannot be used"
+        remedy = "give an address of this machine, or another port"
+        with wrap_error(OSError, problem, remedy):
             family, *_, where = socket.getaddrinfo(self.host, self.port)[0]
             socket.create_server(where[:2], family=family).close()
 
@@ -100,4 +108,4 @@ class Server:
     def _own_address(self) -> str:
         """HOST:PORT by which this machine reaches the server."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return address_of(host, self.port)

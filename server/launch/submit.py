@@ -51,11 +51,12 @@ class Submission(Access):
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks the name.
+        """Checks address and name.
 
         Raises:
-            UserError: no name of a run.
+            UserError: one of them is none.
         """
+        super().__post_init__()
         if self.resume is not None:
             check_run_name("resume", self.resume)
 

@@ -199,12 +199,11 @@ def test_page_asks_for_nothing_and_its_links_lead_to_one_place(folders):
     assert "default-src 'none'" in page
 
 
-def test_seeds_of_an_amplified_run_are_left_out(tmp_path):
-    amplified = {"amplification": True, "discriminator_training": "every_round"}
-    page = page_of(make_run(tmp_path / "run", seed=918273, **amplified))
-    assert "918273" not in page
-    assert "Seeds are left out" in page
-    assert "918273" in page_of(make_run(tmp_path / "other", seed=918273))
+def test_page_shows_the_seed_and_not_the_secret_of_who_took_part(tmp_path):
+    run = make_run(tmp_path / "run", seed=918273)
+    page = page_of(run)
+    assert "918273" in page
+    assert (run / "private" / "selection.key").read_text() not in page
 
 
 # ------------------------------------------------------------------ files and bad input

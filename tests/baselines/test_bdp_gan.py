@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from baselines import small_run, small_trainer, train
 from fedgs.baselines import bayesian_accounting as bayesian
+from fedgs.baselines import bdp_gan
 from fedgs.baselines.bdp_gan import COSTS, METHOD
 from fedgs.baselines.contract import Facts
 from fedgs.baselines.dp_sgd_gan import DPSGDGanTrainer, LayeredDiscriminator
@@ -18,6 +19,7 @@ from fedgs.gan.models import build
 from fedgs.randomness import stream
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
+from tiny import record_calls
 
 pytestmark = pytest.mark.usefixtures("coarse_poisson")
 
@@ -30,7 +32,7 @@ def test_distances_are_the_norms_of_single_clipped_gradients(tmp_path):
     found = training.gradient_norms(0)
     plain = build(LayeredDiscriminator, training.config, 0)
     plain.load_state_dict(training.discriminator._module.state_dict())
-    drawn = stream(3, "bayesian-records", 0)
+    drawn = stream(training.config.noise_seed, "bayesian-records", 0)
     expected = []
     for row in drawn.choice(len(training.labels), 32, replace=False):
         one = slice(row, row + 1)  # one record at a time, by torch's autograd
@@ -40,6 +42,17 @@ def test_distances_are_the_norms_of_single_clipped_gradients(tmp_path):
         expected.append(min(0.05, float(norm)))
     assert found == pytest.approx(expected, abs=1e-6)
     assert len(np.unique(training.gradient_norms(1).round(7))) > 1
+
+
+def test_images_of_an_estimate_are_drawn_by_no_public_seed(tmp_path, monkeypatch):
+    drawn = record_calls(monkeypatch, bdp_gan, "stream")
+    for name, noise_seed in (("a", None), ("b", None), ("c", 5), ("d", 5)):
+        training = small_trainer("bdp-gan", tmp_path / name, noise_seed=noise_seed)
+        training.gradient_norms(0)
+    seeds = [seed for seed, *_ in drawn]
+    assert [len(bytes.fromhex(seed)) for seed in seeds[:2]] == [32, 32]
+    assert seeds[0] != seeds[1]
+    assert seeds[2:] == [5, 5]
 
 
 def test_estimating_changes_nothing_of_the_training(tmp_path):

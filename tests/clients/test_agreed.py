@@ -12,7 +12,7 @@ from flwr.app import Message
 
 from clients import agreement
 from clients.deployed_client import DeployedClient, DeploymentConfig, agreed
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data import sources
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.methods.schedule import clients_of, select
@@ -25,6 +25,7 @@ from fedgs.privacy.same_clients import Run
 from fedgs.round.node import Node
 from fedgs.round.preparation import resolve_deployed
 from fedgs.round.run import new_event
+from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from server import nodes
 from server.roll_call import public_settings
@@ -156,7 +157,7 @@ def test_data_without_clients_is_one_client_and_the_whole_data_set(tmp_path):
 
 def test_a_client_learns_of_no_other_who_takes_part(deploy, monkeypatch):
     settings = {"clients_per_round": 3, "clients_per_node": 2, "num_rounds": 3}
-    settings["selection_seed"] = 987654321
+    settings["noise_seed"] = None
     run = deploy(mode="selected", **settings)
     packed = record_calls(monkeypatch, nodes, "pack_request")
     told: list[tuple[str, Message]] = []
@@ -172,27 +173,34 @@ def test_a_client_learns_of_no_other_who_takes_part(deploy, monkeypatch):
             assert record["participants"] == ",".join(map(str, drawn))
             assert record["trainees"] == record["participants"]
             asked.add((record["round"], name))
-        assert "987654321" not in str(record)
+        assert config.selection_key not in str(record)
     assert len(asked) > 3  # several nodes in a round
     assert len(packed) <= 3 + 3  # once for each round and warm start, not each node
     joins = [m.content["fedgs"] for _, m in told if "join" in m.metadata.message_type]
-    known = [RunConfig.from_flat(json.loads(str(own["settings"]))) for own in joins]
-    assert len(known) == 3
-    for theirs in known:
+    told = [json.loads(str(own["settings"])) for own in joins]
+    assert len(told) == 3
+    for theirs in map(ResolvedConfig.from_flat, told):
+        assert_refused("selection_key is unset", select, theirs, 1)
+        guessed = dataclasses.replace(theirs, selection_key=str(config.seed))
         rounds = range(1, 20)
         drawn = [select(config, round) for round in rounds]
-        assert drawn != [select(theirs, round) for round in rounds]
+        assert drawn != [select(guessed, round) for round in rounds]
 
 
-def test_the_server_of_a_deployment_draws_the_selection_itself():
+def test_the_server_of_a_deployment_draws_the_selection_itself(tmp_path):
     given = {"nodes": "a,b", "engine": "flower", "num_clients": 2, "seed": 5}
     wanted = dataclasses.replace(tiny_config(**given), noise_seed=None)
-    drawn = {resolve_deployed(wanted).selection_seed for _ in range(3)}
-    assert len(drawn) == 3
-    assert min(drawn) > 2**40  # nobody tries them all
-    settings = public_settings(resolve_deployed(wanted))
-    assert settings["selection_seed"] == ""
-    assert settings["seed"] == 5
+    keys = set[str]()
+    for name in "abc":
+        resolved = resolve_deployed(wanted)
+        own = dataclasses.replace(resolved, output=str(tmp_path / name))
+        config = RunFolder.create(own).config
+        keys.add(config.selection_key)
+        settings = public_settings(config)
+        assert config.selection_key not in str(settings)
+        assert settings["selection_hash"] == ""
+        assert settings["seed"] == 5
+    assert [len(bytes.fromhex(key)) for key in keys] == [32] * 3
 
 
 def test_a_run_whose_answers_no_server_reads_is_refused():

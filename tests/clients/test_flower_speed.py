@@ -19,13 +19,20 @@ from flwr.supercore.inflatable import inflatable_utils
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from clients import flower_speed
-from clients.flower_speed import PULLS, RESIDENT, SIMULATION, is_possible
+from clients.flower_speed import (
+    DASHBOARD,
+    PULLS,
+    RESIDENT,
+    SIMULATION,
+    is_possible,
+    silence_ray,
+)
 from fedgs.process import FAST_VARIABLE
 
 # ------------------------------------------------------------------ by feature
 
 
-@pytest.mark.parametrize("needed", [SIMULATION, RESIDENT, PULLS])
+@pytest.mark.parametrize("needed", [SIMULATION, RESIDENT, PULLS, DASHBOARD])
 def test_this_flower_has_what_is_replaced(needed):
     """Run with the pinned Flower and with the newest one: `make check-flower`."""
     assert is_possible("it", needed)
@@ -58,6 +65,24 @@ def test_the_launcher_of_a_simulation_switches_it(monkeypatch, variable, is_fast
     )
     flower_speed.hasten_simulation()
     assert bool(installed) is is_fast
+
+
+def test_ray_asks_no_cloud_of_a_device_that_may_be_a_tpu(monkeypatch):
+    """A group of VFIO, by which a host gives any device to a guest, is one to Ray."""
+    from ray._private import accelerators
+    from ray._private.node import Node
+    from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+
+    def found() -> object:
+        return ResourceAndLabelSpec._get_current_node_accelerator(0, {})[0]
+
+    tpu = accelerators.TPUAcceleratorManager
+    monkeypatch.setattr(tpu, "get_current_node_num_accelerators", lambda: 4)
+    monkeypatch.setattr(Node, "start_api_server", Node.start_api_server)
+    monkeypatch.setenv("TPU_VISIBLE_CHIPS", "0,1,2,3")
+    assert found() is tpu  # of which Ray goes on to ask the cloud
+    silence_ray()
+    assert found() is None
 
 
 def test_parts_on_their_way_are_looked_for_soon_and_not_for_ever(monkeypatch):

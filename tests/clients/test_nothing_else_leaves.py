@@ -322,6 +322,25 @@ def test_every_message_of_a_run_holds_public_values_only(
     assert {"ledger.jsonl", "metrics.jsonl", "generator.safetensors"} <= set(read)
 
 
+def test_no_message_holds_the_secret_of_who_takes_part(tmp_path, upstream, capfd):
+    config = _config(tmp_path, noise_seed=None)
+    sent: list[bytes] = []
+
+    def arrives(node: int, request: Message, reply: Message) -> Message:
+        both = message_to_proto(request), message_to_proto(reply)
+        sent.extend(each.SerializeToString() for each in both)
+        return reply
+
+    folder, grid = RunFolder.create(config), FakeGrid(3, arrives)
+    start(folder, grid)
+    contexts = map(context_to_proto, grid.contexts.values())
+    sent += [context.SerializeToString() for context in contexts]
+    sent.append("".join([*capfd.readouterr(), *upstream]).encode())
+    key = folder.config.selection_key
+    assert len(sent) > 3 * 5
+    assert not any(key.encode() in each or bytes.fromhex(key) in each for each in sent)
+
+
 def test_the_canaries_are_found_where_they_are(tmp_path):
     path = Path(planted_data(tmp_path).removeprefix("npz:"))
     assert {"pixels"} <= canaries_in(path.read_bytes())

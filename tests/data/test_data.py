@@ -40,10 +40,19 @@ def test_client_returns_float_images_and_labels():
     assert (data.images.max(), data.labels.max()) == (0, 1)
 
 
+def test_a_client_may_have_no_records():
+    data = toy(client_records=(LABELS[:0], np.array([0])))
+    assert (data.num_clients, data.sizes.tolist()) == (2, [0, 1])
+    assert [len(part) for part in data.client(0)] == [0, 0]
+    stand_in = data.of(0)  # so that it trains as long as the others
+    assert (stand_in.images.shape, stand_in.images.max()) == ((1, 1, 2, 2), 0)
+    assert stand_in.labels.tolist() == [0]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"client_records": (LABELS[:1], LABELS[:0])}, "at least one record"),
+        ({"client_records": (), "client_names": ()}, "at least one client"),
         ({"client_records": (np.array([0]), np.array([3]))}, r"int64 in \[0, 3\)"),
         ({"client_records": (np.array([0]), np.array([0]))}, "two clients"),
     ],

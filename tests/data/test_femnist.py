@@ -115,15 +115,19 @@ def test_class_maps(classes, count, expected):
     assert set(found) - {-1} == set(range(count))
 
 
-def test_users_without_images_of_the_classes_are_left_out(sources, tmp_path):
+def test_users_without_images_of_the_classes_keep_their_places(sources, tmp_path):
     with pytest.warns(DataWarning, match=r"1 of 4 users have no images .*\(f0002_30\)"):
         data = load(sources["hub"], classes="digits")
-    assert data.client_names == ("f0000_14", "f0001_41", "f0010_07")
+    assert data.client_names == ("f0000_14", "f0001_41", "f0002_30", "f0010_07")
+    assert data.sizes.tolist() == [1, 1, 0, 5]
     assert data.num_classes == 10
-    assert data.labels.tolist() == [0, 9, 3, 3, 3, 5, 7]
-    assert (data.images[2:, 0] == 255 - files.paper("f0010_07")[[0, 1, 2, 5, 6]]).all()
+    own = np.concatenate(data.client_records)
+    assert data.labels[own].tolist() == [0, 9, 3, 3, 3, 5, 7]
+    expected = 255 - files.paper("f0010_07")[[0, 1, 2, 5, 6]]
+    assert (data.images[own[2:], 0] == expected).all()
     nobody = files.write_hdf5(tmp_path / "x", writers={"f0002_30": [50]})
-    refused("none of its 1 users has an image", nobody, classes="digits")
+    with pytest.warns(DataWarning, match="1 of 1 users have no images"):
+        refused("none of its 1 users has an image", nobody, classes="digits")
 
 
 def test_classes_of_other_data_are_refused():

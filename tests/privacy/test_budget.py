@@ -205,7 +205,8 @@ def test_a_budget_stops_before_it_is_exceeded(coarse_grid, name):
 
     def spent(events):
         own = {n: getattr(plan, n) for n in ("clients_per_round", "amplification")}
-        config = run_config(engine="flower", num_rounds=events[-1].round, **own)
+        own |= {"engine": "flower", "selection_hash": "one"}
+        config = run_config(num_rounds=events[-1].round, **own)
         stated = statements_of_runs([Run(config, events)], DELTA, **more)
         return least(stated, adversary, relation)
 

@@ -24,14 +24,16 @@ from tiny import run_config
 AT = 1.0  # epsilon
 COST = (2 * 2 / 40.0) ** 2  # mu^2 of one `event`: (2 C sqrt(B) / noise)^2
 RATE = 0.1  # of being drawn
+OTHER = {"selection_hash": "two"}
 BALANCED = {"client_selection": "balanced"}
 ALL = {"client_selection": "all", "participants": "all"}
 
 
 def run(events, **settings):
     """A run that planned no more rounds than its events have, unless told otherwise."""
-    known = {"num_rounds": max((e.round for e in events), default=1), "seed": 1}
-    return Run(run_config(**{"engine": "flower", **known, **settings}), tuple(events))
+    planned = max((e.round for e in events), default=1)
+    known = {"num_rounds": planned, "engine": "flower", "selection_hash": "one"}
+    return Run(run_config(**known | settings), tuple(events))
 
 
 def rounds(count, make=event, **changes):
@@ -103,17 +105,33 @@ CHARGED = {
     # A node that is away, or a client that refuses, ends its round.
     "asked at once": ([run(AT_ONCE)], law(5 * COST), "round was asked again at once"),
     "everybody in both": (ALL_IN_BOTH, law(5 * COST + 3 * LOUDER), "selection is all"),
-    "two seeds": (mixed_and(TEN_QUIET, seed=2), law(0, (20, COST), (10, LOUDER)), ""),
-    "one seed": (mixed_and(rounds(20, **QUIET)), law(0, (20, COST + LOUDER)), ""),
+    "two secrets": (
+        mixed_and(TEN_QUIET, **OTHER),
+        law(0, (20, COST), (10, LOUDER)),
+        "",
+    ),
+    "one secret": (mixed_and(rounds(20, **QUIET)), law(0, (20, COST + LOUDER)), ""),
     # Client 9: twice, and in 1 to 8.
-    "others": (mixed_and(NINE), law(10 * COST), "the same seed 1 asked others"),
-    "irregular": (mixed_and(NOISES), law(2 * COST + LATER), "share the selection"),
+    "others": (
+        mixed_and(NINE),
+        law(10 * COST),
+        "copies of one run folder asked others",
+    ),
+    "irregular": (
+        mixed_and(NOISES),
+        law(2 * COST + LATER),
+        "are copies of one, with one secret",
+    ),
     # Balanced draws are from another stream.
     "balanced": (mixed_and(rounds(30, **BALANCED)), law(3 * COST, (20, COST)), ""),
     # Client 0 of the one run is the first of node b, number 1, in the other.
     "deployed": ([A_B, B_A], law(4 * COST), "balanced"),
     "another place": ([A_B, B_A._replace(events=ONE)], law(2 * COST), "balanced"),
-    "another order": (OTHER_ORDER, law(4 * COST), "the same seed 1 asked others"),
+    "another order": (
+        OTHER_ORDER,
+        law(4 * COST),
+        "copies of one run folder asked others",
+    ),
 }
 
 
@@ -132,7 +150,7 @@ def test_events_are_charged_by_the_theorem_that_fits_them(name):
     assert (placed in text) == any(one.config.node_names for one in runs)
     is_mixed = len(expected) > 1
     assert theorems(found) == {MIXTURE_THEOREM if is_mixed else COUNT_THEOREM}
-    drawn = "seed that was drawn at random, independent of data"
+    drawn = "by a secret of the system's entropy, drawn when the run begins"
     assert (drawn in conditions(found)) == is_mixed
 
 
@@ -204,7 +222,7 @@ AMPLIFIED = {
         [Sampled(10, 1, 10.0 / math.sqrt(2), 20)],
     ),
     "runs are composed": (
-        [run(TWENTY, **ASK), run(FIVE, seed=2, **ASK)],
+        [run(TWENTY, **ASK), run(FIVE, **OTHER, **ASK)],
         [Sampled(10, 1, 10.0, 20), Sampled(10, 1, 5.0, 5)],
     ),
 }
@@ -222,7 +240,7 @@ FROZEN = rounds(10, frozen)
 REPEAT = frozen(10, attempt=2, participants=(5,))
 FORTY = [frozen(t, noise_std=40.0 + t) for t in range(1, 41)]
 NOT_AMPLIFIED = {
-    "not requested (--amplification": [run(FROZEN, **ASK), run(FROZEN, seed=2)],
+    "not requested (--amplification": [run(FROZEN, **ASK), run(FROZEN, **OTHER)],
     "discriminator_training = selected": [run([*FROZEN, event(11)], **ASK)],
     "selection = balanced": [run([*FROZEN, frozen(11, **BALANCED)], **ASK)],
     "a repeated round asked others": [run([*FROZEN, REPEAT], **ASK)],

@@ -28,6 +28,7 @@ TRIALS = 4000
 ERRORS = 4.0  # standard errors: a right accountant fails with one seed in 16,000
 AT = 1.0  # epsilon
 NODES = {"engine": "flower", "clients_per_node": 1}
+NODES |= {"noise_seed": None, "selection_key": "5"}
 ALL = NODES | {"client_selection": "all", "discriminator_training": "every_round"}
 HIDDEN = NODES | {"amplification": True, "discriminator_training": "every_round"}
 RUNS = {  # with an adversary and a relation; deltas are far from 0 and 1

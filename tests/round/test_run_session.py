@@ -22,7 +22,7 @@ from fedgs.round import checkpoint, preparation
 from fedgs.round import run as training
 from fedgs.round.local import train_nodes
 from fedgs.round.run import BudgetSpent, RunStopped
-from fedgs.runs import sample
+from fedgs.runs import sample_files
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import (
@@ -330,7 +330,7 @@ def test_what_is_only_looked_at_ends_no_round_where_it_cannot_be_written(
     def no_room(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sample, "write_atomically", no_room)
+    monkeypatch.setattr(sample_files, "write_atomically", no_room)
     monkeypatch.setattr(RunFolder, "append_metrics", no_room)
     with pytest.warns(RuntimeWarning, match="No space left") as warned:
         run(folder, Nodes(folder), reported.append)

@@ -54,7 +54,7 @@ def test_new_folder_holds_settings_versions_and_an_empty_ledger(folder):
     versions = json.loads((folder.path / "versions.json").read_text())
     assert versions["format"] == 2
     assert versions["torch"] == torch.__version__.split("+")[0]
-    assert [*folder.read_ledger().bound] == ["config.json"]
+    assert [*folder.read_ledger().bound] == ["config.json", "salt"]
     assert folder.read_ledger().length == 0
     assert folder.private.stat().st_mode & 0o777 == 0o700  # closed to others
 

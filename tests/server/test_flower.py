@@ -4,6 +4,7 @@ A run costs 20 to 60 seconds, so that only one of them is among the ordinary tes
 """
 
 import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 import tiny
@@ -27,10 +29,11 @@ from fedgs.config.recipes import recipe
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.privacy.ledger import Ledger
-from fedgs.process import TOKEN_VARIABLE, end_processes, home_of, processes_of
+from fedgs.process import TOKEN_VARIABLE, end_processes, homes_of, processes_of
 from fedgs.round.preparation import resolve
 from fedgs.runs.run_folder import RunFolder
 from hosts import PATIENCE, ROOT, Machines
+from recorder import LOOPBACK, Proxy, connected, connections
 from runs import generator, rounds_done, train
 from server.launch import flower_engine
 from server.launch.control import FlowerFailed
@@ -145,13 +148,52 @@ def test_workers_share_a_gpu(tmp_path, monkeypatch):
 # ------------------------------------------------------------------ with Ray
 
 
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    with contextlib.closing(Proxy()) as proxy:
+        yield proxy
+
+
+def of_a_company(proxy: Proxy, folder: Path) -> dict[str, str]:
+    """The environment of a batch job there; nothing of it must matter."""
+    long = folder / "a-folder-of-a-batch-system" / "\u00e9"
+    long.mkdir(parents=True)
+    return {
+        **proxy.environment(),
+        "ALL_PROXY": "socks5://127.0.0.1:9",  # cannot be used at all
+        "NO_PROXY": "[::1]",  # nor read
+        "TMPDIR": str(long),
+        "RAY_ADDRESS": "192.0.2.1:6379",
+        "RAY_grpc_enable_http_proxy": "1",
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        **connections(folder),
+    }
+
+
+def listening(token: str) -> set[str]:
+    """On which addresses a simulation's processes take connections now."""
+    found = set[str]()
+    for pid in processes_of(token):
+        with contextlib.suppress(psutil.Error):
+            for each in psutil.Process(pid).net_connections():
+                if each.status == psutil.CONN_LISTEN:
+                    found.add(each.laddr.ip)
+    return found
+
+
 @pytest.mark.flower
-def test_flower_with_two_workers_gives_the_local_bytes(tmp_path, settings, machines):
-    output = tmp_path / "run"
+def test_flower_with_two_workers_gives_the_local_bytes(
+    tmp_path, settings, machines, proxy
+):
+    output, addresses = tmp_path / "run", set[str]()
     settings = {"recipe": "algorithm-2"} | settings
-    command = machines.start("cli", "train", *flags(output=output, **settings))
+    words = ("train", *flags(output=output, **settings))
+    command = machines.start("cli", *words, more=of_a_company(proxy, tmp_path))
     machines.until(lambda: (output / ".flower" / "token").exists(), command)
     token = token_of(output)
+    while command.poll() is None:
+        addresses |= listening(token)
+        time.sleep(0.5)
     assert command.wait(PATIENCE) == 0, (output / "flower.log").read_text()
     assert generator(output) == local_twin(settings, tmp_path / "local")
     out = machines.log_of(command)
@@ -162,7 +204,16 @@ def test_flower_with_two_workers_gives_the_local_bytes(tmp_path, settings, machi
     made = sorted(path.name for path in (output / "private").iterdir())
     assert made == ["node-00000", "node-00001", "node-00002"]
     assert processes_of(token) == []
-    assert not home_of(token).exists()
+    assert not any(home.exists() for home in homes_of(token))
+    # All of it is on the loopback: nobody else reaches Ray, and the metadata service of
+    # a cloud is not asked.
+    assert addresses
+    assert all(
+        ipaddress.ip_address(a.removeprefix("::ffff:")).is_loopback for a in addresses
+    )
+    assert connected(tmp_path) <= LOOPBACK
+    assert proxy.heard == []
+    assert "Ray without a dashboard" not in (output / "flower.log").read_text()
 
 
 def test_a_simulation_whose_ray_started_too_late_is_started_again(
@@ -226,7 +277,7 @@ def test_ended_run_leaves_no_process_and_resumes(
     repeated = Ledger.read(output / "ledger.jsonl").length - 120
     assert repeated >= 0 if is_killed else repeated == 0
     assert processes_of(token) == []
-    assert not home_of(token).exists()
+    assert not any(home.exists() for home in homes_of(token))
 
 
 @pytest.mark.flower

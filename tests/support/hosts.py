@@ -86,9 +86,10 @@ class Machines:
         own = {"PYTHONPATH": str(ROOT), TOKEN_VARIABLE: self.token}
         self.environment = os.environ | own | {"HOME": str(folder)}
 
-    def start(self, host: str, *arguments: object) -> Process:
+    def start(self, host: str, *arguments: object, more=None) -> Process:
         """Starts `fedgs ...` on a host; its output goes to HOST-N.log."""
-        return self.launch(host, [sys.executable, "-m", "fedgs", *map(str, arguments)])
+        words = [sys.executable, "-m", "fedgs", *map(str, arguments)]
+        return self.launch(host, words, more)
 
     def launch(self, host: str, command: Sequence[str], more=None) -> Process:
         """Starts any command on a host, with more variables in its environment."""

@@ -20,6 +20,7 @@ def statements_from_ledger(
     """
     events = tuple(events)
     planned = num_rounds or max((event.round for event in events), default=1)
-    own = {"engine": "flower", "clients_per_round": None} | settings
+    own = {"engine": "flower", "clients_per_round": None, "selection_hash": "one"}
+    own |= settings
     run = Run(run_config(num_rounds=planned, **own), events)
     return statements_of_runs([run], delta, at_epsilon, colluding=colluding)

@@ -31,6 +31,7 @@ def make_run(path: Path, **settings: object) -> Path:
     """
     config = tiny_config(output=str(path), **PRIVATE | settings)
     folder = RunFolder.create(config)
+    config = folder.config
     with closing(folder.ledger()) as ledger:
         for round in (1, 2, 3):
             ledger.append(new_event(config, round, select(config, round), 1))

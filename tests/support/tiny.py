@@ -80,6 +80,9 @@ def tiny_config(kind: Any = ResolvedConfig, **overrides: object) -> Any:
     settings = SETTINGS | overrides
     if settings.get("client_selection") == "all":
         overrides["clients_per_round"] = settings["num_clients"]
+    if issubclass(kind, ResolvedConfig):
+        # Without a run folder, which draws one: who takes part follows from the seed.
+        overrides = {"selection_key": str(settings["seed"])} | overrides
     return kind.from_flat(overrides, run_config(**SETTINGS)).validate()
 
 

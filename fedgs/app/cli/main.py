@@ -94,8 +94,8 @@ def options(
 def _format_warning(
     message: Warning | str, category: type[Warning], *where: Any, **line: Any
 ) -> str:
-    """Prints what concerns the user's data in one line, other warnings as usual."""
-    if issubclass(category, UserWarning):
+    """Prints what fedgs says, or says of data, in one line; others as usual."""
+    if issubclass(category, UserWarning) or "fedgs" in Path(where[0]).parts:
         return folded(f"Warning: {message}\n", sys.stderr)
     return FORMAT_WARNING(message, category, *where, **line)
 

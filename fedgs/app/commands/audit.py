@@ -20,7 +20,7 @@ from fedgs.audit.finding import Finding
 from fedgs.audit.mechanism import MAX_DRAWS, audit_rounds, recorded_plan
 from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_release import attack_releases
-from fedgs.audit.one_run import audit_run
+from fedgs.audit.one_run import as_audited, audit_run
 from fedgs.baselines.frame import open_run
 from fedgs.config.run_config import GsWganConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages, to_float
@@ -29,6 +29,7 @@ from fedgs.errors import UserError
 from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.rounding import upper
+from fedgs.randomness import secret
 from fedgs.round.run import RunStopped, stop_on_signal
 from fedgs.runs import sample as samples
 from fedgs.runs.run_folder import RunFolder
@@ -125,7 +126,9 @@ def _one_run(
     progress: Progress,
 ) -> tuple[list[Finding], str]:
     """Attack B; the findings and whether it ran."""
-    config = dataclasses.replace(config, num_rounds=num_rounds)
+    config = as_audited(dataclasses.replace(config, num_rounds=num_rounds))
+    # By another secret than the run's: the report tells nothing of who took part.
+    config = dataclasses.replace(config, selection_key=secret())
     count = min(CANARIES, config.num_clients)
     drawn = Canaries.draw(config, count, config.relation, np.random.default_rng())
     progress.say(f"B: training again with {count} canaries")

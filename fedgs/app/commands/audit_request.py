@@ -28,6 +28,7 @@ class AuditRequest:
         1_000_000,
         "Most rounds of a test of the mechanism; fewer where many nodes add noise.",
         at_least=1000,
+        at_most=10_000_000,
     )
     rounds: int | None = flag(
         None, "Rounds of --full; the run's when unset.", at_least=1

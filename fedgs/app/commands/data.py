@@ -20,7 +20,7 @@ from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import split_records
 from fedgs.data.records import Records
 from fedgs.errors import UserError, wrap_error
-from fedgs.runs.sample import save_images
+from fedgs.runs.sample_files import save_images
 
 SHEET_CLIENTS, SHEET_IMAGES = 12, 10  # rows and columns of the contact sheet
 

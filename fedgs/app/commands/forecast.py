@@ -28,6 +28,7 @@ from fedgs.privacy.accountant import in_short, large_delta, statements
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.rounding import upper
 from fedgs.process import keep_freed_memory
+from fedgs.randomness import secret
 from fedgs.round.answer import answer_of, most_signal_to_noise, summed
 from fedgs.round.preparation import clients_needed, copies_in_memory, state_bytes
 
@@ -162,7 +163,7 @@ def _timed_round(
     torch.set_num_threads(1)
     keep_freed_memory()  # as a run does
     clock = time.process_time  # does not grow with other work here
-    own: dict[str, Any] = {"secure_aggregation": False}
+    own: dict[str, Any] = {"secure_aggregation": False, "selection_key": secret()}
     if isinstance(config, GsWganConfig):
         own["discriminator_training"] = "selected"
     config = dataclasses.replace(config, **own)

@@ -15,7 +15,7 @@ from fedgs.app.commands.terminal import say
 from fedgs.app.flags import INTERRUPTED
 from fedgs.app.tables import folded
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError, wrap_error
+from fedgs.errors import UserError, refused_by_system, wrap_error
 from fedgs.privacy.accountant import CHANGES
 from fedgs.privacy.rounding import upper
 from fedgs.privacy_label import privacy_label
@@ -78,6 +78,23 @@ def exit_if_stopped(advice: str) -> Iterator[None]:
     except (RunStopped, FlowerFailed) as error:
         print(folded(f"{error}\n{advice}", sys.stderr), file=sys.stderr)
         raise Exit(1) from error
+
+
+@contextmanager
+def stopping_on_failure() -> Iterator[None]:
+    """Makes a failure of the system stop a run that has begun, such as a full disk.
+
+    Raises:
+        RunStopped: with the reason; another `UserError` is bad input, and stays.
+    """
+    try:
+        yield
+    except UserError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise RunStopped(str(error)) from error
+    except OSError as error:
+        raise RunStopped(refused_by_system(error)) from error
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from fedgs.app.commands.run_outcome import (
     make_output,
     near,
     new_output,
+    stopping_on_failure,
 )
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.tables import Table
@@ -44,7 +45,7 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data, split_records
 from fedgs.data.records import Records
 from fedgs.errors import UserError, reject
-from fedgs.files import read_json, write_json
+from fedgs.files import check_entries, read_json, write_json
 from fedgs.methods.cohort_classifier import Members
 from fedgs.methods.schedule import clients_of
 from fedgs.privacy.accountant import Statement
@@ -92,6 +93,7 @@ def resume(path: Path) -> None:
         UserError: it is finished, or asked in private mode; or the folder is broken.
         typer.Exit: as `select_clients`.
     """
+    check_entries(path)
     config, selection = read_plan(path)
     is_asked = selection.is_private and (path / ASKED).exists()
     if is_asked or (path / SUMMARY).exists():
@@ -111,6 +113,7 @@ def prepare(config: RunConfig, selection: Selection) -> Members:
             file can hold.
     """
     new_output(config.output)
+    flower_engine.check(config)
     why = "cohorts are selected among all clients; leave out"
     reject({"cohort": config.cohort}, why)
     config = dataclasses.replace(
@@ -157,21 +160,19 @@ def _select(path: Path, members: Members) -> None:
         own = dataclasses.replace(own, corruption="none")
     is_new = not Path(own.output).exists()
     folder = RunFolder.create(own) if is_new else RunFolder.open(own.output)
-    with (
-        exit_if_stopped(f"continue with: fedgs resume {near(path)}"),
-        stop_on_signal(f"fedgs resume {near(path)}") as stop,
-        Progress(console) as progress,
-    ):
-        report = progress.rounds(selection.num_rounds)
-        if config.engine == "flower":
-            flower_engine.train(folder, report, stop, COMPONENTS)
-            outcome = read_json(folder.path / ".flower" / OUTCOME)
-        else:
-            outcome = _locally(folder, members, report, stop)
-    cost = _cost(folder, selection)
-    suppositions = (config.unit_condition, *config.public_conditions)
-    rows = statements(selection, cost, suppositions)
-    summary = _write(path, members, cost, rows, outcome)
+    go_on = f"fedgs resume {near(path)}"
+    with exit_if_stopped(f"continue with: {go_on}"), stopping_on_failure():
+        with stop_on_signal(go_on) as stop, Progress(console) as progress:
+            report = progress.rounds(selection.num_rounds)
+            if config.engine == "flower":
+                flower_engine.train(folder, report, stop, COMPONENTS)
+                outcome = read_json(folder.path / ".flower" / OUTCOME)
+            else:
+                outcome = _locally(folder, members, report, stop)
+        cost = _cost(folder, selection)
+        suppositions = (config.unit_condition, *config.public_conditions)
+        rows = statements(selection, cost, suppositions)
+        summary = _write(path, members, cost, rows, outcome)
     shutil.rmtree(folder.private)  # an update of each client: nobody goes on from them
     _show(path, rows, summary)
 

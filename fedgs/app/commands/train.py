@@ -14,6 +14,7 @@ from fedgs.app.commands.run_outcome import (
     exit_if_stopped,
     near,
     show_end,
+    stopping_on_failure,
 )
 from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
 from fedgs.app.commands.terminal import Progress, say
@@ -32,7 +33,8 @@ from fedgs.round.preparation import fitted_to_data, free_output, planned_run
 from fedgs.round.run import RunStopped, stop_on_signal
 from fedgs.runs import publication
 from fedgs.runs.run_folder import RunFolder
-from fedgs.runs.sample import Output, check_output, draw_samples
+from fedgs.runs.sample import drawing
+from fedgs.runs.sample_files import Output, check_output, write
 from server.launch import flower_engine
 
 console = Console()
@@ -62,6 +64,7 @@ def _planned(
 
     Flower's workers read the data themselves, so this process does not keep them.
     """
+    flower_engine.check(config)
     load = load_data
     name = config.recipe
     if is_fitted(config):
@@ -163,12 +166,13 @@ def train_from_checkpoint(
         whoever trains more after it stops now.
 
     Raises:
-        RunStopped: the run ended early with a checkpoint.
+        RunStopped: the run ended early with a checkpoint, or the system failed.
         FlowerFailed: the run failed; it can be resumed.
     """
     go_on = f"fedgs resume {near(folder.path)}"
     with (
         end_when_hurried(),
+        stopping_on_failure(),
         stop_on_signal(go_on) as stop,
         Progress(console) as progress,
     ):
@@ -225,7 +229,7 @@ def publish(path: Path, output: Path, count: int) -> None:
 
 
 def sample(asked: SampleRequest) -> None:
-    """Draws images into a file or a folder; see `Samples.write`.
+    """Draws images into a file or a folder; see `fedgs.runs.sample_files.write`.
 
     Raises:
         UserError: invalid labels, count or output, or no generator yet.
@@ -239,6 +243,5 @@ def sample(asked: SampleRequest) -> None:
     if asked.per_class is not None:
         wanted = wanted or [*range(folder.config.num_classes)]
         count = asked.per_class * len(wanted)
-    drawn = draw_samples(folder, count, wanted, asked.seed)
-    drawn.write(asked.output)
+    write(drawing(folder, count, wanted, asked.seed), asked.output)
     say(f"{count} images in {Output.of(asked.output).path}")

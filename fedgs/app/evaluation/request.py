@@ -42,6 +42,7 @@ class EvaluationRequest:
         None,
         "Synthetic images; else those used, at most 60000.",
         names=("-n", "--count"),
+        at_most=100_000,  # all are in memory, and each is compared with many
     )
     seed: int = flag(
         0, "Of latents, subsets, classifiers.", at_least=0, at_most=2**32 - 1

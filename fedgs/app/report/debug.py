@@ -70,10 +70,7 @@ class DebugFacts:
     @property
     def command(self) -> str:
         """The command that made the folder; paths without their folders."""
-        command = without_folders(str(self.debug["command"]))
-        if any(facts.config.amplification for facts in self.runs):
-            return re.sub(r" --(noise-)?seed[ =]\S+", "", command)
-        return command
+        return without_folders(str(self.debug["command"]))
 
     @property
     def outcome(self) -> str:

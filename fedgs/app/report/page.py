@@ -44,7 +44,7 @@ def report(paths: Sequence[Path], output: Path) -> None:
             is missing. Nothing is then written.
     """
     _check(output)
-    content = render(read_page(paths)).encode()
+    content = render(read_page(paths)).encode(errors="backslashreplace")
     with wrap_error(OSError, f"output = {output}: {FAILED}", "choose another --output"):
         write_atomically(output, content)
     size = words.num_bytes(len(content))

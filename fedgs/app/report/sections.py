@@ -206,11 +206,6 @@ def _reproduce(page: Page) -> Section:
         "Paths are shown without their folders. Noise without a seed is fresh in every "
         "run, so the images differ in detail."
     ]
-    if any(facts.config.amplification for facts in page.runs):
-        texts.append(
-            "Seeds are left out: a run here counts sampling as protection, and its "
-            "seed tells who was selected."
-        )
     commands = [debug.command for debug in page.debugs]
     commands += [train_command(facts) for facts in page.singles]
     cards = [Card("Train again", commands=commands)]

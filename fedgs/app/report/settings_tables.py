@@ -1,7 +1,6 @@
 """A run's settings as the report shows them, and the command that trains it again.
 
-Paths are shown without their folders. Seeds of a run that claims amplification are left
-out: they tell who was selected.
+Paths are shown without their folders.
 """
 
 import dataclasses
@@ -18,8 +17,6 @@ from fedgs.config.method_settings import settings_of, settings_with
 from fedgs.config.plugins import GS_WGAN
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import ResolvedConfig
-
-HIDDEN = ("seed", "selection_seed", "noise_seed")  # tell who was selected
 
 
 def settings_tables(runs: Sequence[RunFacts]) -> list[Table]:
@@ -51,7 +48,7 @@ def versions_table(runs: Sequence[RunFacts]) -> Table:
 def shown_settings(facts: RunFacts) -> dict[str, str]:
     """Returns all settings; of a baseline its own, and those that it changed."""
     config = facts.config
-    names = [spec.name for spec in dataclasses.fields(config)]
+    names = [*config.to_flat(), "counted"]  # no field that is secret
     shown: dict[str, str] = {}
     if facts.baseline is not None:
         names = [*_changed(facts)]
@@ -75,8 +72,6 @@ def shown_data(data: str) -> str:
 def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
     if value is None or value == "":
         return "unset"
-    if name in HIDDEN and config.amplification:
-        return "not shown: tells who was selected"
     if name == "data_dir":
         return "DATA"
     if name == "nodes":  # may tell who takes part
@@ -130,8 +125,6 @@ def train_command(facts: RunFacts) -> str:
         default = baseline.method.Settings()
         words += _flags({n: v for n, v in own.items() if v != getattr(default, n)})
     changed = _changed(facts)
-    if config.amplification:
-        changed = {name: v for name, v in changed.items() if name not in HIDDEN}
     for name, value in changed.items():
         if isinstance(value, str):
             changed[name] = _shown(config, name, value)

@@ -5,22 +5,18 @@ ever unpickled.
 """
 
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.records import Records
 from fedgs.errors import UserError, raise_if_any, wrap_error
 
-ERRORS = (  # what numpy and zipfile raise on damaged or hostile files
-    *(OSError, ValueError, EOFError, RuntimeError, MemoryError),
-    *(zipfile.BadZipFile, zlib.error),
-)
 COLUMNS = {  # kinds of numpy's types, and what they are called
     "labels": ("iu", "integers from 0"),
     "clients": ("iuU", "integers or strings"),
@@ -71,13 +67,17 @@ def read_arrays(
         UserError: a missing or damaged file, or one that lacks an array.
     """
     if not path.is_file() or not zipfile.is_zipfile(path):
-        problem = "is not an npz file" if path.is_file() else "does not exist"
+        problem = "is not an npz file" if path.exists() else "does not exist"
         raise UserError(f"{where}: {path} {problem}; write it with {writer}")
     remedy = "write plain numeric or string arrays with np.savez, no objects"
     with (
-        wrap_error(ERRORS, f"{where}: cannot be read", remedy),
-        np.load(path, allow_pickle=False) as archive,
+        wrap_error(Exception, f"{where}: cannot be read", remedy),
+        open(path, "rb") as file,
+        np.load(file, allow_pickle=False) as archive,
     ):
+        unpacked = sum(member.file_size for member in archive.zip.infolist())
+        if unpacked > psutil.virtual_memory().available:
+            raise MemoryError(f"{unpacked / 1e9:.1f} GB unpacked, more than is free")
         names = archive.files
         # A member that is no array comes as bytes.
         arrays = {name: np.asarray(archive[name]) for name in names if name in KEYS}
@@ -174,6 +174,9 @@ def _column_problems(
             f"has no labels for num_classes = {num_classes}; leave --num-classes out "
             "or add the array 'labels'"
         )
-    elif "labels" in arrays and arrays["labels"].max() > np.iinfo(np.int64).max:
-        index, largest = arrays["labels"].argmax(), arrays["labels"].max()
-        yield f"image {index} has the label {largest}; give labels from 0"
+    elif "labels" in arrays:
+        labels = arrays["labels"]
+        is_wrong = (labels < 0) | (labels > np.iinfo(np.int64).max)
+        if is_wrong.any():
+            index = int(is_wrong.argmax())
+            yield f"image {index} has the label {labels[index]}; give labels from 0"

@@ -25,24 +25,21 @@ from fedgs.config.hub import HubSource
 from fedgs.config.run_config import RunConfig
 from fedgs.data.readers import hugging_face
 from fedgs.data.readers.hugging_face import Reading
-from fedgs.data.records import LIGHT, Records, gathered
+from fedgs.data.records import LEFT_OUT, LIGHT, Records, gathered
 from fedgs.errors import UserError, first_n, imported, raise_if_any, wrap_error
+from fedgs.files import read_text
 
 SIDE = 28
 NUM_CLASSES = 62
 LETTERS, LOWER_CASE = 10, 36  # the first label of each
 HUB_NAME = "flwrlabs/femnist"
 LEAF_LAYOUT = "it is users, num_samples and user_data of lists x and y"
-# Where it is another one.
-LEAF_ERRORS = (KeyError, TypeError, ValueError, IndexError, OverflowError)
 TFF_LAYOUT = "TFF's layout is examples/USER/pixels and examples/USER/label"
-# What h5py raises on damaged files, or on groups in the place of arrays.
-HDF5_ERRORS = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError)
 Part = tuple[NDArray[np.uint8], NDArray[np.int64]]  # (n, 1, 28, 28) and labels (n,)
 
 
 def class_map(classes: str) -> NDArray[np.int64]:
-    """Returns the new label of each of the 62, shape (62,), -1 for those left out.
+    """Returns the new label of each of the 62, shape (62,), `LEFT_OUT` of some.
 
     Args:
         classes: the setting of that name.
@@ -55,9 +52,9 @@ def class_map(classes: str) -> NDArray[np.int64]:
     maps = {
         "all": labels,
         "merged": merged,
-        "digits": np.where(labels < LETTERS, labels, -1),
-        "letters": np.where(labels < LETTERS, -1, labels - LETTERS),
-        "merged-letters": np.where(labels < LETTERS, -1, merged - LETTERS),
+        "digits": np.where(labels < LETTERS, labels, LEFT_OUT),
+        "letters": np.where(labels < LETTERS, LEFT_OUT, labels - LETTERS),
+        "merged-letters": np.where(labels < LETTERS, LEFT_OUT, merged - LETTERS),
     }
     return maps[classes]
 
@@ -80,8 +77,9 @@ def read(config: RunConfig) -> Records:
     if path.is_file():
         return _hdf5(config, path)
     if not path.is_dir():
+        problem = "is no regular file" if path.exists() else "does not exist"
         raise UserError(
-            f"data = {config.data!r}: {path} does not exist; give a folder with LEAF's "
+            f"data = {config.data!r}: {path} {problem}; give a folder with LEAF's "
             "all_data_*.json, a folder with the hub's parquet files, or TFF's .h5 file"
         )
     if files := sorted(path.glob("all_data_*.json")):
@@ -118,7 +116,7 @@ def _hdf5(config: RunConfig, path: Path) -> Records:
     h5py = imported("h5py", f"data = {config.data!r}", "h5py")
     remedy = "give TFF's file, whole and unpacked"
     with (
-        wrap_error(HDF5_ERRORS, f"{path}: cannot be read as HDF5", remedy),
+        wrap_error(Exception, f"{path}: cannot be read as HDF5", remedy),
         h5py.File(path, "r") as file,
     ):
         examples = file.get("examples")
@@ -133,7 +131,7 @@ def _hdf5_user(config: RunConfig, path: Path, examples: Any, user: str) -> Part:
     arrays: list[NDArray[Any]] = []
     for name in ("pixels", "label"):
         with (
-            wrap_error(HDF5_ERRORS, f"{where} has no {name}", TFF_LAYOUT),
+            wrap_error(Exception, f"{where} has no {name}", TFF_LAYOUT),
             wrap_error(OSError, f"{where}: is damaged", "get it again"),
         ):
             arrays.append(np.asarray(examples[user][name][()]))
@@ -150,13 +148,9 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
     origin: dict[str, Path] = {}
     not_leaf = "is not of LEAF's layout"
     for file in files:
-        with wrap_error(
-            (OSError, ValueError, RecursionError),
-            f"{file}: cannot be read as JSON",
-            "get it again",
-        ):
-            content = json.loads(file.read_text("utf-8"), object_hook=_compact)
-        with wrap_error(LEAF_ERRORS, f"{file}: {not_leaf}", LEAF_LAYOUT):
+        with wrap_error(Exception, f"{file}: cannot be read as JSON", "get it again"):
+            content = json.loads(read_text(file), object_hook=_compact)
+        with wrap_error(Exception, f"{file}: {not_leaf}", LEAF_LAYOUT):
             counts = zip(content["users"], content["num_samples"], strict=True)
             users = [(str(u), content["user_data"][u], count) for u, count in counts]
         for user, values, count in users:
@@ -167,7 +161,7 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
                     "user is in one file, once"
                 )
             origin[user] = file
-            with wrap_error(LEAF_ERRORS, f"{where} {not_leaf}", LEAF_LAYOUT):
+            with wrap_error(Exception, f"{where} {not_leaf}", LEAF_LAYOUT):
                 pixels = np.asarray(values["x"], np.float32).reshape(-1, SIDE, SIDE)
                 labels = np.asarray(values["y"])
             if count != len(labels):
@@ -179,7 +173,7 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
 
 def _compact(values: dict[str, Any]) -> dict[str, Any]:
     """Packs a user's images as soon as they are parsed: lists take eight times more."""
-    with contextlib.suppress(*LEAF_ERRORS):  # `_leaf` says whose they are
+    with contextlib.suppress(Exception):  # `_leaf` says whose they are
         values["x"] = np.asarray(values["x"], np.float32)
     return values
 
@@ -213,12 +207,10 @@ def _problems(pixels: NDArray[Any], labels: NDArray[Any]) -> Iterator[str]:
 def _checked(
     config: RunConfig, pixels: NDArray[Any], labels: NDArray[Any], where: str
 ) -> Part:
-    """Returns one user's images and labels of the chosen classes."""
+    """Returns one user's images and labels, `LEFT_OUT` of other classes."""
     raise_if_any(where, _problems(pixels, labels))
-    labels = class_map(config.classes)[labels.astype(np.int64)]
-    is_kept = labels >= 0
-    images = np.rint(pixels[is_kept] * 255).astype(np.uint8)
-    return images[:, None], labels[is_kept]
+    images = np.rint(pixels * 255).astype(np.uint8)
+    return images[:, None], class_map(config.classes)[labels.astype(np.int64)]
 
 
 def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:

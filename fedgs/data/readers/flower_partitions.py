@@ -45,9 +45,9 @@ def partitions(
         dataset = dataset.shuffle(seed=config.seed)  # as FederatedDataset does
     else:
         partitioner = partitioners.IidPartitioner(1)
-    errors = (ValueError, TypeError, KeyError, IndexError)
     remedy = "give options and columns that fit it"
-    with wrap_error(errors, f"data = {config.data!r}: does not suit the data", remedy):
+    problem = f"data = {config.data!r}: does not suit the data"
+    with wrap_error(Exception, problem, remedy):
         partitioner.dataset = dataset
         for index in range(partitioner.num_partitions):
             with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
@@ -73,5 +73,5 @@ def _partitioner(config: RunConfig, source: HubSource, label: str | None) -> Any
     arguments |= source.arguments
     problem = f"data = {config.data!r}: the partitioner's arguments do not suit"
     remedy = f"{name} takes {', '.join(wanted)}"
-    with wrap_error((TypeError, ValueError), problem, remedy):
+    with wrap_error(Exception, problem, remedy):
         return maker(**arguments)

@@ -66,7 +66,8 @@ def _file_problems(files: dict[Path, Pictures], has_classes: bool) -> Iterator[s
         yield f"{empty[0]}: has no pictures ({count}); remove this folder"
     pictures = [picture for found in files.values() for picture in found]
     for label, file in pictures:
-        if file.is_dir() or file.suffix.lower() not in SUFFIXES:
+        # A pipe, a device or a link to nothing may have the name of a picture, too.
+        if not file.is_file() or file.suffix.lower() not in SUFFIXES:
             names = ", ".join(SUFFIXES)
             yield f"{file}: is no picture ({names}); remove it, or {LAYOUT}"
         if label is None and (has_classes or any(other for other, _ in pictures)):

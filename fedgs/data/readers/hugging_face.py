@@ -10,7 +10,7 @@ Source: Caldas et al., "LEAF", arXiv:1812.01097 (flwrlabs/femnist follows it).
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from fedgs.data.readers.labels import number_of_classes, numbered
 from fedgs.data.readers.pictures import fitted_picture
 from fedgs.data.records import DARK, Records, gathered
 from fedgs.errors import UserError, first_n, wrap_error
+from fedgs.files import check_regular
 
 INSTALL = (
     "run `pip install datasets matplotlib seaborn` and then "
@@ -44,7 +45,7 @@ class Reading:
     Attributes:
         side: of the images.
         channels: of the images.
-        class_map: new label of each label, -1 for those left out; None for all.
+        class_map: new label of each label, or `LEFT_OUT`; None: all stay.
     """
 
     side: int
@@ -107,7 +108,6 @@ def load_split(config: RunConfig, source: HubSource, split: str) -> Any:
         UserError: packages or the data are missing.
     """
     with wrap_error(ImportError, f"data = {config.data!r}: needs a package", INSTALL):
-        from datasets.exceptions import DatasetsError
         from flwr_datasets import FederatedDataset
     splits: list[str] = []
 
@@ -117,6 +117,10 @@ def load_split(config: RunConfig, source: HubSource, split: str) -> Any:
 
     name = source.name
     path = Path(name).expanduser()
+    if path.is_dir() and (saved := _saved(path)):
+        if split not in saved:
+            raise _missing(config, split, saved)
+        return _validated(saved[split])
     federated = FederatedDataset(
         dataset=str(path.absolute()) if path.is_dir() else name,
         subset=source.subset,
@@ -128,15 +132,45 @@ def load_split(config: RunConfig, source: HubSource, split: str) -> Any:
     is_online = config.download and not path.is_dir()
     try:
         with contextlib.nullcontext() if is_online else _offline():
-            return federated.partitioners[split].dataset
-    except (OSError, ValueError, DatasetsError) as error:
-        if splits:
-            raise SplitMissing(
-                f"data = {config.data!r}: has no split {split!r}, it has "
-                f"{first_n(splits)}; give --data hf:NAME?split=SPLIT"
-            ) from error
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            return _validated(federated.partitioners[split].dataset)
+    except Exception as error:
+        if splits and split not in splits:
+            raise _missing(config, split, splits) from error
+        # Of a full disk it says that an error occurred, and what in its cause.
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
         raise UserError(_problem(config, name, reason)) from error
+
+
+def _saved(folder: Path) -> dict[str, Any]:
+    """Returns the splits that `save_to_disk` wrote there, none if it did not.
+
+    A data set that was saved alone may not say which split it is; it is `train` then.
+    """
+    import datasets
+
+    for path in folder.rglob("[!.]*"):
+        if not path.is_dir():
+            check_regular(path)  # a pipe would be waited for
+    if not any(folder.glob("dataset_dict.json")) and not any(folder.glob("state.json")):
+        return {}
+    found: Any = datasets.load_from_disk(folder)
+    if isinstance(found, datasets.DatasetDict):
+        return {str(split): dataset for split, dataset in found.items()}
+    return {str(found.split or HubSource.split): found}
+
+
+def _validated(dataset: Any) -> Any:
+    """Returns a data set whose offsets point into its file: others end a process."""
+    dataset.data.validate(full=True)
+    return dataset
+
+
+def _missing(config: RunConfig, split: str, splits: Iterable[str]) -> SplitMissing:
+    return SplitMissing(
+        f"data = {config.data!r}: has no split {split!r}, it has {first_n(splits)}; "
+        "give --data hf:NAME?split=SPLIT"
+    )
 
 
 def _problem(config: RunConfig, name: str, reason: str) -> str:
@@ -159,12 +193,15 @@ def _offline() -> Iterator[None]:
 
     before = settings.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE
     had_bars = not datasets.are_progress_bars_disabled()
+    verbosity = datasets.logging.get_verbosity()
     settings.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE = True
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it raises errors, too
     try:
         yield
     finally:
         settings.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE = before
+        datasets.logging.set_verbosity(verbosity)
         if had_bars:
             datasets.enable_progress_bars()
 
@@ -198,6 +235,7 @@ def read_dataset(
     reading = reading or Reading(config.image_size, config.image_channels)
     image = _image_column(config, dataset, source)
     label, num_classes = _label_column(config, dataset, source)
+    _check_client_column(config, dataset, source)
     if reading.class_map is not None:
         num_classes = int(reading.class_map.max()) + 1
     elif label and (class_map := _class_map(config, dataset, label)) is not None:
@@ -214,12 +252,11 @@ def read_dataset(
             for index, row in enumerate(_rows(rows)):
                 where = f"data = {config.data!r}: {who}image {index}"
                 number = 0 if label is None else _label(row[label], reading, where)
-                if number is not None:
-                    yield client, _picture(row[image], reading, where)[None], number
+                yield client, _picture(row[image], reading, where)[None], number
 
     capacity = len(dataset)
     records = gathered(config.data, parts(), capacity, shape, num_classes, background)
-    return records if has_clients else replace(records, clients=None)
+    return records if has_clients else replace(records, clients=None, owners=None)
 
 
 def _rows(rows: Any) -> Iterator[dict[str, Any]]:
@@ -237,14 +274,13 @@ def _picture(cell: Any, reading: Reading, where: str) -> NDArray[np.uint8]:
     return fitted_picture(source, where, reading.channels, reading.side)
 
 
-def _label(value: Any, reading: Reading, where: str) -> int | None:
-    """Returns the new label, None for a class that is left out."""
+def _label(value: Any, reading: Reading, where: str) -> int:
+    """Returns the new label."""
     last = math.inf if reading.class_map is None else len(reading.class_map) - 1
     if not isinstance(value, int) or not 0 <= value <= last:
         upper = "" if reading.class_map is None else f" to {last}"
         raise UserError(f"{where}: has the label {value}; give integers from 0{upper}")
-    new = value if reading.class_map is None else int(reading.class_map[value])
-    return new if new >= 0 else None
+    return value if reading.class_map is None else int(reading.class_map[value])
 
 
 # ------------------------------------------------------------------ columns
@@ -278,7 +314,7 @@ def _label_column(
     if not labels:
         return None, 1
     label, kind = labels[0], dataset.features.get(labels[0])
-    is_number = label in classes or "int" in getattr(kind, "dtype", "")
+    is_number = label in classes or _has_type(kind, "int")
     if len(labels) > 1 or not is_number:
         raise UserError(
             f"data = {config.data!r}: {first_n(labels)} cannot be the label, of "
@@ -287,7 +323,31 @@ def _label_column(
         )
     if label in classes:
         return label, len(kind.names)
-    return label, max(int(max(dataset[label], default=0)), 0) + 1
+    # Where a label is missing, the reader of the rows says of which image.
+    known = [value for value in dataset[label] if value is not None]
+    return label, max(max(known, default=0), 0) + 1
+
+
+def _check_client_column(config: RunConfig, dataset: Any, source: HubSource) -> None:
+    """Refuses a column of clients that is missing, or has no name in each row."""
+    client = source.client
+    if client is None:
+        return
+    is_name = _has_type(dataset.features.get(client), "int", "string")
+    if not is_name or None in dataset.unique(client):
+        raise UserError(
+            f"data = {config.data!r}: {client} cannot name the clients, of columns "
+            f"{first_n(dataset.features, 9)}; give --data hf:NAME?client=COLUMN of one "
+            "column of integers or strings, with a value in each row"
+        )
+
+
+def _has_type(kind: Any, *types: str) -> bool:
+    """Tells whether a column has single values of these types, integers of any size."""
+    import datasets
+
+    is_value = isinstance(kind, datasets.Value | datasets.ClassLabel)
+    return is_value and any(name in kind.dtype for name in types)
 
 
 def _class_map(config: RunConfig, dataset: Any, label: str) -> NDArray[np.int64] | None:

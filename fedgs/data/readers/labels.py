@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.records import MOST_CLASSES
-from fedgs.errors import UserError
+from fedgs.errors import UserError, check_utf8
 
 
 def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
@@ -33,6 +33,8 @@ def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
     """
     names = list(names)
     shown = f"data = {config.data!r}"
+    for name in names:
+        check_utf8("class", name)
     if classes := config.class_names:
         plain = {name: unicodedata.normalize("NFC", name).strip() for name in names}
         if unknown := [name for name in names if plain[name] not in classes]:

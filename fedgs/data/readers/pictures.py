@@ -5,7 +5,7 @@ transparent background, 16 bits, and pictures that are not square.
 """
 
 import io
-import struct
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +13,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from fedgs.data.records import resize
-from fedgs.errors import UserError
+from fedgs.errors import UserError, wrap_error
+from fedgs.files import read_bytes
 
 GREY_MODES = ("1", "L")
 COLOUR_MODES = ("RGB", "RGBA", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
-ERRORS = (  # what Pillow raises on damaged or hostile files
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    struct.error,
-    Image.DecompressionBombError,
-)
 
 
 def read_picture(source: Path | bytes, where: str, channels: int) -> NDArray[np.uint8]:
@@ -47,22 +39,21 @@ def read_picture(source: Path | bytes, where: str, channels: int) -> NDArray[np.
         UserError: unreadable, not square, transparent, above 8 bits per channel, or in
             colour although channels is 1.
     """
-    file = io.BytesIO(source) if isinstance(source, bytes) else source
-    try:
-        with Image.open(file) as opened:
-            picture = ImageOps.exif_transpose(opened)
-            picture.load()
-    except ERRORS as error:
-        raise UserError(
-            f"{where}: cannot be read as a picture ({_reason(error)}); replace or "
-            "remove it"
-        ) from error
-    if picture.width != picture.height:
-        raise UserError(
-            f"{where}: has {picture.width} x {picture.height} pixels; give square "
-            "pictures (crop or pad them)"
-        )
-    pixels = pixels_of(picture, where)
+    problem = f"{where}: cannot be read as a picture"
+    with (
+        wrap_error(Exception, problem, "replace or remove it"),
+        warnings.catch_warnings(action="ignore"),  # of metadata that nothing uses
+    ):
+        # Of more pixels than this library takes for an attack, nothing is unpacked.
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        content = source if isinstance(source, bytes) else read_bytes(source)
+        with Image.open(io.BytesIO(content)) as opened:
+            if opened.width != opened.height:
+                raise UserError(
+                    f"{where}: has {opened.width} x {opened.height} pixels; give "
+                    "square pictures (crop or pad them)"
+                )
+            pixels = pixels_of(ImageOps.exif_transpose(opened), where)
     if channels == 3:
         return np.repeat(pixels, 3, axis=0) if len(pixels) == 1 else pixels
     if len(pixels) == 3 and (pixels != pixels[:1]).any():
@@ -103,8 +94,3 @@ def pixels_of(picture: Image.Image, where: str) -> NDArray[np.uint8]:
                 f"{where}: has transparent pixels; flatten it onto its background"
             )
     return np.moveaxis(np.asarray(picture.convert("RGB")), 2, 0)
-
-
-def _reason(error: BaseException) -> str:
-    """Returns the error in one line, without the address of a buffer."""
-    return str(error).split("<")[0].strip() or type(error).__name__

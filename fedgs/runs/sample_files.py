@@ -1,0 +1,294 @@
+"""Samples as files: npz, a grid, a folder of pictures, Hugging Face's parquet.
+
+They are written as they are drawn, so that memory holds a few of them at a time. What
+does not fit on the disk is refused before the first one is drawn; what fails later
+leaves nothing.
+"""
+
+import math
+import shutil
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedgs.errors import imported, raise_if_any, wrap_error
+from fedgs.files import (
+    inside,
+    is_plain_name,
+    replacing,
+    temporary_path,
+    write_atomically,
+)
+
+if TYPE_CHECKING:
+    import datasets
+
+Images = npt.NDArray[np.float32]  # shape (n, C, S, S), in [0, 1], 0 = background
+FORMS = ("npz", "png", "folder", "hf")
+PARQUET = "train-00000-of-00001.parquet"  # a name that load_dataset looks for
+MOST_IN_GRID = 10_000  # of one picture, which is made in memory
+BLOCK = 4096  # bytes that a small file takes on a disk
+
+
+class Drawn(NamedTuple):
+    """Samples that come some at a time.
+
+    Attributes:
+        labels: shape (n,), int64.
+        class_names: the name of each label.
+        shape: (C, S, S) of an image.
+        parts: all images in their order, as arrays of a few each.
+    """
+
+    labels: npt.NDArray[np.int64]
+    class_names: tuple[str, ...]
+    shape: tuple[int, ...]
+    parts: Iterable[Images]
+
+    def labelled(self) -> Iterator[tuple[Images, npt.NDArray[np.int64]]]:
+        """Yields the parts with their labels."""
+        done = 0
+        for images in self.parts:
+            yield images, self.labels[done : done + len(images)]
+            done += len(images)
+
+
+def pictures(images: Images) -> list[Any]:
+    """Returns images of PIL."""
+    from torchvision.transforms.functional import to_pil_image
+
+    return [to_pil_image(torch.from_numpy(image)) for image in images]
+
+
+def as_hugging_face(
+    images: Images, labels: npt.NDArray[np.int64], class_names: tuple[str, ...]
+) -> "datasets.Dataset":
+    """Returns a data set with the columns `image` and `label`.
+
+    Raises:
+        UserError: the package `datasets` is missing.
+    """
+    datasets = imported("datasets", "as_hugging_face", "datasets")
+    columns = {"image": pictures(images), "label": labels}
+    return datasets.Dataset.from_dict(columns, _features(class_names))
+
+
+def _features(class_names: tuple[str, ...]) -> Any:
+    datasets = imported("datasets", "hf:", "datasets")
+    classes = datasets.ClassLabel(names=list(class_names))
+    return datasets.Features(image=datasets.Image(), label=classes)
+
+
+def save_images(path: Path, images: Images, columns: int) -> None:
+    """Writes images as one PNG grid, atomically.
+
+    Privacy: the file is as private as the images.
+    """
+    write_atomically(path, as_png(images, columns))
+
+
+def as_png(images: Images, columns: int) -> bytes:
+    """Returns images as one PNG grid.
+
+    Privacy: as private as the images.
+    """
+    # Imported here: it loads a compiler, a third of the time a server takes to start.
+    from torchvision.transforms.functional import to_pil_image
+    from torchvision.utils import make_grid
+
+    grid = make_grid(torch.from_numpy(images), nrow=columns, padding=2, pad_value=0.3)
+    content = BytesIO()
+    to_pil_image(grid).save(content, format="PNG")
+    return content.getvalue()
+
+
+# ------------------------------------------------------------------ where to
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where samples go.
+
+    Attributes:
+        form: npz, png, folder (of pictures by class) or hf (Hugging Face's parquet).
+        path: the file or folder.
+
+    >>> Output.of("folder:drawn"), Output.of("drawn.png").form
+    (Output(form='folder', path=PosixPath('drawn')), 'png')
+    """
+
+    form: str
+    path: Path
+
+    @classmethod
+    def of(cls, text: str | Path) -> "Output":
+        """Reads FORM:PATH, or a path whose ending is its form; without it a folder."""
+        form, colon, rest = str(text).partition(":")
+        if colon and form in FORMS and not isinstance(text, Path):
+            return cls(form, Path(rest).expanduser())
+        path = Path(text)
+        return cls(path.suffix[1:] or "folder", path)
+
+
+def check_output(output: str | Path) -> Output:
+    """Refuses a name that samples cannot be written under, before they are drawn.
+
+    Args:
+        output: as of `write`.
+
+    Raises:
+        UserError: no form that is known, nowhere, or something is there.
+    """
+    where = Output.of(output)
+    raise_if_any(f"output = {output}", _output_problems(where))
+    return where
+
+
+def _output_problems(where: Output) -> Iterator[str]:
+    path = where.path
+    if where.form not in FORMS or not path.name:
+        yield (
+            "give a name that ends in .npz or .png, or that of a new folder, or "
+            f"{', '.join(f'{form}:PATH' for form in FORMS)}"
+        )
+    if not path.absolute().parent.is_dir():
+        yield "its folder does not exist; make it first"
+    if path.exists():
+        yield "exists already; choose another name"
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Makes a folder that appears whole, when the `with` block has filled it."""
+    staging = temporary_path(path)
+    staging.mkdir()
+    try:
+        yield staging
+        staging.rename(path)  # fails where another process has filled one meanwhile
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)  # is gone after the rename
+
+
+# ------------------------------------------------------------------ writing
+
+
+def write(drawn: Drawn, output: str | Path) -> None:
+    """Writes samples, all of them or nothing.
+
+    A folder gets CLASS/NUMBER.png, as torchvision's ImageFolder reads them; hf one
+    parquet file, as `datasets.load_dataset(DIR)` reads it.
+
+    Args:
+        drawn: the samples.
+        output: a name that ends in .npz or .png, that of a folder, or FORM:PATH.
+
+    Raises:
+        UserError: see `check_output`; they do not fit on the disk, or it fails; or the
+            package `datasets` is missing.
+    """
+    where = check_output(output)
+    check_room(output, drawn)
+    with writing(output):
+        if where.form in ("hf", "folder"):
+            with new_folder(where.path) as staging:
+                fill = fill_hf if where.form == "hf" else _fill_folder
+                fill(staging, drawn)
+            return
+        with replacing(where.path) as file:
+            fill_file = _fill_npz if where.form == "npz" else _fill_png
+            fill_file(file, drawn)
+            check_output(output)  # another process may have written it meanwhile
+
+
+def writing(output: str | Path) -> AbstractContextManager[None]:
+    """Explains why an output cannot be written."""
+    remedy = "free the disk, or choose another --output"
+    return wrap_error(OSError, f"output = {output}: cannot be written", remedy)
+
+
+def check_room(output: str | Path, drawn: Drawn) -> None:
+    """Refuses samples that cannot be written there, before the first one is drawn.
+
+    Raises:
+        UserError: too many of them, or classes that cannot be the names of folders.
+    """
+    raise_if_any(f"output = {output}", _room_problems(Output.of(output), drawn))
+
+
+def _room_problems(where: Output, drawn: Drawn) -> Iterator[str]:
+    wrong = [name for name in drawn.class_names if not is_plain_name(name)]
+    if where.form == "folder" and wrong:
+        others = "give npz:PATH or hf:PATH"
+        yield f"the class {wrong[0]!r} cannot be the name of a folder; {others}"
+    count, values = len(drawn.labels), math.prod(drawn.shape)
+    if where.form == "png" and count > MOST_IN_GRID:
+        others = "give npz:PATH, folder:PATH or hf:PATH"
+        yield f"a grid of {count} images is too large; {others}"
+    sizes = {"npz": 4 * values, "folder": max(values, BLOCK)}  # bytes of one image
+    needed = count * sizes.get(where.form, values)
+    free = shutil.disk_usage(where.path.absolute().parent).free
+    if needed > free:
+        yield (
+            f"{count} images need up to {needed / 1e9:.3g} GB of disk, "
+            f"{free / 1e9:.3g} GB are free; give fewer, or choose another --output"
+        )
+
+
+def _fill_png(file: IO[bytes], drawn: Drawn) -> None:
+    images = np.concatenate([*drawn.parts])
+    file.write(as_png(images, columns=min(len(images), 10)))
+
+
+def _fill_npz(file: IO[bytes], drawn: Drawn) -> None:
+    """Writes what `numpy.savez_compressed` does, some images at a time."""
+    shape = (len(drawn.labels), *drawn.shape)
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("images.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array_header_1_0(member, header)
+            for images in drawn.parts:
+                member.write(images.astype("<f4").tobytes())
+        with archive.open("labels.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array(member, drawn.labels, allow_pickle=False)
+
+
+def _fill_folder(path: Path, drawn: Drawn) -> None:
+    names = drawn.class_names
+    folders = {n: inside(path, names[n], "class") for n in np.unique(drawn.labels)}
+    for folder in folders.values():
+        folder.mkdir()  # fails where the disk takes two names for the same
+    index = 0
+    for images, labels in drawn.labelled():
+        for picture, label in zip(pictures(images), labels, strict=True):
+            picture.save(folders[label] / f"{index:06d}.png")
+            index += 1
+
+
+def fill_hf(path: Path, drawn: Drawn) -> None:
+    """Writes samples below a folder as Hugging Face reads them.
+
+    Arrow writes to memory: its own files may end the process where a disk is full.
+
+    Raises:
+        UserError: the package `datasets` is missing.
+    """
+    parquet = imported("pyarrow.parquet", "hf:", "pyarrow")
+    schema, content = _features(drawn.class_names).arrow_schema, BytesIO()
+    (path / "data").mkdir()
+    with open(path / "data" / PARQUET, "wb") as file:
+        with parquet.ParquetWriter(content, schema) as writer:
+            for images, labels in drawn.labelled():
+                part = as_hugging_face(images, labels, drawn.class_names)
+                writer.write_table(part.data.table)
+                file.write(content.getvalue())
+                content.seek(0)
+                content.truncate()
+        file.write(content.getvalue())

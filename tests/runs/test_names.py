@@ -1,0 +1,251 @@
+"""Names that others chose lead nowhere else: not by their letters, not by links.
+
+A run folder may be handed over, a data set downloaded, a message sent. Wherever a name
+from there becomes a part of a path, it stays in its folder.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_line import flags, refused
+from experiments.comparison import methods
+from experiments.comparison.options import CompareRequest
+from experiments.debug.debug_folder import read_debug
+from experiments.grid import runs
+from experiments.grid.cells import Cells, Method, Request, Source
+from fedgs.app.report.debug import read_debug_folder
+from fedgs.baselines import find
+from fedgs.cohorts.selection import PLAN
+from fedgs.config.run_config import RunConfig
+from fedgs.errors import UserError
+from fedgs.files import inside, write_json
+from fedgs.privacy.client_ledger import FORMAT, ClientLedger
+from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.sample import draw_samples, load_generator
+from fedgs.runs.sample_files import Drawn, write
+from refusals import assert_refused
+from report_folders import make_debug, make_run
+from server.server_app import _place
+
+BAD = ["", ".", "..", ".hidden", "../out", "/etc", "a/b", "a\\b", "a\0b", "a\nb"]
+BAD += ["a\x1b[2J", "\ud800", "x" * 256, "ä" * 128, 7, None, ["a"]]
+GOOD = ["cat", "a b", "3", "Straße", "…", "a..b", "x" * 255, "a\u200cb"]
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    (tmp_path / "handed over").mkdir()
+    return make_run(tmp_path / "handed over" / "run")
+
+
+def edited(run: Path, **settings: object) -> Path:
+    """Changes the settings of a run folder, as whoever hands it over can."""
+    content = json.loads((run / "config.json").read_text())
+    write_json(run / "config.json", content | settings)
+    return run
+
+
+def tree(path: Path) -> list[str]:
+    return sorted(str(entry.relative_to(path)) for entry in path.rglob("*"))
+
+
+# ------------------------------------------------------------------ letters
+
+
+@pytest.mark.parametrize("name", BAD, ids=ascii)
+def test_a_name_that_is_more_than_one_entry_is_refused(tmp_path, name):
+    assert_refused("file = .*: give a plain name", inside, tmp_path, name, "file")
+
+
+@pytest.mark.parametrize("name", GOOD, ids=ascii)
+def test_a_plain_name_is_an_entry_of_its_folder(tmp_path, name):
+    path = inside(tmp_path, name, "file")
+    assert path.parent == tmp_path
+    path.touch()
+
+
+@pytest.mark.parametrize("name", ["a/b", "../out", "/tmp/out", "a\\b", "\ud800", ".x"])
+def test_classes_are_checked_where_they_enter(name):
+    config = RunConfig(data="folder:pictures", classes=f"cat,{name}")
+    assert_refused("classes = .* cannot be a folder's name; give", config.validate)
+    # Of a data set of the hub they are no folders, and may be called T-shirt/top.
+    RunConfig(
+        data="hf:fashion", classes="T-shirt/top,trouser", num_clients=2
+    ).validate()
+
+
+@pytest.mark.parametrize(
+    ("classes", "named"),
+    [
+        ("a,../out,b", "the class '../out' cannot be the name of a folder; give npz"),
+        ("a,/tmp/fedgs-out,b", "the class '/tmp/fedgs-out' cannot be"),
+        ("a,..,b", r"the class '\.\.' cannot be"),
+        ("a,,b", "the class '' cannot be"),
+        ("a,a,b", r"cannot be written \(File exists\)"),
+        ("a,b", "classes = 'a,b': names 2 of 3 classes; restore config.json"),
+    ],
+)
+def test_classes_are_checked_where_they_become_folders(
+    run, fedgs, monkeypatch, classes, named
+):
+    edited(run, classes=classes)
+    monkeypatch.chdir(run.parent)
+    before = tree(run.parent.parent)
+    refused(fedgs("sample", run, "-n", 9, "-o", "folder:drawn"), f".*{named}")
+    assert tree(run.parent.parent) == before
+    assert not Path("/tmp/fedgs-out").exists()
+
+
+def test_a_writer_of_folders_trusts_no_check_before_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedgs.runs.sample_files.is_plain_name", lambda name: True)
+    images = np.zeros((1, 1, 2, 2), np.float32)
+    drawn = Drawn(np.array([0]), ("../out",), (1, 2, 2), [images])
+    assert_refused("class = '../out'", write, drawn, f"folder:{tmp_path}/drawn")
+    assert tree(tmp_path) == []
+
+
+def test_the_file_of_a_checkpoint_is_in_its_folder(run, tmp_path):
+    (run / "generator.safetensors").unlink()
+    secret = (run / "generator_ema.safetensors").rename(tmp_path / "secret")
+    for name in (str(secret), "../../../secret", "..", 7):
+        write_json(run / "checkpoint" / "checkpoint.json", {"file": name, "round": 3})
+        folder = RunFolder.open(run)
+        assert_refused("checkpoint.json: file = ", load_generator, folder)
+        assert_refused("checkpoint.json: file = ", folder.load_checkpoint)
+
+
+@pytest.mark.parametrize("name", ["../other", "/tmp", "", 7])
+@pytest.mark.parametrize("read", [read_debug, read_debug_folder])
+def test_the_runs_of_a_debug_folder_are_in_it(tmp_path, read, name):
+    make_run(tmp_path / "other")
+    debug = make_debug(tmp_path / "debug")
+    content = json.loads((debug / "debug.json").read_text())
+    content["runs"]["healthy"][0] = name
+    write_json(debug / "debug.json", content)
+    assert_refused("runs in debug.json = ", read, debug)
+
+
+@pytest.mark.parametrize("content", [[], None, {"healthy": 7}])
+def test_runs_of_another_kind_are_a_broken_debug_folder(tmp_path, content):
+    write_json(tmp_path / "debug.json", {"format": 3, "runs": content})
+    assert_refused("a broken debug.json", read_debug, tmp_path)
+
+
+def test_the_ledgers_of_a_client_are_in_its_folder(tmp_path):
+    write_json(tmp_path / "clients.json", {"format": FORMAT, "../other.jsonl": ["ann"]})
+    count = ClientLedger(tmp_path, ["ann"])
+    with pytest.raises(UserError, match=r"clients.json = '../other.jsonl': give"):
+        count.released("0" * 16, "ann")
+
+
+def test_a_server_takes_plain_names_of_runs_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDGS_RUNS", str(tmp_path))
+    assert _place("run") == tmp_path / "run"
+    for name in ("../run", "/etc", "a/b", ".", ".hidden", "a\nb", "x" * 300):
+        assert_refused("output = ", _place, name)
+
+
+def test_no_setting_has_a_character_that_no_path_has(tmp_path, fedgs):
+    (tmp_path / "own.toml").write_text(r'output = "a\u0000b"')
+    refused(fedgs("train", "--config", tmp_path / "own.toml"), "output = .*character 0")
+    assert_refused("data_dir = ", RunConfig, data_dir="a\0b")
+
+
+# ------------------------------------------------------------------ cleaned names
+
+
+def test_two_methods_with_one_name_are_no_two_rows(monkeypatch):
+    own = find("wgan-gp")
+    monkeypatch.setattr(methods, "find", lambda name, is_typed: own)
+    request = CompareRequest(method=("mine:GAN",))
+    assert_refused(
+        "method = mine:GAN: wgan-gp is a row already", methods.grid, request, {}
+    )
+
+
+def test_a_run_of_other_data_with_the_same_name_is_not_taken(tmp_path):
+    made = make_run(tmp_path / "out" / "npz-a-b-moments-eps10-seed0", data="npz:/a-b")
+    before = tree(tmp_path)
+    cells = Cells(
+        {"npz-a-b": Source({"data": "npz:/a/b"})},
+        {"moments": Method("moments", {}, {10.0: {}})},
+    )
+    request = Request(seeds=("0",), only="moments", output=tmp_path / "out")
+    words = (
+        "npz-a-b-moments-eps10-seed0 is of data = 'npz:/a-b' there, not of 'npz:/a/b'"
+    )
+    assert_refused(words, runs.fill, cells, request, json.dumps, lambda lines: [])
+    assert (tree(tmp_path), made.exists()) == (before, True)
+
+
+# ------------------------------------------------------------------ links
+
+
+def link_to_folder(place: Path, outside: Path) -> None:
+    shutil.rmtree(place)
+    place.symlink_to(outside)
+
+
+def link_to_file(place: Path, outside: Path) -> None:
+    place.unlink(missing_ok=True)
+    place.symlink_to(outside / "secret")
+
+
+def relative_link(place: Path, outside: Path) -> None:
+    place.symlink_to(os.path.relpath(outside, place.parent))
+
+
+def dangling_link(place: Path, outside: Path) -> None:
+    place.symlink_to(outside / "not there yet")
+
+
+def fifo(place: Path, outside: Path) -> None:
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+
+
+LINKS = [("samples", link_to_folder), ("private", link_to_folder)]
+LINKS += [("metrics.jsonl", link_to_file), ("flower.log", link_to_file)]
+LINKS += [("ledger.jsonl", link_to_file), ("config.json", link_to_file)]
+LINKS += [("samples/round-0000009.png", link_to_file), (".flower", relative_link)]
+LINKS += [("private/node-00000", relative_link), ("audit", dangling_link)]
+LINKS += [("evaluations.jsonl", dangling_link), ("ledger.json", fifo)]
+
+
+@pytest.mark.parametrize(("name", "make"), LINKS)
+def test_a_run_folder_with_a_link_out_of_it_is_neither_read_nor_written(
+    run, tmp_path, name, make: Callable[[Path, Path], None]
+):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    shutil.copy(run / "config.json", outside / "secret")
+    make(run / name, outside)
+    before = {path: path.lstat().st_mtime_ns for path in outside.rglob("*")}
+    assert_refused(rf"{name}: is a link that leads out of .*run", RunFolder.open, run)
+    assert {p: p.lstat().st_mtime_ns for p in outside.rglob("*")} == before
+
+
+def test_links_inside_a_run_folder_and_to_it_stay(run, tmp_path):
+    (run / "last.png").symlink_to("samples/round-0000003.png")
+    (tmp_path / "short").symlink_to(run)
+    assert len(draw_samples(RunFolder.open(tmp_path / "short"), 3)) == 3
+
+
+def test_every_command_refuses_links_of_folders_that_hold_runs(tmp_path, fedgs):
+    debug = make_debug(tmp_path / "debug")
+    (debug / "groups").symlink_to("/etc")
+    selection = tmp_path / "selection"
+    selection.mkdir()
+    write_json(selection / PLAN, {})
+    (selection / "classifier").symlink_to("/etc")
+    commands = [["report", debug, "-o", tmp_path / "r.html"], ["resume", selection]]
+    commands += [["debug", *flags(output=debug)]]
+    for command in commands:
+        refused(fedgs(*command), ".*: is a link that leads out of")
+    assert not (tmp_path / "r.html").exists()
