@@ -306,7 +306,7 @@ def _with_partition(config: RunConfig, data: FederatedImages) -> RunConfig:
             DataWarning,
             stacklevel=2,
         )
-    if config.partition != "auto" or config.partitioner is not None:
+    if config.partition != "auto" or config.is_dealt:
         return config
     found = "by-client" if data.owners == "kept" else "iid"
     return dataclasses.replace(config, partition=found)

@@ -13,6 +13,7 @@ from typing import Any
 from fedgs.app.tables import Table
 from fedgs.errors import UserError
 from fedgs.files import read_json
+from fedgs.privacy.accountant import in_short
 from fedgs.privacy.rounding import upper
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
@@ -68,6 +69,7 @@ def status_of(path: Path) -> Status:
         "num_rounds": folder.config.num_rounds,
         "released": ledger.length,
         "epsilons": _epsilons(path) if ledger.length else [],
+        "unit": in_short(folder.config.unit_condition),
         **{key: progress.get(key) for key in ("phase", "time", "waiting_for", "nodes")},
     }
 
@@ -101,6 +103,7 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
         title = f"epsilon, {row['adversary']}, {row['relation']}"
         at = f"at delta {upper(row['delta'], 6)}{note}"
         yield title, f"{upper(row['epsilon'])} {at}"
+    yield "unit", status["unit"]
     yield "conditions", "fedgs privacy RUN prints what each epsilon depends on"
 
 

@@ -119,7 +119,7 @@ def glance_cards(debug: DebugFacts) -> list[Card]:
     clients = content.get("clients_per_group")
     facts = {
         "privacy": f"{words.stated(row.epsilon)} at δ = {upper(row.delta, 6)}, {worth} "
-        f"({row.adversary}, {row.relation})",
+        f"({row.adversary}, {row.relation}, unit: {row.unit_in_words})",
         "cohorts": "; ".join([*counts, str(content["source"])]),
         "generators": f"{content['groups']} for each cohort"
         + (f", {clients} clients each" if clients else ""),
