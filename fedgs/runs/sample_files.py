@@ -301,7 +301,7 @@ def fill_hf(path: Path, drawn: Samples) -> None:
     Raises:
         UserError: the package `datasets` is missing.
     """
-    parquet, content = imported("pyarrow.parquet", "hf:", "pyarrow"), BytesIO()
+    parquet, content = imported("pyarrow.parquet", "hf:", "datasets"), BytesIO()
     none = drawn.rows(np.empty((0, *drawn.shape), np.float32), drawn.labels[:0])
     (path / "data").mkdir()
     with open(path / "data" / PARQUET, "wb") as file:
@@ -314,9 +314,4 @@ def fill_hf(path: Path, drawn: Samples) -> None:
         file.write(content.getvalue())
 
 
-FILL: dict[str, Callable[[Any, Samples], None]] = {
-    "npz": _fill_npz,
-    "png": _fill_png,
-    "folder": _fill_folder,
-    "hf": fill_hf,
-}
+FILL: Any = {"npz": _fill_npz, "png": _fill_png, "folder": _fill_folder, "hf": fill_hf}
