@@ -70,7 +70,7 @@ def test_a_plain_name_is_an_entry_of_its_folder(tmp_path, name):
     path.touch()
 
 
-@pytest.mark.parametrize("name", ["a/b", "../out", "/tmp/out", "a\\b", "\ud800", ".x"])
+@pytest.mark.parametrize("name", ["a/b", "../out", "/tmp/out", "a\\b", ".x"])
 def test_classes_are_checked_where_they_enter(name):
     config = RunConfig(data="folder:pictures", classes=f"cat,{name}")
     assert_refused("classes = .* cannot be a folder's name; give", config.validate)
