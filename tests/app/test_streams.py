@@ -55,7 +55,9 @@ COMMANDS = [["--version"], ["privacy", "RUN"]]  # by print, and by rich
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize(
-    ("where", "code", "said"), [(full, 2, FULL), (unread, 141, "")], ids=str
+    ("where", "code", "said"),
+    [(full, 2, FULL), (unread, 141, "")],
+    ids=["full", "pipe"],
 )
 def test_output_that_is_lost_is_said_once(run, words, where: Callable, code, said):
     with where() as stdout:
