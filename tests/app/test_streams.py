@@ -18,6 +18,7 @@ from tiny import SETTINGS, write_tiny_npz
 
 FULL = "Error: standard output cannot be written: No space left on device\n"
 TINY = {n: v for n, v in SETTINGS.items() if n not in ("data", "num_classes")}
+TINY |= {"recipe": "algorithm-2"}
 
 
 @contextmanager
