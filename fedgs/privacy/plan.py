@@ -33,10 +33,8 @@ from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import (
     COUNT_THEOREM,
     MIXTURE_THEOREM,
-    mixture_of,
     planned_law,
 )
-from fedgs.privacy.spending import Kind
 
 ADVERSARIES = ("release", "server", "secagg")
 UNMASKED = "unmasked"  # the server of a secure aggregation, if masking fails
@@ -270,17 +268,18 @@ class Plan:
         law, theorem, why = planned_law(selection, num_rounds, *cohort, ratio)
         if {cost for cost, _ in costs} == {1.0}:
             return law, theorem, why
+        most = int(law.counts.max())
         if theorem == MIXTURE_THEOREM:
-            kinds = Counter[Kind]()
-            for cost, count in costs:
-                kinds[cohort, (cost,)] += count
-            law = mixture_of(kinds, row=0)
-            # In units of the plan's own release, as everywhere here.
-            counts = law.counts / law.ratio**2
-            return law._replace(counts=counts, ratio=ratio), theorem, why
-        # The law is of a count: of so many rounds, at worst the dearest.
-        dearest = _dearest(costs, int(law.counts.max()))
-        return fixed_law(dearest, ratio), theorem, why + self._of_kinds(num_rounds)
+            # As its run is charged: by the client that was drawn most often.
+            most = num_rounds
+            why = f"count: noise or B change, and a client may be in all {most} rounds"
+        # Of so many rounds, at worst the dearest.
+        dearest = _dearest(costs, most)
+        return (
+            fixed_law(dearest, ratio),
+            COUNT_THEOREM,
+            why + self._of_kinds(num_rounds),
+        )
 
     def first_releases(self, num_rounds: int) -> list[Releases]:
         """Returns the releases of the first rounds, in their order."""

@@ -287,3 +287,18 @@ def test_the_answer_of_any_round_is_weighed(law, monkeypatch):
 def test_more_rounds_than_can_be_asked_are_refused():
     config = config_of(method="dp-merf", num_rounds=MOST_ROUNDS + 1)
     assert_refused("num_rounds = 1000001", rounds_alike, config)
+
+
+def test_drawn_clients_cost_no_more_in_a_run_than_in_its_plan(law):
+    """Where rounds differ no mixture is claimed, before a run or after it."""
+    settings = {"client_selection": "uniform", "clients_per_round": 3, "num_rounds": 8}
+    config = config_of(**settings, clients_per_node=1)
+    planned = statements(Plan.from_config(config), DELTA)
+    # The worst that may happen: the same clients in every round.
+    events = [new_event(config, round, (0, 1, 2), 1) for round in range(1, 9)]
+    released = statements_of_runs([Run(config, events)], DELTA)
+    for adversary in ("server", "release"):
+        if law is large:  # all rounds alike: the mixture is planned
+            continue
+        found = epsilon(released, adversary)
+        assert found == pytest.approx(epsilon(planned, adversary), rel=1e-9)
