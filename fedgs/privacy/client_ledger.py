@@ -281,11 +281,11 @@ class ClientLedger:
                 problem = "clients.json does not say whose releases these are"
                 raise UserError(f"{path}: {problem}; {COUNT_REMEDY}")
         for name, clients in index.items():
-            if not (self.folder / name).exists():
-                raise UserError(f"{self.folder / name}: is missing; {COUNT_REMEDY}")
             if name not in self._ledgers:
                 self._add_ledger(name, clients)
             ledger = self._ledgers[name][0]
+            if not ledger.path.exists():  # else it would be made, and count from 0
+                raise UserError(f"{ledger.path}: is missing; {COUNT_REMEDY}")
             ledger.reopen()
             # Of versions before, a ledger with releases binds nothing.
             if ledger.bound != _bound(clients) and (ledger.bound or not ledger.length):
