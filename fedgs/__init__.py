@@ -25,12 +25,12 @@ if TYPE_CHECKING:  # what type checkers and editors see of `_NAMES`
     from fedgs.privacy.accountant import statements as statements
     from fedgs.privacy.budget import calibrate_noise as calibrate_noise
     from fedgs.privacy.gaussian import epsilon_from_mu as epsilon_from_mu
-    from fedgs.runs.sample import Samples as Samples
+    from fedgs.runs.sample_files import Samples as Samples
 
 _NAMES = {
     "app.python": ("evaluate", "report", "forecast", "debug"),
     "library": ("train", "load", "TrainingRun"),
-    "runs.sample": ("Samples",),
+    "runs.sample_files": ("Samples",),
     "config.run_config": ("RunConfig",),
     "errors": ("UserError",),
     "privacy.accountant": ("Plan", "Statement", "statements"),

@@ -38,7 +38,8 @@ from fedgs.round.run import Report, RunStopped, Stop
 from fedgs.runs import epsilons
 from fedgs.runs.publication import publish
 from fedgs.runs.run_folder import RunFolder
-from fedgs.runs.sample import Samples, draw_samples, load_generator
+from fedgs.runs.sample import draw_samples, load_generator
+from fedgs.runs.sample_files import Samples
 
 
 def train(

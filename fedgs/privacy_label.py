@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgs.cohorts.files import EXCLUDED
+from fedgs.errors import wrap_error
 from fedgs.files import read_json
 from fedgs.privacy import accountant
 from fedgs.privacy.accountant import FIGURES, SEEDED, Statement
@@ -145,8 +146,9 @@ def _audited(path: Path, first: Statement) -> tuple[dict[str, Any] | None, bool]
     wanted = first.adversary, first.relation
     report = path / "audit" / "report.json"
     content = read_json(report) if report.exists() else {"findings": (), "holds": True}
-    # The attacks B and C read images: what A found alone is public.
-    found = [row for row in content["findings"] if row["attack"].startswith("A ")]
-    found = [row for row in found if (row["adversary"], row["relation"]) == wanted]
-    best = max(found, key=lambda row: row["lower_bound"], default=None)
-    return best and {name: best[name] for name in _OF_AUDIT}, content["holds"]
+    with wrap_error(Exception, f"{report}: cannot be read", "audit the run again"):
+        # The attacks B and C read images: what A found alone is public.
+        found = [row for row in content["findings"] if row["attack"].startswith("A ")]
+        found = [row for row in found if (row["adversary"], row["relation"]) == wanted]
+        best = max(found, key=lambda row: row["lower_bound"], default=None)
+        return best and {name: best[name] for name in _OF_AUDIT}, content["holds"]

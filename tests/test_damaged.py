@@ -5,6 +5,9 @@ spliced at many places, the same ones in every run.
 """
 
 import contextlib
+import itertools
+import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,10 @@ from PIL import Image
 
 import femnist_files
 import loading
+from baselines import small_run
 from fedgs import deployment
+from fedgs.app.report.page import report
+from fedgs.baselines import frame
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.recipes import settings_in
 from fedgs.errors import UserError
@@ -28,12 +34,16 @@ from fedgs.methods import new_state
 from fedgs.privacy.client_limits import Limits
 from fedgs.runs.run_folder import RunFolder, read_state, sealed
 from fedgs.runs.sample import load_generator
+from report_folders import make_debug, make_run
 from runs import tiny_event
 from tiny import tiny_config
 
 Made = tuple[Path, Callable[[], Any]]  # a file, and what reads it
-TIMES = 400  # that each is damaged; a tenth of it where a read takes longer
-SLOW = {"parquet"}
+TIMES = 300  # that each is damaged; a tenth of it where a read takes longer
+MOST_KEYS = 40  # of JSON that get another name
+SLOW = {"parquet", "plan of debug", "diagnosis", "picture of a round", "audit"}
+SLOW |= {"scores"}
+PAGES = itertools.count()  # names of reports
 GREY = np.random.default_rng(0).integers(256, size=(4, 28, 28), dtype=np.uint8)
 LABELS, OWNERS = np.array([0, 1, 2, 1]), np.array(["ann", "ann", "bob", "bob"])
 pytestmark = [
@@ -169,6 +179,32 @@ def run_file(name: str) -> Callable[[Path], Made]:
     return make
 
 
+def shown(name: str, content: Any = None) -> Callable[[Path], Made]:
+    """A file that the report of a run shows."""
+
+    def make(root: Path) -> Made:
+        path = make_run(root / "run") / name
+        if content is not None:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(content) + "\n")
+        return path, lambda: report([root / "run"], root / f"{next(PAGES)}.html")
+
+    return make
+
+
+def of_debug(name: str) -> Callable[[Path], Made]:
+    def make(root: Path) -> Made:
+        path = make_debug(root / "debug") / name
+        return path, lambda: report([root / "debug"], root / f"{next(PAGES)}.html")
+
+    return make
+
+
+def baseline(root: Path) -> Made:
+    run, _ = small_run("dp-merf", root / "run")
+    return root / "run" / "baseline.json", lambda: frame.open_run(run.folder.path)
+
+
 def node_state(root: Path) -> Made:
     tensors, metadata = {"a": torch.arange(6.0)}, {"digest": "1"}
     path = root / "round-0000001.safetensors"
@@ -184,10 +220,13 @@ def cached(root: Path) -> Made:
 LIMITS = 'client_epsilon = 1\ndelta = 1e-5\nrelation = "zero-out"\nmax_fakes = 3\n'
 COHORT = "# caf\u00e9\n# selection: not private\nann\nbob\n"
 CONFIG = 'num_rounds = 5\ndata = "caf\u00e9"\n[gs-wgan]\nwarm_start_rounds = 2\n'
+FINDING = {"attack": "A canary", "adversary": "release", "relation": "zero-out"}
+FINDING |= {"lower_bound": 0.5, "level": 0.95, "trials": 1000}
+AUDIT = {"findings": [FINDING], "holds": True}
 READERS: dict[str, Callable[[Path], Made]] = {
     **{make.__name__: make for make in (npz, compressed_npz, hdf5, leaf, parquet)},
     **{make.__name__: make for make in (idx, writers, private_key, public_key)},
-    **{make.__name__: make for make in (node_state, cached)},
+    **{make.__name__: make for make in (node_state, cached, baseline)},
     **{kind: picture(kind) for kind in ("PNG", "JPEG", "AVIF", "WEBP", "GIF", "TIFF")},
     "arrow": saved_to_disk("train/data-00000-of-00001.arrow"),
     "its state": saved_to_disk("train/state.json"),
@@ -203,12 +242,19 @@ READERS: dict[str, Callable[[Path], Made]] = {
     "length of the ledger": run_file("ledger.json"),
     "metrics": run_file("metrics.jsonl"),
     "generator": run_file("generator_ema.safetensors"),
+    "plan of debug": of_debug("debug.json"),
+    "diagnosis": of_debug("diagnosis.json"),
+    "picture of a round": shown("samples/round-0000003.png"),
+    "audit": shown("audit/report.json", AUDIT),
+    "scores": shown("evaluations.jsonl", {"data": "digits", "fid": 3.0}),
 }
 
 
 def damages(whole: bytes, times: int) -> Iterator[bytes]:
-    """Yields contents: of other kinds, cut, overwritten and spliced."""
+    """Yields contents: of other kinds, of other keys, cut, overwritten, spliced."""
     yield from (b"", b"\0" * len(whole), b"[" * 100_000, b"{}", b"[]", b"\xff\xfe")
+    for key in [*re.finditer(rb'"(\w+)":', whole)][:MOST_KEYS]:  # of JSON
+        yield whole[: key.start(1)] + b"_" + whole[key.start(1) :]
     rng = np.random.default_rng(0)
     for number in range(times):
         # Half of them in the header, where most of a format is.

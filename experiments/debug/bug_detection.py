@@ -55,9 +55,9 @@ from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
 from fedgs.diagnosis.diagnosis import ONE_OF, OTHER, diagnose
 from fedgs.diagnosis.permutation import attainable_p
-from fedgs.errors import UserError, reject
+from fedgs.errors import UserError, reject, wrap_error
 from fedgs.evaluation.images import LabelledImages
-from fedgs.files import replacing, write_json
+from fedgs.files import REMEDY, replacing, write_json
 from fedgs.privacy.accountant import Statement
 from fedgs.round.preparation import check_capacity, resolve, with_absolute_paths
 from fedgs.round.run import RunStopped
@@ -197,8 +197,10 @@ def resume(
     """
     path = path.expanduser().absolute()
     plan, _ = read_debug(path)
-    plan["request"] |= rule or {}
-    request_of(plan)  # refuses a wrong rule
+    with wrap_error(Exception, f"{path / 'debug.json'}: cannot be read", REMEDY):
+        plan["request"] |= rule or {}
+        request_of(plan)  # refuses a wrong rule
+        config_of(plan)
     write_json(path / "debug.json", plan)
     return _continue(path, load_data(config_of(plan)), suspects)
 

@@ -26,13 +26,7 @@ from fedgs.config.recipes import DEFAULT, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.sources import load_records, with_absolute_path
 from fedgs.errors import UserError
-from fedgs.files import (
-    inside,
-    read_json,
-    read_json_lines,
-    write_atomically,
-    write_json,
-)
+from fedgs.files import read_json_lines, write_atomically, write_json
 from fedgs.process import forget_peak_memory, peak_memory
 from fedgs.round.preparation import check_device, fitted_to_data, new_run
 from fedgs.runs import sample, sample_files
@@ -106,13 +100,12 @@ def check_same_data(cells: Sequence[Cell], output: Path) -> None:
         UserError: a run that is there was trained on other data.
     """
     for cell in cells:
-        config = inside(output, cell.name, "cell") / "config.json"
-        asked = with_absolute_path(cell.settings["data"])
-        if config.exists() and (known := read_json(config).get("data")) != asked:
-            raise UserError(
-                f"output = {output}: {cell.name} is of data = {known!r} there, not of "
-                f"{asked!r}; give another --output"
-            )
+        if not (output / cell.name / "config.json").exists():
+            continue
+        known = RunFolder.open(output / cell.name).config.data
+        if known != (asked := with_absolute_path(cell.settings["data"])):
+            problem = f"{cell.name} is of data = {known!r} there, not of {asked!r}"
+            raise UserError(f"output = {output}: {problem}; give another --output")
 
 
 def check_data(cells: Sequence[Cell]) -> None:

@@ -79,7 +79,9 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
         problem = str(error)
     except OSError as error:  # what no command explains better
         problem = f"{refused_by_system(error)}; look at its path, rights and disk"
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise  # torch has no other word for a full memory
         problem = f"memory is full ({reason_of(error)}); ask for less"
     if isinstance(error := lost(), BrokenPipeError):
         code = code or BROKEN_PIPE

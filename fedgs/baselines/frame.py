@@ -29,8 +29,8 @@ from fedgs.config.recipes import overridden
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
-from fedgs.errors import UserError
-from fedgs.files import read_json, read_json_lines, write_tensors
+from fedgs.errors import UserError, wrap_error
+from fedgs.files import REMEDY, read_json, read_json_lines, write_tensors
 from fedgs.gan.models import Generator
 from fedgs.privacy.accountant import (
     AS_PUBLISHED,
@@ -323,16 +323,12 @@ def open_run(path: str | Path, typed: str = "") -> BaselineRun:
             f"{path}: is no run of `fedgs baseline` ({BASELINE} is missing)"
         )
     content = read_json(folder.path / BASELINE)
-    try:
+    with wrap_error(Exception, f"{folder.path / BASELINE}: corrupted", REMEDY):
         method = find(content["name"], is_typed=content["name"] == typed)
         settings = made_settings(method, content["settings"])
         shape = tuple(content["facts"].pop("image_shape"))
         facts = Facts(**content["facts"], image_shape=shape)
         target = content["target_epsilon"]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{folder.path / BASELINE}: corrupted ({error}); restore it from a backup"
-        ) from error
     return BaselineRun(content["name"], folder, method, settings, facts, target)
 
 

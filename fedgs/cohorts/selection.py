@@ -307,6 +307,6 @@ def read_plan(folder: Path) -> tuple[ResolvedConfig, Selection]:
     """
     values: dict[str, Any] = read_json(folder / PLAN)
     problem = f"{folder / PLAN}: cannot be read"
-    with wrap_error((KeyError, TypeError), problem, "select the cohorts again"):
+    with wrap_error(Exception, problem, "select the cohorts again"):
         config = ResolvedConfig.from_flat(values["config"])
         return config, Selection(**values["selection"])

@@ -281,11 +281,12 @@ class ClientLedger:
                 problem = "clients.json does not say whose releases these are"
                 raise UserError(f"{path}: {problem}; {COUNT_REMEDY}")
         for name, clients in index.items():
+            path = inside(self.folder, name, "clients.json")
+            if not path.exists():
+                raise UserError(f"{path}: is missing; {COUNT_REMEDY}")
             if name not in self._ledgers:
-                self._add_ledger(name, clients)
+                self._add_ledger(path, clients)
             ledger = self._ledgers[name][0]
-            if not ledger.path.exists():  # else it would be made, and count from 0
-                raise UserError(f"{ledger.path}: is missing; {COUNT_REMEDY}")
             ledger.reopen()
             # Of versions before, a ledger with releases binds nothing.
             if ledger.bound != _bound(clients) and (ledger.bound or not ledger.length):
@@ -293,7 +294,7 @@ class ClientLedger:
                 raise UserError(f"{ledger.path}: {problem}; {COUNT_REMEDY}")
         self._add_new()
 
-    def _add_ledger(self, name: str, clients: list[str]) -> None:
+    def _add_ledger(self, path: Path, clients: list[str]) -> None:
         """Takes a ledger in; of one of other clients only what was masked under."""
         places = None
         if clients != [SHARDED_DATASET]:
@@ -303,10 +304,10 @@ class ClientLedger:
                 missing = len(self._position) - len(self._by_name)
                 self._by_name = np.pad(self._by_name, (0, missing))
             places = np.array([self._position.get(client, -1) for client in clients])
-        path = inside(self.folder, name, "clients.json")
-        self._ledgers[name] = Ledger(path), places
+        ledger = Ledger(path)
+        self._ledgers[path.name] = ledger, places
         if clients == self.clients:
-            self._own = self._ledgers[name][0]
+            self._own = ledger
 
     def _add_new(self) -> None:
         """Adds the events that are not in the count yet."""

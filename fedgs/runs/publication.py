@@ -53,7 +53,7 @@ def publish(
     if problem:
         raise UserError(f"{folder.path}: {problem}")
     generator = sample.load_generator(folder)
-    drawn = sample.drawing(folder, count)
+    drawn = sample.draw_samples(folder, count)
     sample_files.check_room(f"hf:{output}", drawn)
     flat = folder.config.to_flat()
     settings = {name: flat[name] for name in SETTINGS if name in flat}

@@ -24,7 +24,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -154,10 +154,7 @@ class RunFolder:
             files.write_json(staging / "versions.json", versions())
             if baseline is not None:
                 files.write_json(staging / BASELINE, baseline)
-            # The head of the ledger stands in generators. Without a salt it would tell
-            # the participants of a few rounds to whoever tries them all.
-            bound = {**_hashes(staging), "salt": secret()}
-            Ledger.create(staging / "ledger.jsonl", bound)
+            Ledger.create(staging / "ledger.jsonl", _salted(_hashes(staging)))
             # Last, so that whatever has the run's name is whole.
             staging.rename(path)
             files.sync(path.parent)
@@ -560,6 +557,15 @@ def _read_selection_key(path: Path, told: str) -> str:
         if public_hash(key) == told:
             return key
     return ""
+
+
+def _salted(hashes: Mapping[str, str]) -> dict[str, str]:
+    """Returns what a ledger's first line binds, and a secret that nobody guesses.
+
+    The ledger's head stands in generators: without the salt it would tell who took part
+    in a few rounds to whoever tries all possible ledgers.
+    """
+    return {**hashes, "salt": secret()}
 
 
 def _hashes(folder: Path) -> dict[str, str]:

@@ -1,17 +1,12 @@
 """Drawing from a trained generator, in memory or into files; no privacy cost."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from fedgs.config.fields import shortened
 from fedgs.config.plugins import COHORT_CLASSIFIER
@@ -20,18 +15,13 @@ from fedgs.errors import UserError, wrap_error
 from fedgs.files import REMEDY
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import stream
-from fedgs.runs import sample_files
 from fedgs.runs.run_folder import RunFolder
-from fedgs.runs.sample_files import Drawn, save_images
-
-if TYPE_CHECKING:
-    import datasets
+from fedgs.runs.sample_files import Images, Samples, save_images
 
 Report = Callable[[int, int], None]  # how many of how many steps are done
 GRID_ROWS = 8
 SAMPLE_BATCH = 256
 MOST_SAMPLES = 10_000_000  # of one drawing: their labels are held in memory
-COPIES = 3  # of images in memory, while they are looked at
 
 
 def load_generator(folder: RunFolder) -> nn.Module:
@@ -87,80 +77,33 @@ def draw(
     Raises:
         UserError: memory cannot hold them.
     """
-    shape = (len(labels), config.image_channels, config.image_size, config.image_size)
-    needed, free = COPIES * 4 * math.prod(shape), psutil.virtual_memory().available
-    if needed > free:
-        raise UserError(
-            f"count = {len(labels)}: these images need about {needed / 1e9:.1f} GB of "
-            f"memory, {free / 1e9:.1f} GB are free; give fewer, or write them to files "
-            "with `fedgs sample`"
-        )
-    images, done = np.empty(shape, np.float32), 0
-    for part in _parts(config, generator, labels, seed):
-        images[done : done + len(part)] = part
-        done += len(part)
-        report(done, len(labels))
-    return images
+    return _samples(config, generator, labels, seed, report).images
 
 
-def _parts(
+def _samples(
     config: ResolvedConfig,
     generator: nn.Module,
     labels: npt.NDArray[np.int64],
     seed: int,
-) -> Iterator[npt.NDArray[np.float32]]:
-    """Yields the images of `draw`, at most `SAMPLE_BATCH` at a time."""
-    rng, device = stream(seed, "sample"), next(generator.parameters()).device
-    for part in torch.from_numpy(labels).split(SAMPLE_BATCH):
-        z = sample_latents(config, rng, len(part))
-        with torch.no_grad():
-            images = generator(z.to(device), part.to(device))
-        yield images.cpu().numpy()
+    report: Report = lambda done, total: None,
+) -> Samples:
+    """Returns what `draw` draws; nothing is drawn yet."""
+    device = next(generator.parameters()).device
 
+    def parts() -> Iterator[Images]:
+        rng, done = stream(seed, "sample"), 0
+        for part in torch.from_numpy(labels).split(SAMPLE_BATCH):
+            z = sample_latents(config, rng, len(part))
+            with torch.no_grad():
+                images = generator(z.to(device), part.to(device)).cpu()
+            done += len(part)
+            report(done, len(labels))
+            yield images.numpy()
 
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Images that a generator drew, in the forms that other programs take.
-
-    Privacy: post-processing of DP output.
-
-    Attributes:
-        images: shape (n, C, S, S), float32 in [0, 1], 0 = background.
-        labels: shape (n,), int64.
-        class_names: the name of each label.
-    """
-
-    images: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
-    class_names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        """Returns n."""
-        return len(self.labels)
-
-    def as_dataset(self) -> TensorDataset:
-        """Returns a torch Dataset of (image, label)."""
-        return TensorDataset(*map(torch.from_numpy, (self.images, self.labels)))
-
-    def as_hugging_face(self) -> "datasets.Dataset":
-        """Returns a data set with the columns `image` and `label`.
-
-        Raises:
-            UserError: the package `datasets` is missing.
-        """
-        return sample_files.as_hugging_face(self.images, self.labels, self.class_names)
-
-    def write(self, output: str | Path) -> None:
-        """Writes npz (images, labels), png (one grid), folder or hf.
-
-        Args:
-            output: see `fedgs.runs.sample_files.write`, as for the errors.
-        """
-        starts = range(0, len(self), SAMPLE_BATCH)
-        parts = (self.images[start : start + SAMPLE_BATCH] for start in starts)
-        shape = self.images.shape[1:]
-        drawn = Drawn(self.labels, self.class_names, shape, parts)
-        sample_files.write(drawn, output)
+    names = config.class_names[: config.num_classes]
+    names += tuple(map(str, range(len(names), config.num_classes)))
+    shape = (config.image_channels, config.image_size, config.image_size)
+    return Samples(labels, names, shape, parts)
 
 
 def draw_samples(
@@ -169,7 +112,7 @@ def draw_samples(
     labels: int | Sequence[int] | None = None,
     seed: int = 0,
 ) -> Samples:
-    """Draws images from a run's averaged generator.
+    """Returns images of a run's averaged generator, which are drawn when they are used.
 
     Privacy: post-processing of DP output.
 
@@ -180,62 +123,24 @@ def draw_samples(
         seed: of the latents, and of uniform labels.
 
     Raises:
-        UserError: an argument is out of range, memory cannot hold them, or the run has
-            no generator yet.
+        UserError: an argument is out of range, or the run has no generator yet.
     """
-    config, generator = folder.config, load_generator(folder)
-    wanted = wanted_labels(config, count, labels, seed)
-    images = draw(config, generator, wanted, seed)
-    return Samples(images, wanted, names_of_classes(config))
-
-
-def drawing(
-    folder: RunFolder,
-    count: int,
-    labels: int | Sequence[int] | None = None,
-    seed: int = 0,
-) -> Drawn:
-    """Returns what `draw_samples` does, drawn while it is written; see there."""
-    config, generator = folder.config, load_generator(folder)
-    wanted = wanted_labels(config, count, labels, seed)
-    shape = (config.image_channels, config.image_size, config.image_size)
-    parts = _parts(config, generator, wanted, seed)
-    return Drawn(wanted, names_of_classes(config), shape, parts)
-
-
-def wanted_labels(
-    config: ResolvedConfig, count: int, labels: int | Sequence[int] | None, seed: int
-) -> npt.NDArray[np.int64]:
-    """Returns the labels to draw, shape (count,); arguments as of `draw_samples`.
-
-    Raises:
-        UserError: an argument is out of range.
-    """
+    config = folder.config
     if not 1 <= count <= MOST_SAMPLES:
         most = f"{MOST_SAMPLES}; another --seed draws others"
         raise UserError(f"count = {count}: give -n from 1 to {most}")
+    generator = load_generator(folder)
     if labels is None:
-        return uniform_labels(config, count, seed)
-    last = config.num_classes - 1
-    given = [labels] if isinstance(labels, int) else [*labels]
-    if not (given and all(0 <= label <= last for label in given)):
-        knows = f"this generator knows labels 0 to {last}"
-        shown = shortened(",".join(map(str, given)))
-        raise UserError(f"labels = {shown}: {knows}")
-    return np.resize(np.array(given, dtype=np.int64), count)
-
-
-def names_of_classes(config: ResolvedConfig) -> tuple[str, ...]:
-    """Returns the name of each label.
-
-    Raises:
-        UserError: the run folder names another number of classes than it has.
-    """
-    count, names = config.num_classes, config.class_names
-    if names and len(names) != count:
-        problem = f"names {len(names)} of {count} classes; restore config.json"
-        raise UserError(f"classes = {config.classes!r}: {problem}")
-    return names or tuple(map(str, range(count)))
+        wanted = uniform_labels(config, count, seed)
+    else:
+        last = config.num_classes - 1
+        given = [labels] if isinstance(labels, int) else [*labels]
+        if not (given and all(0 <= label <= last for label in given)):
+            knows = f"this generator knows labels 0 to {last}"
+            shown = shortened(",".join(map(str, given)))
+            raise UserError(f"labels = {shown}: {knows}")
+        wanted = np.resize(np.array(given, dtype=np.int64), count)
+    return _samples(config, generator, wanted, seed)
 
 
 def uniform_labels(

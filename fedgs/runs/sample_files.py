@@ -1,4 +1,4 @@
-"""Samples as files: npz, a grid, a folder of pictures, Hugging Face's parquet.
+"""Samples, in memory or as files: npz, a grid, a folder, Hugging Face's parquet.
 
 They are written as they are drawn, so that memory holds a few of them at a time. What
 does not fit on the disk is refused before the first one is drawn; what fails later
@@ -8,18 +8,21 @@ leaves nothing.
 import math
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import torch
+from torch.utils.data import TensorDataset
 
-from fedgs.errors import imported, raise_if_any, wrap_error
+from fedgs.errors import UserError, imported, raise_if_any, wrap_error
 from fedgs.files import (
     inside,
     is_plain_name,
@@ -36,29 +39,93 @@ FORMS = ("npz", "png", "folder", "hf")
 PARQUET = "train-00000-of-00001.parquet"  # a name that load_dataset looks for
 MOST_IN_GRID = 10_000  # of one picture, which is made in memory
 BLOCK = 4096  # bytes that a small file takes on a disk
+COPIES = 3  # of images in memory, while they are looked at
 
 
-class Drawn(NamedTuple):
-    """Samples that come some at a time.
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Images that a generator draws, in the forms that other programs take.
+
+    Privacy: post-processing of DP output.
 
     Attributes:
         labels: shape (n,), int64.
         class_names: the name of each label.
         shape: (C, S, S) of an image.
-        parts: all images in their order, as arrays of a few each.
+        parts: draws all images in their order, some at a time.
     """
 
     labels: npt.NDArray[np.int64]
     class_names: tuple[str, ...]
     shape: tuple[int, ...]
-    parts: Iterable[Images]
+    parts: Callable[[], Iterator[Images]]
+
+    def __len__(self) -> int:
+        """Returns n."""
+        return len(self.labels)
+
+    @cached_property
+    def images(self) -> Images:
+        """Shape (n, C, S, S), float32 in [0, 1], 0 = background.
+
+        Raises:
+            UserError: memory cannot hold them.
+        """
+        needed = COPIES * 4 * len(self) * math.prod(self.shape)
+        if needed > (free := psutil.virtual_memory().available):
+            raise UserError(
+                f"count = {len(self)}: these images need about {needed / 1e9:.1f} GB "
+                f"of memory, {free / 1e9:.1f} GB are free; give fewer, or write them "
+                "to files"
+            )
+        return np.concatenate([*self.parts()])
+
+    def as_dataset(self) -> TensorDataset:
+        """Returns a torch Dataset of (image, label)."""
+        return TensorDataset(*map(torch.from_numpy, (self.images, self.labels)))
+
+    def as_hugging_face(self) -> "datasets.Dataset":
+        """Returns a data set with the columns `image` and `label`.
+
+        Raises:
+            UserError: the package `datasets` is missing.
+        """
+        return self.rows(self.images, self.labels)
+
+    def rows(self, images: Images, labels: npt.NDArray[np.int64]) -> "datasets.Dataset":
+        """Returns some of them as rows for Hugging Face."""
+        datasets = imported("datasets", "as_hugging_face", "datasets")
+        columns = {"image": pictures(images), "label": labels}
+        classes = datasets.ClassLabel(names=list(self.class_names))
+        kinds = datasets.Features(image=datasets.Image(), label=classes)
+        return datasets.Dataset.from_dict(columns, kinds)
 
     def labelled(self) -> Iterator[tuple[Images, npt.NDArray[np.int64]]]:
         """Yields the parts with their labels."""
         done = 0
-        for images in self.parts:
+        for images in self.parts():
             yield images, self.labels[done : done + len(images)]
             done += len(images)
+
+    def write(self, output: str | Path) -> None:
+        """Writes npz (images, labels), png (one grid), folder or hf, all or nothing.
+
+        A folder gets CLASS/NUMBER.png, as torchvision's ImageFolder reads them; hf one
+        parquet file, as `datasets.load_dataset(DIR)` reads it.
+
+        Args:
+            output: a name that ends in .npz or .png, that of a folder, or FORM:PATH.
+
+        Raises:
+            UserError: see `check_output` and `check_room`; the disk fails, or the
+                package `datasets` is missing.
+        """
+        where = check_output(output)
+        check_room(output, self)
+        opened: Any = new_folder if where.form in ("folder", "hf") else replacing
+        with writing(output), opened(where.path) as place:
+            FILL[where.form](place, self)
+            check_output(output)  # another process may have written it meanwhile
 
 
 def pictures(images: Images) -> list[Any]:
@@ -66,25 +133,6 @@ def pictures(images: Images) -> list[Any]:
     from torchvision.transforms.functional import to_pil_image
 
     return [to_pil_image(torch.from_numpy(image)) for image in images]
-
-
-def as_hugging_face(
-    images: Images, labels: npt.NDArray[np.int64], class_names: tuple[str, ...]
-) -> "datasets.Dataset":
-    """Returns a data set with the columns `image` and `label`.
-
-    Raises:
-        UserError: the package `datasets` is missing.
-    """
-    datasets = imported("datasets", "as_hugging_face", "datasets")
-    columns = {"image": pictures(images), "label": labels}
-    return datasets.Dataset.from_dict(columns, _features(class_names))
-
-
-def _features(class_names: tuple[str, ...]) -> Any:
-    datasets = imported("datasets", "hf:", "datasets")
-    classes = datasets.ClassLabel(names=list(class_names))
-    return datasets.Features(image=datasets.Image(), label=classes)
 
 
 def save_images(path: Path, images: Images, columns: int) -> None:
@@ -142,7 +190,7 @@ def check_output(output: str | Path) -> Output:
     """Refuses a name that samples cannot be written under, before they are drawn.
 
     Args:
-        output: as of `write`.
+        output: as of `Samples.write`.
 
     Raises:
         UserError: no form that is known, nowhere, or something is there.
@@ -180,41 +228,13 @@ def new_folder(path: Path) -> Iterator[Path]:
 # ------------------------------------------------------------------ writing
 
 
-def write(drawn: Drawn, output: str | Path) -> None:
-    """Writes samples, all of them or nothing.
-
-    A folder gets CLASS/NUMBER.png, as torchvision's ImageFolder reads them; hf one
-    parquet file, as `datasets.load_dataset(DIR)` reads it.
-
-    Args:
-        drawn: the samples.
-        output: a name that ends in .npz or .png, that of a folder, or FORM:PATH.
-
-    Raises:
-        UserError: see `check_output`; they do not fit on the disk, or it fails; or the
-            package `datasets` is missing.
-    """
-    where = check_output(output)
-    check_room(output, drawn)
-    with writing(output):
-        if where.form in ("hf", "folder"):
-            with new_folder(where.path) as staging:
-                fill = fill_hf if where.form == "hf" else _fill_folder
-                fill(staging, drawn)
-            return
-        with replacing(where.path) as file:
-            fill_file = _fill_npz if where.form == "npz" else _fill_png
-            fill_file(file, drawn)
-            check_output(output)  # another process may have written it meanwhile
-
-
 def writing(output: str | Path) -> AbstractContextManager[None]:
     """Explains why an output cannot be written."""
     remedy = "free the disk, or choose another --output"
     return wrap_error(OSError, f"output = {output}: cannot be written", remedy)
 
 
-def check_room(output: str | Path, drawn: Drawn) -> None:
+def check_room(output: str | Path, drawn: Samples) -> None:
     """Refuses samples that cannot be written there, before the first one is drawn.
 
     Raises:
@@ -223,14 +243,15 @@ def check_room(output: str | Path, drawn: Drawn) -> None:
     raise_if_any(f"output = {output}", _room_problems(Output.of(output), drawn))
 
 
-def _room_problems(where: Output, drawn: Drawn) -> Iterator[str]:
-    wrong = [name for name in drawn.class_names if not is_plain_name(name)]
+def _room_problems(where: Output, drawn: Samples) -> Iterator[str]:
+    names, others = drawn.class_names, "give npz:PATH or hf:PATH"
+    wrong = [name for name in names if not is_plain_name(name)]
     if where.form == "folder" and wrong:
-        others = "give npz:PATH or hf:PATH"
         yield f"the class {wrong[0]!r} cannot be the name of a folder; {others}"
-    count, values = len(drawn.labels), math.prod(drawn.shape)
+    if where.form in ("folder", "hf") and len({*names}) < len(names):
+        yield "two classes have one name; give npz:PATH"
+    count, values = len(drawn), math.prod(drawn.shape)
     if where.form == "png" and count > MOST_IN_GRID:
-        others = "give npz:PATH, folder:PATH or hf:PATH"
         yield f"a grid of {count} images is too large; {others}"
     sizes = {"npz": 4 * values, "folder": max(values, BLOCK)}  # bytes of one image
     needed = count * sizes.get(where.form, values)
@@ -242,25 +263,25 @@ def _room_problems(where: Output, drawn: Drawn) -> Iterator[str]:
         )
 
 
-def _fill_png(file: IO[bytes], drawn: Drawn) -> None:
-    images = np.concatenate([*drawn.parts])
+def _fill_png(file: IO[bytes], drawn: Samples) -> None:
+    images = np.concatenate([*drawn.parts()])
     file.write(as_png(images, columns=min(len(images), 10)))
 
 
-def _fill_npz(file: IO[bytes], drawn: Drawn) -> None:
+def _fill_npz(file: IO[bytes], drawn: Samples) -> None:
     """Writes what `numpy.savez_compressed` does, some images at a time."""
-    shape = (len(drawn.labels), *drawn.shape)
+    shape = (len(drawn), *drawn.shape)
     header = {"descr": "<f4", "fortran_order": False, "shape": shape}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         with archive.open("images.npy", "w", force_zip64=True) as member:
             np.lib.format.write_array_header_1_0(member, header)
-            for images in drawn.parts:
+            for images in drawn.parts():
                 member.write(images.astype("<f4").tobytes())
         with archive.open("labels.npy", "w", force_zip64=True) as member:
             np.lib.format.write_array(member, drawn.labels, allow_pickle=False)
 
 
-def _fill_folder(path: Path, drawn: Drawn) -> None:
+def _fill_folder(path: Path, drawn: Samples) -> None:
     names = drawn.class_names
     folders = {n: inside(path, names[n], "class") for n in np.unique(drawn.labels)}
     for folder in folders.values():
@@ -272,7 +293,7 @@ def _fill_folder(path: Path, drawn: Drawn) -> None:
             index += 1
 
 
-def fill_hf(path: Path, drawn: Drawn) -> None:
+def fill_hf(path: Path, drawn: Samples) -> None:
     """Writes samples below a folder as Hugging Face reads them.
 
     Arrow writes to memory: its own files may end the process where a disk is full.
@@ -280,15 +301,17 @@ def fill_hf(path: Path, drawn: Drawn) -> None:
     Raises:
         UserError: the package `datasets` is missing.
     """
-    parquet = imported("pyarrow.parquet", "hf:", "pyarrow")
-    schema, content = _features(drawn.class_names).arrow_schema, BytesIO()
+    parquet, content = imported("pyarrow.parquet", "hf:", "datasets"), BytesIO()
+    none = drawn.rows(np.empty((0, *drawn.shape), np.float32), drawn.labels[:0])
     (path / "data").mkdir()
     with open(path / "data" / PARQUET, "wb") as file:
-        with parquet.ParquetWriter(content, schema) as writer:
+        with parquet.ParquetWriter(content, none.data.table.schema) as writer:
             for images, labels in drawn.labelled():
-                part = as_hugging_face(images, labels, drawn.class_names)
-                writer.write_table(part.data.table)
+                writer.write_table(drawn.rows(images, labels).data.table)
                 file.write(content.getvalue())
                 content.seek(0)
                 content.truncate()
         file.write(content.getvalue())
+
+
+FILL: Any = {"npz": _fill_npz, "png": _fill_png, "folder": _fill_folder, "hf": fill_hf}

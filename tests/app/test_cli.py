@@ -350,7 +350,7 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
         ({"data": "npz:/"}, "data = 'npz:/': is a folder; give --data folder:/"),
         ({"clients_per_round": 7}, "clients_per_round = 7: give --clients-per-round"),
         ({"amplification": True}, "amplification = True: refused: discriminator_tra"),
-        ({"config": "no.toml"}, "config = no.toml: .*; give --config a TOML file"),
+        ({"config": "no.toml"}, "config = no.toml: .*; give a TOML file as --config"),
     ],
 )
 def test_bad_setting_is_refused_before_anything_is_written(

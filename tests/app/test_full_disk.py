@@ -23,6 +23,7 @@ from runs import generator
 from tiny import SETTINGS, write_tiny_npz
 
 TINY = {n: v for n, v in SETTINGS.items() if n not in ("data", "num_classes")}
+TINY |= {"recipe": "algorithm-2"}
 SMALL = 100  # bytes, in which no file of a run fits
 SELECTION = {"below": 0.5, "num_rounds": 1, "engine": "local"}
 FULL = r"\(File too large\)"

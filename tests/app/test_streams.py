@@ -18,6 +18,7 @@ from tiny import SETTINGS, write_tiny_npz
 
 FULL = "Error: standard output cannot be written: No space left on device\n"
 TINY = {n: v for n, v in SETTINGS.items() if n not in ("data", "num_classes")}
+TINY |= {"recipe": "algorithm-2"}
 
 
 @contextmanager
@@ -55,7 +56,9 @@ COMMANDS = [["--version"], ["privacy", "RUN"]]  # by print, and by rich
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize(
-    ("where", "code", "said"), [(full, 2, FULL), (unread, 141, "")], ids=str
+    ("where", "code", "said"),
+    [(full, 2, FULL), (unread, 141, "")],
+    ids=["full", "pipe"],
 )
 def test_output_that_is_lost_is_said_once(run, words, where: Callable, code, said):
     with where() as stdout:

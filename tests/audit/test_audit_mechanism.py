@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import secrets
 
 import numpy as np
 import pytest
@@ -66,7 +65,7 @@ def _same_noise_every_time(monkeypatch):
         return NoiseStream(seed, *rest)
 
     monkeypatch.setattr(rounds, "NoiseStream", make)
-    monkeypatch.setattr(secrets, "randbelow", lambda bound: 5)
+    monkeypatch.setattr(mechanism_module, "secret", lambda: "5")
 
 
 @pytest.fixture

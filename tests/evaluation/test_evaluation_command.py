@@ -191,7 +191,7 @@ def test_interrupted_command_continues_by_classifier(fedgs, tmp_path, monkeypatc
     release.set()
     assert code == 1
     assert err.endswith("stopped; continue with the same command\n")
-    assert not (tmp_path / "s.evaluations.jsonl").exists()
+    assert not (tmp_path / "s.evaluations.jsonl").read_text()
     monkeypatch.setattr(classifiers, "train_and_test", original)
     code, _, err = fedgs(path, "--metrics", "classifiers")
     assert code == 0

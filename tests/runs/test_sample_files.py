@@ -13,7 +13,7 @@ import fedgs
 from command_line import refused
 from fedgs.runs import sample, sample_files
 from fedgs.runs.run_folder import RunFolder
-from fedgs.runs.sample_files import Drawn, write
+from fedgs.runs.sample_files import Samples
 from refusals import assert_refused
 from report_folders import make_run
 
@@ -34,7 +34,7 @@ def free(monkeypatch):
         usage = namedtuple("usage", ("total", "used", "free"))(1e15, 0, disk)
         monkeypatch.setattr(sample_files.shutil, "disk_usage", lambda path: usage)
         there = SimpleNamespace(available=memory)
-        monkeypatch.setattr(sample.psutil, "virtual_memory", lambda: there)
+        monkeypatch.setattr(sample_files.psutil, "virtual_memory", lambda: there)
 
     return free
 
@@ -54,6 +54,7 @@ def test_samples_are_the_same_however_many_are_drawn_at_once(
     folder = RunFolder.open(make_run(tmp_path / "run", latent=latent))
     monkeypatch.setattr(sample, "SAMPLE_BATCH", 8)
     few = sample.draw_samples(folder, count, seed=3)
+    assert few.images.shape == (count, 1, 16, 16)  # drawn now
     monkeypatch.setattr(sample, "SAMPLE_BATCH", 1000)
     all_at_once = sample.draw_samples(folder, count, seed=3)
     assert (few.labels == all_at_once.labels).all()
@@ -73,7 +74,7 @@ def test_memory_holds_few_images_at_a_time(tmp_path, form):
             yield images
 
     labels = np.arange(100, dtype=np.int64) % 2
-    write(Drawn(labels, ("a", "b"), (1, 4, 4), parts()), f"{form}:{tmp_path}/out")
+    Samples(labels, ("a", "b"), (1, 4, 4), parts).write(f"{form}:{tmp_path}/out")
     assert len(alive) == 20
 
 
@@ -169,10 +170,8 @@ def test_a_grid_shows_no_more_than_a_picture_can(run, fedgs, tmp_path):
 
 def test_what_memory_cannot_hold_is_refused_in_a_program(run, free):
     free(memory=1e6)
-    words = (
-        r"count = 2000: .* about 0.0 GB of memory, .*, or write them .*`fedgs sample`"
-    )
-    assert_refused(words, fedgs.load(run).sample, 2000)
+    words = r"count = 2000: .* about 0.0 GB of memory, .*, or write them to files"
+    assert_refused(words, getattr, fedgs.load(run).sample(2000), "images")
     assert len(fedgs.load(run).sample(20)) == 20
 
 

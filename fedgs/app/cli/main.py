@@ -2,6 +2,7 @@
 
 The flags of settings are made in `fedgs.app.flags`. Bad input is one line and
 exit code 2; a run that stopped early or failed is exit code 1 and can be resumed.
+docs/using.md lists all codes.
 """
 
 import json

@@ -33,8 +33,8 @@ from fedgs.round.preparation import fitted_to_data, free_output, planned_run
 from fedgs.round.run import RunStopped, stop_on_signal
 from fedgs.runs import publication
 from fedgs.runs.run_folder import RunFolder
-from fedgs.runs.sample import drawing
-from fedgs.runs.sample_files import Output, check_output, write
+from fedgs.runs.sample import draw_samples
+from fedgs.runs.sample_files import Output, check_output
 from server.launch import flower_engine
 
 console = Console()
@@ -229,7 +229,7 @@ def publish(path: Path, output: Path, count: int) -> None:
 
 
 def sample(asked: SampleRequest) -> None:
-    """Draws images into a file or a folder; see `fedgs.runs.sample_files.write`.
+    """Draws images into a file or a folder; see `Samples.write`.
 
     Raises:
         UserError: invalid labels, count or output, or no generator yet.
@@ -243,5 +243,5 @@ def sample(asked: SampleRequest) -> None:
     if asked.per_class is not None:
         wanted = wanted or [*range(folder.config.num_classes)]
         count = asked.per_class * len(wanted)
-    write(drawing(folder, count, wanted, asked.seed), asked.output)
+    draw_samples(folder, count, wanted, asked.seed).write(asked.output)
     say(f"{count} images in {Output.of(asked.output).path}")

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,8 +18,8 @@ from fedgs.app.evaluation.score_tables import classifier_table, label_table
 from fedgs.app.tables import Table, is_number
 from fedgs.errors import wrap_error
 from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages
-from fedgs.files import append_whole, make_folder
-from fedgs.runs import sample_files
+from fedgs.files import append_whole
+from fedgs.runs.sample_files import save_images
 
 GRID_ROWS = 8
 console = Console()
@@ -64,18 +63,15 @@ def places(request: EvaluationRequest) -> tuple[Path, Path]:
 
 
 def check_writable(request: EvaluationRequest) -> None:
-    """Tries the place of the results before the work, and leaves nothing there.
+    """Makes the folder of pictures, before the work of which it is to show the result.
 
     Raises:
         UserError: the output cannot be written.
     """
     lines, folder = places(request)
     with _writing(lines):
-        for path in (lines, folder):
-            above = next(place for place in path.absolute().parents if place.exists())
-            tempfile.TemporaryFile(dir=above).close()
-        if lines.exists():
-            lines.open("a").close()
+        folder.mkdir(parents=True, exist_ok=True)
+        lines.open("a").close()
 
 
 def _writing(lines: Path) -> AbstractContextManager[None]:
@@ -97,12 +93,11 @@ def write(
     """
     lines, folder = places(request)
     with _writing(lines):
-        make_folder(folder)
+        _write_samples(folder / "samples.png", real, synthetic)
         line = json.dumps(result, allow_nan=False) + "\n"
         with open(lines, "ab", buffering=0) as file:
             append_whole(file, line.encode())
             os.fsync(file.fileno())
-        _write_samples(folder / "samples.png", real, synthetic)
 
 
 def _write_samples(path: Path, real: RealImages, synthetic: LabelledImages) -> None:
@@ -112,7 +107,7 @@ def _write_samples(path: Path, real: RealImages, synthetic: LabelledImages) -> N
         for part in (synthetic, real.test)
     ]
     images = np.concatenate(both).reshape(-1, *synthetic.images.shape[1:])
-    sample_files.save_images(path, images, columns=real.num_classes)
+    save_images(path, images, columns=real.num_classes)
 
 
 def rows_by_class(

@@ -15,7 +15,7 @@ from PIL import Image
 from fedgs.baselines.frame import BaselineRun, open_run
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
-from fedgs.files import read_json, read_json_lines
+from fedgs.files import read_bytes, read_json, read_json_lines
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy.ledger import Event
 from fedgs.privacy_label import privacy_label
@@ -150,9 +150,8 @@ def _grids(run: Path) -> list[Grid]:
 def _grid(path: Path) -> Grid:
     with wrap_error(ValueError, f"{path}: not named by its round", "remove it"):
         round = int(path.stem.removeprefix("round-"))
-    damage = (OSError, SyntaxError, ValueError)  # what PIL raises
-    with wrap_error(damage, f"{path}: no readable PNG", "restore it from a copy"):
-        png = path.read_bytes()
+    with wrap_error(Exception, f"{path}: no readable PNG", "restore it from a copy"):
+        png = read_bytes(path)
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             image.verify()
             return Grid(round, png, *image.size)
