@@ -70,8 +70,8 @@ _MEANINGS = {
     "zero-out": "relation: a client contributes the zero vector, its slot stays",
 }
 _OF_A_RECORD = (
-    "relation: a record is replaced by another one; the number of records, and so of "
-    "clients and of images in each shard, is public and stays"
+    "relation: a record is replaced by another one; the number of records, and so that "
+    "of clients and the size of every shard, is public and stays"
 )
 # How one unit may change, by the relation.
 CHANGES = {
