@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -479,6 +479,12 @@ def _reasons(failures: Sequence[str]) -> str:
     return shown + (f"\nand {others} others" if others > 0 else "")
 
 
+def _say(text: str) -> None:
+    """Writes to standard error, if there is still one that takes it."""
+    with suppress(OSError):
+        os.write(2, text.encode())
+
+
 @contextmanager
 def stop_on_signal(go_on: str = "the same command") -> Iterator[threading.Event]:
     """Turns the first Ctrl-C or SIGTERM into an event, the second one into an end.
@@ -497,10 +503,10 @@ def stop_on_signal(go_on: str = "the same command") -> Iterator[threading.Event]
         nonlocal heard  # set first: the next signal may interrupt any line below
         # No print: the signal may have interrupted one, which would fail.
         if heard:
-            os.write(2, f"\nending now; continue with: {go_on}\n".encode())
+            _say(f"\nending now; continue with: {go_on}\n")
             raise KeyboardInterrupt
         heard = True
-        os.write(2, STOPPING.encode())
+        _say(STOPPING)
         stop.set()
 
     previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
