@@ -11,7 +11,7 @@ import runs
 import tiny
 from command_line import refused
 from fedgs.app.commands import audit
-from fedgs.audit import mechanism, one_run
+from fedgs.audit import mechanism, one_run, worst_case
 from fedgs.audit.finding import CONFIDENCE
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.round.preparation import resolve
@@ -129,16 +129,18 @@ def test_full_audit_holds_leaves_no_training_behind_and_shares_its_confidence(
     shares: list[float] = []
     before = content(run)
 
-    def spy(attack):
+    def spy(module, name, place_of_alpha):
+        attack = getattr(module, name)
+
         def found(*known):
-            alpha = known[-1] if attack is mechanism._attack else known[3]
-            shares.append(alpha)
+            shares.append(known[place_of_alpha])
             return attack(*known)
 
-        return found
+        monkeypatch.setattr(module, name, found)
 
-    monkeypatch.setattr(mechanism, "_attack", spy(mechanism._attack))
-    monkeypatch.setattr(one_run, "_finding", spy(one_run._finding))
+    spy(mechanism, "_attack", 3)
+    spy(worst_case, "check_noise", 2)
+    spy(one_run, "_finding", 3)
     full = ("--full", "--rounds", 1)
     code, written = quick(run, *full, "--json")
     assert (code, content(run)) == (0, before)

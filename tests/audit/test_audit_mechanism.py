@@ -10,16 +10,15 @@ import pytest
 from fedgs.audit import mechanism as mechanism_module
 from fedgs.audit.finding import CONFIDENCE, HOLDS, NO_CLAIM, REFUTED, Finding
 from fedgs.audit.mechanism import (
-    _FAKES_AT_ONCE,
     CHOICE_SHARE,
     asked,
     audit_round,
     bound_epsilon,
     claims_of_one_round,
-    node_scores,
     recorded_plan,
     weakest_rounds,
 )
+from fedgs.audit.releases import _NUMBERS_AT_ONCE, node_scores
 from fedgs.config.run_config import GsWganConfig, RunConfig
 from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
@@ -189,8 +188,9 @@ def test_integers_of_a_secure_aggregation_are_attacked_with_every_share_of_noise
 
 @each_mechanism
 def test_bounds_share_the_chance_that_one_of_them_is_wrong(mechanism, monkeypatch):
-    """A row that takes the better of two bounds pays for both."""
+    """A row that takes the best of three bounds pays for all of them."""
     calls = record_calls(monkeypatch, mechanism_module.bounds, "error_rates")
+    means = record_calls(monkeypatch, mechanism_module.bounds, "mu_of_means")
     config = config_of(mechanism)
     claims = claims_of_one_round(Plan.from_config(config), DELTA)
     audit_round(config, claims, DELTA, 100)
@@ -198,6 +198,8 @@ def test_bounds_share_the_chance_that_one_of_them_is_wrong(mechanism, monkeypatc
     alphas = [alpha for *_, chosen, alpha in calls if np.ndim(chosen) == 0]
     gaussian = sum(claim.mu is not None for claim in claims)
     assert len(alphas) == len(claims) + gaussian > len(claims)
+    alphas += [alpha for *_, alpha in means]  # one for each direction
+    assert len(means) == 4 * gaussian
     assert sum(alphas) == pytest.approx(1 - CONFIDENCE)
 
 
@@ -211,7 +213,7 @@ def test_scores_are_the_clipped_gradient_over_all_fakes():
 
 def test_seeded_noise_is_not_reused_between_trials():
     config = config_of("one of six", noise_seed=7)
-    size = _FAKES_AT_ONCE // config.batch_size  # trials of one release
+    size = _NUMBERS_AT_ONCE // config.batch_size  # trials of one release
     first, second = np.split(node_scores(config, np.zeros(2 * size)), 2)
     assert (first != second).mean() > 0.99
 
