@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 CONFIDENCE = 0.95  # of all rows together
-OF_NOISE = 0.001  # of what is left: that a test of noise refutes what is true
+OF_NOISE = 1e-4  # of what is left: that a test of noise refutes what is true
 OF_BOUNDS = 1 - CONFIDENCE - OF_NOISE  # that a lower bound is too large
 HOLDS, REFUTED, NO_CLAIM = "holds", "REFUTED", "nothing to refute"
 

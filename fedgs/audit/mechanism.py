@@ -53,7 +53,7 @@ WHOLE_DRAWS = 1 / 12  # of them, for releases of the run's shape
 MOST_WHOLE = 2000  # of these in a direction: the mean of more would be hardly sharper
 # Of the chance that a bound is too large: other than the two bounds by counts, that of
 # means is so as often as it may be.
-WHOLE_SHARE = 0.02
+WHOLE_SHARE = 0.002
 
 
 class Claim(NamedTuple):

@@ -42,8 +42,8 @@ from fedgs.privacy.ledger import Event
 
 Noise = npt.NDArray[np.float64]
 AXES = ("rounds", "nodes", "samples", "channels", "rows", "columns")
-NUM_DRAWS = 4_000_000  # of noise, or the fewest rounds
-FEWEST_ROUNDS, MOST_RELEASES, MOST_NODES = 4, 2000, 4
+NUM_DRAWS = 4_000_000  # of noise; more where the fewest rounds have more
+FEWEST_ROUNDS, MOST_RELEASES, MOST_NODES = 3, 2000, 2
 _MOST_VECTORS = 500  # of which cosines are taken
 _WIDTH = 2.0**-16  # of a bin of sizes: below it float32 has steps
 _MOST_OF_SHAPE = 1_000_000
@@ -102,7 +102,8 @@ def standardised_noise(config: ResolvedConfig, event: Event) -> Noise:
         std = noise_units(event.noise_multiplier, units) * step
         # Integers become real numbers, as the tests' laws are of these.
         noise += rng.uniform(-step / 2, step / 2, noise.shape)
-    return noise / std
+    noise /= std
+    return noise
 
 
 def p_values(noise: Noise) -> dict[str, float]:
@@ -117,11 +118,12 @@ def p_values(noise: Noise) -> dict[str, float]:
             size = math.prod(noise.shape[axis] for axis in axes)
             over = ", ".join(AXES[axis] for axis in axes) or "nothing"
             found[f"squares over {over}"] = _of_cells(squares.sum(axes), size)
-            sums = np.square(noise.sum(axes)) / size
+            sums = np.square(noise.sum(axes)) / size if axes else squares
             found[f"sums over {over}"] = _two_sided(sums.sum(), sums.size)
-    found["cosines of releases"] = _cosines(noise.reshape(-1, noise[0, 0].size))
+    releases = noise.reshape(-1, noise[0, 0].size)
+    found["cosines of releases"] = _cosines(releases)
     found["cosines of samples"] = _cosines(noise.reshape(-1, noise[0, 0, 0].size))
-    found["repeats"] = _repeats(noise)
+    found["repeats"] = _repeats(releases[:, : NUM_DRAWS // len(releases)])
     shape = kstest(noise.ravel()[:_MOST_OF_SHAPE], "norm")
     found["shape"] = float(shape.pvalue)
     return found

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,12 @@ from planted import of_method
 from tiny import FULL_PARTICIPATION, MOMENTS, STAGED, tiny_config
 
 INTEGERS = FULL_PARTICIPATION | {"secure_aggregation": True}
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Makes an object of a class the method of a run."""
+    return partial(planted.given, monkeypatch)
 
 
 def event_of(config, round=1):

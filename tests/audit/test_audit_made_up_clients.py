@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import planted
 from command_line import flags, printed
-from fedgs.audit import worst_case
+from fedgs.audit import noise, worst_case
 from fedgs.audit.finding import HOLDS, REFUTED, Check
 from fedgs.audit.releases import audited
 from fedgs.audit.worst_case import check_method, made_up
@@ -22,6 +23,12 @@ from tiny import FULL_PARTICIPATION, MOMENTS, REFINED, STAGED, tiny_config
 
 INTEGERS = FULL_PARTICIPATION | {"secure_aggregation": True}
 COMPACT = {"message_precision": "compact"}
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Makes an object of a class the method of a run."""
+    return partial(planted.given, monkeypatch)
 
 
 def refuted(checks: list[Check]) -> set[str]:
@@ -135,6 +142,14 @@ def test_a_frame_that_asks_one_client_twice_and_another_never_is_refuted(
     assert "method, asked alone" in refuted(check_method(audited(config)))
 
 
+def test_a_frame_that_gives_every_client_the_same_object_is_refuted(given, monkeypatch):
+    """What a method keeps in itself, a fresh copy of it has not."""
+    config = given(planted.KeepsInItself)
+    assert refuted(check_method(audited(config))) == set()
+    monkeypatch.setattr(rounds.copy, "deepcopy", lambda method: method)
+    assert "method, asked alone" in refuted(check_method(audited(config)))
+
+
 def test_a_method_of_fedgs_that_mixes_its_stack_is_refuted(monkeypatch):
     """Rows that are normalised over the call, or given to another client."""
     config = tiny_config(**FULL_PARTICIPATION)
@@ -186,6 +201,7 @@ def test_the_command_refutes_a_method_of_others_by_made_up_clients(
     remembering = code.replace(FORGETFUL, REMEMBERS) + "\nSEEN = []\n"
     assert "SEEN.append" in remembering
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(noise, "NUM_DRAWS", 60_000)
     own = {"data": "digits", "num_clients": 12, "clients_per_node": 4, "seed": 1}
     own |= {"target_epsilon": 8}
     for name, text in (("honest", code), ("remembering", remembering)):
@@ -221,6 +237,7 @@ def test_public_data_that_are_gone_leave_the_other_checks(
     )
     folder = RunFolder.create(config)
     monkeypatch.setattr(worst_case, "new_state", gone)
+    monkeypatch.setattr(noise, "NUM_DRAWS", 60_000)
     code, out, err = fedgs("audit", folder.path, "--trials", 1000)
     assert code == 0, err
     assert "made-up clients: not run: public_data = 'npz:gone.npz'" in out

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from fedgs.audit import mechanism as mechanism_module
-from fedgs.audit.finding import CONFIDENCE, HOLDS, NO_CLAIM, REFUTED, Finding
+from fedgs.audit.finding import (
+    CONFIDENCE,
+    HOLDS,
+    NO_CLAIM,
+    OF_BOUNDS,
+    REFUTED,
+    Finding,
+)
 from fedgs.audit.mechanism import (
     CHOICE_SHARE,
     asked,
@@ -110,6 +117,16 @@ def test_true_claims_hold_and_are_nearly_met(mechanism, monkeypatch):
         assert 0.5 < finding.lower_bound < finding.epsilon
 
 
+def test_true_claims_of_many_audits_hold():
+    """Noise and draws differ from one to the next."""
+    config = config_of("full participation", noise_multiplier=4.0)
+    claims = claims_of_one_round(Plan.from_config(config), DELTA)
+    found = [audit_round(config, claims, DELTA, 500, 2e6) for _ in range(20)]
+    assert set().union(*map(verdicts, found)) == {HOLDS}
+    bounds = {finding.details["mu_of_whole_releases"] for (finding, *_) in found}
+    assert len(bounds) > 1
+
+
 @pytest.mark.parametrize(
     ("mechanism", "factor"), [*zip(MECHANISMS, (None, 0.9), strict=True)]
 )
@@ -200,7 +217,7 @@ def test_bounds_share_the_chance_that_one_of_them_is_wrong(mechanism, monkeypatc
     assert len(alphas) == len(claims) + gaussian > len(claims)
     alphas += [alpha for *_, alpha in means]  # one for each direction
     assert len(means) == 4 * gaussian
-    assert sum(alphas) == pytest.approx(1 - CONFIDENCE)
+    assert sum(alphas) == pytest.approx(OF_BOUNDS)
 
 
 def test_scores_are_the_clipped_gradient_over_all_fakes():

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from fedgs.audit import noise as module
-from fedgs.audit.finding import HOLDS, REFUTED, Check
+from fedgs.audit.finding import HOLDS, OF_NOISE, REFUTED, Check
 from fedgs.audit.noise import check_noise, p_values
 from fedgs.audit.releases import audited
 from fedgs.mechanism.noise import NoiseStream
@@ -15,7 +15,7 @@ from fedgs.round import answer as rounds
 from fedgs.round.run import new_event
 from tiny import FULL_PARTICIPATION, MOMENTS, tiny_config
 
-ALPHA = 0.001
+ALPHA = OF_NOISE
 SHAPE = (60, 3, 4, 1, 8, 8)
 INTEGERS = {"secure_aggregation": True}
 
@@ -30,7 +30,7 @@ def _same_noise_every_time(monkeypatch):
         return NoiseStream(seed, *rest)
 
     monkeypatch.setattr(rounds, "NoiseStream", make)
-    monkeypatch.setattr(module, "NUM_DRAWS", 150_000)
+    monkeypatch.setattr(module, "NUM_DRAWS", 60_000)
 
 
 def checked(**settings) -> Check:
@@ -60,7 +60,7 @@ def test_honest_noise_holds_and_the_row_says_what_was_tested(settings):
     assert check.verdict == HOLDS, check
     assert 0 < check.found < check.allowed < 6
     assert "in standard errors" in check.tested
-    nodes = {1: 4, 6: 1}.get(settings.get("clients_per_node"), 3)
+    nodes = 1 if settings.get("clients_per_node") == 6 else 2
     shape = "1 x 1 x 3 x 17" if "stages" in settings else "4 x 1 x 8 x 8"
     assert f"rounds of {nodes} nodes, each {shape}: " in check.tested
 
@@ -75,6 +75,12 @@ def test_honest_noise_is_refuted_no_more_often_than_stated():
         refuted = sum(value < alpha for value in least)
         assert binom.sf(refuted - 1, 300, alpha) > 1e-3
         assert binom.cdf(refuted, 300, alpha) > 1e-4  # and it is not blind
+
+
+def test_honest_releases_of_many_seeds_hold():
+    found = [checked(noise_seed=seed) for seed in range(25)]
+    assert {check.verdict for check in found} == {HOLDS}
+    assert len({check.found for check in found}) == 25
 
 
 # ------------------------------------------------------------------ planted faults
@@ -122,7 +128,7 @@ def more_here_and_less_there(draw, shape):
 
 
 def less_everywhere(draw, shape):
-    return draw(shape) * 0.98
+    return draw(shape) * 0.96
 
 
 def twice_as_much(draw, shape):
@@ -162,7 +168,7 @@ def in_some_directions_only(draw, shape):
 
 def with_a_mean(draw, shape):
     noise = draw(shape)
-    return noise + 0.02 * np.abs(noise).mean()
+    return noise + 0.05 * np.abs(noise).mean()
 
 
 FAULTS = [

@@ -1,6 +1,7 @@
 """Planted faults, for audits to find: other clips, and methods of others."""
 
 import dataclasses
+import sys
 
 import torch
 
@@ -88,6 +89,16 @@ CLIPS = {
 
 # ------------------------------------------------------------------ methods
 
+
+def given(monkeypatch, kind: type[Method], **settings) -> ResolvedConfig:
+    """Makes an object of a class the method of a run, as a user does."""
+    MEMORY.clear()
+    name = f"own_{kind.__name__}"
+    monkeypatch.setattr(sys.modules[__name__], name, kind(), raising=False)
+    monkeypatch.setenv("FEDGS_METHODS", f"{__name__}:{name}")
+    return of_method(f"{__name__}:{name}", **settings)
+
+
 MEMORY = {}  # what a method keeps beside itself
 
 
@@ -122,6 +133,17 @@ class DividesByAll(Honest):
         own = super().answer(config, client, request)
         MEMORY["total"] = MEMORY.get("total", 0.0) + own
         return own / MEMORY["total"].norm()
+
+
+class KeepsInItself(Honest):
+    """Divides by what this object has seen."""
+
+    total = 0.0
+
+    def answer(self, config, client, request):
+        own = super().answer(config, client, request)
+        self.total = self.total + own
+        return own / self.total.norm()
 
 
 class DividesByTheRound(Honest):
