@@ -104,6 +104,21 @@ def mu_at_least(rates: ErrorRates) -> Any:
     return np.maximum(0.0, -(ndtri(rates.false_positive) + ndtri(rates.false_negative)))
 
 
+def mu_of_means(outside: Scores, inside: Scores, std: float, alpha: float) -> float:
+    """Returns the least mu that the means of scores with Gaussian noise allow.
+
+    Their difference has the standard deviation std sqrt(2 / n), however few they are.
+
+    Args:
+        outside: scores without the client's data, shape (n,).
+        inside: scores with it, shape (n,).
+        std: of the noise in each score, as it is claimed; above 0.
+        alpha: the chance that the bound is wrong, in (0, 1).
+    """
+    error = ndtri(1 - alpha) * math.sqrt(2 / len(inside))
+    return max(0.0, float((inside.mean() - outside.mean()) / std - error))
+
+
 def best_threshold(
     outside: Scores,
     inside: Scores,

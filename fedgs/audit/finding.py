@@ -1,9 +1,11 @@
-"""What an attack found: a lower bound beside the epsilon that is claimed."""
+"""What an audit found: lower bounds of epsilons, and checks of what they rest on."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-CONFIDENCE = 0.95
+CONFIDENCE = 0.95  # of all rows together
+OF_NOISE = 1e-4  # of what is left: that a test of noise refutes what is true
+OF_BOUNDS = 1 - CONFIDENCE - OF_NOISE  # that a lower bound is too large
 HOLDS, REFUTED, NO_CLAIM = "holds", "REFUTED", "nothing to refute"
 
 
@@ -50,3 +52,34 @@ class Finding:
         Privacy: as the finding itself.
         """
         return {**asdict(self), "confidence": CONFIDENCE, "verdict": self.verdict}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One number that the code may not exceed, where every epsilon supposes that.
+
+    Privacy: public; of made-up clients, of settings and of noise.
+
+    Attributes:
+        check: what is checked, in a word or two.
+        tested: what was done, and what the numbers count.
+        found: the largest number that was found.
+        allowed: the largest one that agrees with what the ledger claims.
+    """
+
+    check: str
+    tested: str
+    found: float
+    allowed: float
+
+    @property
+    def verdict(self) -> str:
+        """Whether what was found contradicts the claim."""
+        return REFUTED if not self.found <= self.allowed else HOLDS
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields and the verdict as JSON values.
+
+        Privacy: public.
+        """
+        return {**asdict(self), "verdict": self.verdict}

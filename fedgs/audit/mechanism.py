@@ -4,16 +4,19 @@ The other attacks are B, one run with canaries (`one_run`), and C, membership in
 on samples, which shows harm and never safety (`membership`). `bounds` turns counts into
 epsilons that hold with a confidence.
 
-The client answers every fake with the same gradient, ten times longer than C, so that
-clipping matters: +10 C e ("inside") against -10 C e (replace-one) or 0 (zero-out). The
-release is that of `fedgs.round.answer` with the run's clip bound, B and noise:
-it clips, sums over the node's clients and adds noise, and a bug in any of that shows
-here. The test looks at <release, e>, summed over the B samples; for Gaussian noise no
-other does better.
+The client answers every fake with the same gradient, a million times longer than C, so
+that clipping matters: +10^6 C e ("inside") against -10^6 C e (replace-one) or 0
+(zero-out). The release is that of `fedgs.round.answer` with the run's clip bound, B and
+noise: it clips, sums over the node's clients and adds noise, and a bug in any of that
+shows here. The test looks at <release, e>, summed over the B samples; for Gaussian
+noise no other does better.
 
-Noise is equal and independent in all coordinates, so gradients have one coordinate
-here: the test sees the same as with all of them, and a million trials take seconds.
-Trials lie along the axis of the samples: one call holds many rounds of B samples each.
+It is made twice. A million rounds have one coordinate: where noise is equal and
+independent in all of them, which `noise` tests, that shows as much as all of them do,
+and it takes seconds. Fewer rounds have the run's shape, in directions of all, of some
+and of one of its coordinates; there the mean of <release, e> decides, which is the
+sufficient statistic of Gaussian noise. Trials lie along the axis of the samples: one
+call holds many rounds of B samples each.
 
 Source: Jagielski, Ullman, Oprea, "Auditing differentially private machine learning",
 NeurIPS 2020; Nasr et al., "Adversary instantiation", S&P 2021 (worst-case gradients).
@@ -22,22 +25,19 @@ NeurIPS 2020; Nasr et al., "Adversary instantiation", S&P 2021 (worst-case gradi
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedgs.audit import bounds
 from fedgs.audit.bounds import ErrorRates, Scores
-from fedgs.audit.canaries import INSIDE, LENGTH, OUTSIDE
-from fedgs.audit.finding import CONFIDENCE, Finding
-from fedgs.config.rounds import rounds_alike
+from fedgs.audit.canaries import INSIDE, OUTSIDE
+from fedgs.audit.finding import OF_BOUNDS, Finding
+from fedgs.audit.releases import directions, node_scores
+from fedgs.config.rounds import rounds_alike, terms_at
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
-from fedgs.mechanism.integers import real_values
 from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.gaussian import epsilon_from_mu, fixed_law
@@ -45,12 +45,15 @@ from fedgs.privacy.ledger import Event
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy.plan import Plan, costs_of, relations_of
 from fedgs.randomness import secret
-from fedgs.round.answer import release
 from fedgs.round.run import new_event
 
 CHOICE_SHARE = 0.2  # trials on which the threshold is chosen, on top of the others
 MAX_DRAWS = 2e9  # of noise; with a large B or many nodes there are fewer trials
-_FAKES_AT_ONCE = 1 << 16
+WHOLE_DRAWS = 1 / 12  # of them, for releases of the run's shape
+MOST_WHOLE = 2000  # of these in a direction: the mean of more would be hardly sharper
+# Of the chance that a bound is too large: other than the two bounds by counts, that of
+# means is so as often as it may be.
+WHOLE_SHARE = 0.002
 
 
 class Claim(NamedTuple):
@@ -204,7 +207,7 @@ def audit_round(
     config = dataclasses.replace(config, noise_seed=None, selection_key=secret())
     total = int(trials * (1 + CHOICE_SHARE))
     simulation = _Simulation(config, claims, total, max_draws, round)
-    alpha = (1 - CONFIDENCE) / len(claims) / num_audits
+    alpha = OF_BOUNDS / len(claims) / num_audits
     return [_attack(claim, simulation, delta, alpha) for claim in claims]
 
 
@@ -213,8 +216,10 @@ def _attack(
 ) -> Finding:
     outside, inside = simulation.scores(claim)
     split = int(len(inside) * CHOICE_SHARE / (1 + CHOICE_SHARE))
+    of_whole = WHOLE_SHARE * alpha
     if claim.mu is not None:
-        alpha /= 2  # two bounds, of which the better one is reported
+        # Three bounds, of which the best one is reported.
+        alpha = (alpha - of_whole) / 2
     any_curve = bound_epsilon(outside, inside, split, delta, alpha)
     details = {"trials": len(inside) - split, "epsilon_any_curve": any_curve[0]}
     bound, rates = any_curve
@@ -224,10 +229,13 @@ def _attack(
         )
         rates = bounds.error_rates(outside[split:], inside[split:], threshold, alpha)
         mu = bounds.mu_at_least(rates)
-        details |= {"mu_lower_bound": mu}
         if claim.mu < math.inf:
-            details |= {"mu": claim.mu}
+            whole = simulation.whole_mu(claim, of_whole)
+            details |= {"mu": claim.mu, "mu_of_whole_releases": whole}
+            details |= {"whole_releases": simulation.num_whole}
+            mu = max(mu, whole)
             bound = max(bound, epsilon_from_mu(mu, delta))
+        details |= {"mu_lower_bound": mu}
     where = {"asked": "takes part", "seen": "drawn", "hidden": "drawn, unseen"}
     kind = simulation.terms.release
     what = "" if kind == "gradient" else f", {kind}"
@@ -277,7 +285,7 @@ class _Simulation:
         max_draws: float,
         round: int,
     ) -> None:
-        self.terms = terms = config.terms(round)
+        self.terms = terms = terms_at(config, round)
         views = {claim.view for claim in claims}
         signs = {INSIDE, *(OUTSIDE[claim.relation] for claim in claims)}
         if "hidden" in views:
@@ -293,6 +301,33 @@ class _Simulation:
             self.others[shares] = sum(rest, start=silent)
         if views != {"asked"}:
             self.is_asked = asked(config, total)
+        # Of the run's shape, a few releases in each direction; at least one.
+        self.whole: list[dict[float, Scores]] = []
+        along = directions(terms.shape[1:])
+        draws = math.prod(terms.shape) * len(signs) * len(along)
+        most = min(total, MOST_WHOLE)
+        self.num_whole = max(1, min(most, int(max_draws * WHOLE_DRAWS / draws)))
+        if not any(claim.mu for claim in claims):
+            return
+        for e in along:
+            each = {sign: np.full(self.num_whole, sign) for sign in signs}
+            scores = {s: node_scores(config, x, 0, round, e) for s, x in each.items()}
+            self.whole.append(scores)
+
+    def whole_mu(self, claim: Claim, alpha: float) -> float:
+        """Returns the least mu that releases of the run's shape show, by any direction.
+
+        Of the other nodes' noise it takes what is claimed.
+        """
+        std = self.terms.noise_std * math.sqrt(self.terms.batch_size)
+        if not std:
+            return 0.0  # counts show it
+        out, of_each = OUTSIDE[claim.relation], alpha / len(self.whole)
+        found = [
+            bounds.mu_of_means(scores[out], scores[INSIDE], std, of_each)
+            for scores in self.whole
+        ]
+        return max(found) / math.sqrt(claim.shares)
 
     def scores(self, claim: Claim) -> tuple[Scores, Scores]:
         """Returns one score per trial, outside and inside."""
@@ -307,47 +342,6 @@ class _Simulation:
         if claim.view == "hidden":
             instead = self.own[-1.0][:count] + others
         return np.where(is_asked, outside, instead), np.where(is_asked, inside, instead)
-
-
-def node_scores(
-    config: ResolvedConfig, signs: Scores, node_id: int = 0, round: int = 1
-) -> Scores:
-    """Returns <release, e>, summed over the B samples, of one round for each sign.
-
-    A node with several clients answers with two: the attacked one, and one that
-    contributes -C e whatever the sign.
-
-    Privacy: public; reads no data.
-
-    Args:
-        config: the run's; decides C, B and the noise. Noise is never seeded here.
-        signs: shape (trials,); the client's gradient or embedding is sign * 10 C e.
-        node_id: whose release it is.
-        round: a round of the kind that is meant.
-    """
-    terms = config.terms(round)
-    size = max(1, _FAKES_AT_ONCE // terms.batch_size)
-    # In parts, for the memory of a million rounds.
-    parts = np.split(signs, range(size, len(signs), size))
-    with ThreadPoolExecutor(config.num_workers) as pool:
-        done = pool.map(lambda part: _node_scores(config, terms, part, node_id), parts)
-        return np.concatenate(list(done))
-
-
-def _node_scores(
-    config: ResolvedConfig, terms: Terms, signs: Scores, node_id: int
-) -> Scores:
-    grads = torch.from_numpy(signs.repeat(terms.batch_size)).float()
-    grads = grads.view(1, -1, 1, 1, 1) * LENGTH * terms.clip_bound
-    if config.largest_node > 1 and config.clients_per_round > 1:
-        grads = torch.cat([grads, torch.full_like(grads, -LENGTH * terms.clip_bound)])
-    # Noise is equal in all coordinates, so each sample has one; never seeded here.
-    unseeded = dataclasses.replace(config, noise_seed=None)
-    of_one = dataclasses.replace(terms, shape=(grads.shape[1], 1, 1, 1))
-    found = release(unseeded, of_one, [grads], 1, node_id, len(grads))
-    if found is None:
-        raise RuntimeError("a node that was asked released nothing")
-    return real_values(found).numpy().reshape(len(signs), -1).sum(1)
 
 
 def asked(config: ResolvedConfig, total: int) -> npt.NDArray[np.bool_]:

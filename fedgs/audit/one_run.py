@@ -32,7 +32,7 @@ import numpy as np
 
 from fedgs.audit.bounds import Scores, one_run_epsilon
 from fedgs.audit.canaries import INSIDE, OUTSIDE, Canaries, CanaryNodes
-from fedgs.audit.finding import CONFIDENCE, Finding
+from fedgs.audit.finding import OF_BOUNDS, Finding
 from fedgs.config.run_config import GsWganConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.methods import new_state
@@ -94,7 +94,7 @@ def audit_run(
     if plan.engine == "local":
         views = [("release", "sums", sums)]
     views.append(("release", "generator", by_generator))
-    alpha = (1 - CONFIDENCE) / len(views) / num_audits
+    alpha = OF_BOUNDS / len(views) / num_audits
     asked = (plan, canaries, delta, alpha, config.num_rounds)
     return [_finding(*asked, *view) for view in views]
 

@@ -11,7 +11,7 @@ import runs
 import tiny
 from command_line import refused
 from fedgs.app.commands import audit
-from fedgs.audit import mechanism, one_run
+from fedgs.audit import mechanism, noise, one_run, worst_case
 from fedgs.audit.finding import CONFIDENCE
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.round.preparation import resolve
@@ -24,6 +24,11 @@ OF_DATA = ("data", "num_clients", "num_classes", "clients_per_round", "noise_see
 SETTINGS = {n: v for n, v in tiny.SETTINGS.items() if n not in OF_DATA}
 SETTINGS |= FULL_PARTICIPATION | {"noise_multiplier": 1.5, "num_rounds": 2}
 SETTINGS |= {"discriminator_steps": 1, "warm_start_rounds": 1}
+
+
+@pytest.fixture(autouse=True)
+def _little_noise(monkeypatch):
+    monkeypatch.setattr(noise, "NUM_DRAWS", 60_000)
 
 
 @pytest.fixture
@@ -73,7 +78,9 @@ def test_quick_audit_holds_and_alters_nothing(run, quick, capsys):
     printed = capsys.readouterr()
     assert "B, one run with canaries: not run: give --full" in printed.out
     assert "has no test split" in " ".join(printed.out.split())  # why C was skipped
-    assert {f["verdict"] for f in written["findings"]} == {"holds"}
+    rows = written["findings"] + written["checks"]
+    assert {row["verdict"] for row in rows} == {"holds"}
+    assert "what every claim rests on" in printed.out
     assert "rounds of each kind" in printed.err  # progress, plain lines
 
 
@@ -96,6 +103,7 @@ def test_broken_noise_is_exit_code_1_and_membership_uses_the_test_split(
     found, printed = written["membership"], capsys.readouterr()
     assert (found["num_members"], found["num_others"]) == (40, 40)
     assert "REFUTED: A takes part: release, " in printed.err
+    assert "REFUTED: noise, gradient: " in printed.err
     assert "proves nothing" in printed.out
 
 
@@ -129,16 +137,18 @@ def test_full_audit_holds_leaves_no_training_behind_and_shares_its_confidence(
     shares: list[float] = []
     before = content(run)
 
-    def spy(attack):
+    def spy(module, name, place_of_alpha):
+        attack = getattr(module, name)
+
         def found(*known):
-            alpha = known[-1] if attack is mechanism._attack else known[3]
-            shares.append(alpha)
+            shares.append(known[place_of_alpha])
             return attack(*known)
 
-        return found
+        monkeypatch.setattr(module, name, found)
 
-    monkeypatch.setattr(mechanism, "_attack", spy(mechanism._attack))
-    monkeypatch.setattr(one_run, "_finding", spy(one_run._finding))
+    spy(mechanism, "_attack", 3)
+    spy(worst_case, "check_noise", 2)
+    spy(one_run, "_finding", 3)
     full = ("--full", "--rounds", 1)
     code, written = quick(run, *full, "--json")
     assert (code, content(run)) == (0, before)

@@ -13,6 +13,7 @@ from fedgs.audit.bounds import (
     epsilon_at_least,
     error_rates,
     mu_at_least,
+    mu_of_means,
     one_run_epsilon,
     one_run_p_value,
     rate_at_most,
@@ -59,6 +60,19 @@ def test_bounds_are_wrong_no_more_often_than_stated():
         found.append(mu)
     assert binom.sf(wrong - 1, 400, ALPHA) > 1e-3
     assert np.mean(found) > 0.85  # and not vacuous
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_means_of_few_scores_bound_mu_as_often_as_stated(count):
+    rng, std = np.random.default_rng(0), 3.0
+    outside = rng.normal(0, std, (4000, count))
+    inside = rng.normal(2 * std, std, (4000, count))
+    each = zip(outside, inside, strict=True)
+    found = np.array([mu_of_means(*scores, std, ALPHA) for scores in each])
+    wrong = int((found > 2).sum())
+    assert 1e-3 < binom.cdf(wrong, 4000, ALPHA) < 1 - 1e-3
+    assert found.min() >= 0
+    assert mu_of_means(outside[0], outside[0] + 100 * std, std, ALPHA) > 90
 
 
 def test_threshold_lies_where_the_bound_is_best():

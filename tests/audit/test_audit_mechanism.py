@@ -7,18 +7,24 @@ import numpy as np
 import pytest
 
 from fedgs.audit import mechanism as mechanism_module
-from fedgs.audit.finding import CONFIDENCE, HOLDS, NO_CLAIM, REFUTED, Finding
+from fedgs.audit.finding import (
+    CONFIDENCE,
+    HOLDS,
+    NO_CLAIM,
+    OF_BOUNDS,
+    REFUTED,
+    Finding,
+)
 from fedgs.audit.mechanism import (
-    _FAKES_AT_ONCE,
     CHOICE_SHARE,
     asked,
     audit_round,
     bound_epsilon,
     claims_of_one_round,
-    node_scores,
     recorded_plan,
     weakest_rounds,
 )
+from fedgs.audit.releases import _NUMBERS_AT_ONCE, node_scores
 from fedgs.config.run_config import GsWganConfig, RunConfig
 from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
@@ -110,6 +116,16 @@ def test_true_claims_hold_and_are_nearly_met(mechanism, monkeypatch):
         assert 0.5 < finding.lower_bound < finding.epsilon
 
 
+def test_true_claims_of_many_audits_hold():
+    """Noise and draws differ from one to the next."""
+    config = config_of("full participation", noise_multiplier=4.0)
+    claims = claims_of_one_round(Plan.from_config(config), DELTA)
+    found = [audit_round(config, claims, DELTA, 500, 2e6) for _ in range(20)]
+    assert set().union(*map(verdicts, found)) == {HOLDS}
+    bounds = {finding.details["mu_of_whole_releases"] for (finding, *_) in found}
+    assert len(bounds) > 1
+
+
 @pytest.mark.parametrize(
     ("mechanism", "factor"), [*zip(MECHANISMS, (None, 0.9), strict=True)]
 )
@@ -188,8 +204,9 @@ def test_integers_of_a_secure_aggregation_are_attacked_with_every_share_of_noise
 
 @each_mechanism
 def test_bounds_share_the_chance_that_one_of_them_is_wrong(mechanism, monkeypatch):
-    """A row that takes the better of two bounds pays for both."""
+    """A row that takes the best of three bounds pays for all of them."""
     calls = record_calls(monkeypatch, mechanism_module.bounds, "error_rates")
+    means = record_calls(monkeypatch, mechanism_module.bounds, "mu_of_means")
     config = config_of(mechanism)
     claims = claims_of_one_round(Plan.from_config(config), DELTA)
     audit_round(config, claims, DELTA, 100)
@@ -197,7 +214,9 @@ def test_bounds_share_the_chance_that_one_of_them_is_wrong(mechanism, monkeypatc
     alphas = [alpha for *_, chosen, alpha in calls if np.ndim(chosen) == 0]
     gaussian = sum(claim.mu is not None for claim in claims)
     assert len(alphas) == len(claims) + gaussian > len(claims)
-    assert sum(alphas) == pytest.approx(1 - CONFIDENCE)
+    alphas += [alpha for *_, alpha in means]  # one for each direction
+    assert len(means) == 4 * gaussian
+    assert sum(alphas) == pytest.approx(OF_BOUNDS)
 
 
 def test_scores_are_the_clipped_gradient_over_all_fakes():
@@ -210,7 +229,7 @@ def test_scores_are_the_clipped_gradient_over_all_fakes():
 
 def test_seeded_noise_is_not_reused_between_trials():
     config = config_of("one of six", noise_seed=7)
-    size = _FAKES_AT_ONCE // config.batch_size  # trials of one release
+    size = _NUMBERS_AT_ONCE // config.batch_size  # trials of one release
     first, second = np.split(node_scores(config, np.zeros(2 * size)), 2)
     assert (first != second).mean() > 0.99
 

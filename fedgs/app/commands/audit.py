@@ -6,6 +6,7 @@ The run is read, never altered; everything goes to RUN/audit/.
 import dataclasses
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,20 @@ from fedgs.app.commands.audit_report import conclude
 from fedgs.app.commands.audit_request import AuditRequest
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.audit.canaries import Canaries
-from fedgs.audit.finding import Finding
+from fedgs.audit.finding import Check, Finding
 from fedgs.audit.mechanism import MAX_DRAWS, audit_rounds, recorded_plan
 from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_release import attack_releases
 from fedgs.audit.one_run import as_audited, audit_run
+from fedgs.audit.releases import audited
+from fedgs.audit.worst_case import check_mechanism, check_method
 from fedgs.baselines.frame import open_run
-from fedgs.config.run_config import GsWganConfig, of_gs_wgan
+from fedgs.config.run_config import GsWganConfig, ResolvedConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.errors import UserError
 from fedgs.privacy.accountant import SEEDED
+from fedgs.privacy.ledger import Event
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.rounding import upper
 from fedgs.randomness import secret
@@ -39,7 +43,7 @@ CANARIES, FEWEST_CANARIES = 100, 10
 NUM_SYNTHETIC = 5000
 NUM_RECORDS = 2500
 NOT_RUN = "not run: give --full"
-Outcome = tuple[list[Finding], dict[str, Any], list[str]]  # findings, report, notes
+Outcome = tuple[list[Finding], list[Check], dict[str, Any], list[str]]  # and notes
 NO_STAGES = "not run: it has canaries for gradients only, the run releases others"
 
 
@@ -55,9 +59,9 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
     attacks = _attack_baseline if folder.is_baseline else _attack_run
     started = time.monotonic()
     with Progress() as progress:
-        findings, report, notes = attacks(folder, request, progress)
+        findings, checks, report, notes = attacks(folder, request, progress)
     report["seconds"] = round(time.monotonic() - started, 1)
-    return conclude(folder.path, report, findings, notes, as_json)
+    return conclude(folder.path, report, findings, checks, notes, as_json)
 
 
 def _attack_baseline(
@@ -77,13 +81,13 @@ def _attack_baseline(
     findings = attack_releases(run, request.trials)
     whole = upper(run.guarantees()[0].epsilon)
     notes = [f"one release each; the whole run claims {whole}"]
-    return findings, {"method": run.method.name}, notes
+    return findings, [], {"method": run.method.name}, notes
 
 
 def _attack_run(
     folder: RunFolder, request: AuditRequest, progress: Progress
 ) -> Outcome:
-    """Attacks one round of each kind; with --full, a whole run as well."""
+    """Attacks and checks one round of each kind; with --full, a whole run as well."""
     clients = folder.config.num_clients
     if request.full and clients < FEWEST_CANARIES:
         raise UserError(
@@ -99,6 +103,14 @@ def _attack_run(
     progress.say(f"A: up to {request.trials} rounds of each kind")
     most_draws = MAX_DRAWS if request.full else QUICK_DRAWS
     findings = audit_rounds(config, events, request.trials, most_draws, int(has_b))
+    progress.say("noise and clipping, and the method with made-up clients")
+    checks, notes = _checks(config, events)
+    whole = {f.details["whole_releases"] for f in findings if "mu" in f.details}
+    if whole:
+        notes.append(
+            f"A: best of rounds of one coordinate and of {min(whole):g} or more whole "
+            "releases in each of four directions"
+        )
     data, one_run = None, NO_STAGES if request.full else NOT_RUN
     if has_b:
         config = of_gs_wgan(config)
@@ -109,12 +121,24 @@ def _attack_run(
     membership = _membership(folder, data, progress)
     is_seeded = folder.config.noise_seed is not None
     report = {"is_seeded": is_seeded, "one_run": one_run, "membership": membership}
-    notes = [f"B, one run with canaries: {one_run}"]
+    notes.append(f"B, one run with canaries: {one_run}")
     if isinstance(membership, str):
         notes.append(f"C, membership inference: {membership}")
     if is_seeded:
         say(f"Note: the noise of this run was {SEEDED}", is_error=True)
-    return findings, report, notes
+    return findings, checks, report, notes
+
+
+def _checks(
+    config: ResolvedConfig, events: Sequence[Event]
+) -> tuple[list[Check], list[str]]:
+    """Checks what all claims rest on; the checks, and why some could not run."""
+    config = audited(config)
+    found = check_mechanism(config, events)
+    try:
+        return found + check_method(config), []
+    except UserError as error:
+        return found, [f"the method with made-up clients: not run: {error}"]
 
 
 def _one_run(

@@ -6,10 +6,11 @@ from typing import Any
 
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
-from fedgs.audit.finding import CONFIDENCE, REFUTED, Finding
+from fedgs.audit.finding import CONFIDENCE, REFUTED, Check, Finding
 from fedgs.files import write_json
 from fedgs.privacy.rounding import lower, upper
 
+HEAD_OF_CHECKS = ("check", "found", "at most", "verdict", "what was tested")
 HEAD = ("attack", "against", "rounds", "bound", "claimed", "by", "verdict")
 
 
@@ -17,6 +18,7 @@ def conclude(
     folder: Path,
     report: dict[str, Any],
     findings: Sequence[Finding],
+    checks: Sequence[Check],
     notes: Sequence[str],
     as_json: bool,
 ) -> bool:
@@ -26,19 +28,24 @@ def conclude(
         folder: of the run.
         report: what its kind of audit has to say beside the findings.
         findings: at least one.
+        checks: of what all claims rest on; none of a baseline.
         notes: lines below the table.
         as_json: prints the report instead of the tables.
     """
     output = folder / "audit"
     output.mkdir(exist_ok=True)
     refuted = [finding for finding in findings if finding.verdict == REFUTED]
-    rows = [finding.to_json() for finding in findings]
+    broken = [check for check in checks if check.verdict == REFUTED]
+    holds = not refuted and not broken
     report = {"run": str(folder), "confidence": CONFIDENCE, **report}
-    report |= {"findings": rows, "holds": not refuted}
+    report["findings"] = [finding.to_json() for finding in findings]
+    report |= {"checks": [check.to_json() for check in checks], "holds": holds}
     write_json(output / "report.json", report)
     if as_json:
         print((output / "report.json").read_text(), end="")
     else:
+        if checks:
+            _table_of_checks(checks).show()
         _table(findings, notes).show()
         if isinstance(report.get("membership"), dict):
             _membership(report["membership"]).show()
@@ -50,7 +57,19 @@ def conclude(
             f"{lower(finding.lower_bound)}, {upper(finding.epsilon)} is claimed"
         )
         say(text, is_error=True)
-    return not refuted
+    for check in broken:
+        numbers = f"{check.found:.4g} is found, at most {check.allowed:.4g} may be"
+        say(f"REFUTED: {check.check}: {numbers}; {check.tested}", is_error=True)
+    return holds
+
+
+def _table_of_checks(checks: Sequence[Check]) -> Table:
+    rows = [
+        (c.check, f"{c.found:.4g}", f"{c.allowed:.4g}", c.verdict, c.tested)
+        for c in checks
+    ]
+    caption = "what every claim rests on, with clients that are made up"
+    return Table(caption, HEAD_OF_CHECKS, rows, numeric=False)
 
 
 def _table(findings: Sequence[Finding], notes: Sequence[str]) -> Table:

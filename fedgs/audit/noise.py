@@ -1,0 +1,169 @@
+"""Whether the noise of releases is what the ledger says: independent and Gaussian.
+
+The clients of these releases cancel, so what is left is noise. It is divided by the
+standard deviation that the ledger records and laid out by round, node, sample, channel,
+row and column. If the ledger is right, all numbers are independent draws of N(0, 1), so
+that each of these has a known law:
+
+    squares   the sum over any of the axes, of every cell that remains: chi-squared
+    sums      the same of the numbers themselves: over all axes but those of rounds and
+              nodes it is the all-ones direction, over these it is a coordinate's mean
+    cosines   between two releases, or two samples, as vectors of d numbers: their
+              square is Beta(1/2, (d - 1)/2), whatever direction noise may prefer
+    repeats   pairs of equal sizes |x|, wherever they stand: reused noise has more
+    shape     Kolmogorov and Smirnov's distance from the normal law
+
+The least likely one is reported, corrected for their number (Bonferroni).
+
+Source: Chen, Zhang, Zhong, "Tests for high-dimensional covariance matrices", JASA 2010
+(inner products of independent draws).
+"""
+
+# scipy has no type stubs:
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+
+import itertools
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.stats import chi2, kstest, norm
+
+from fedgs.audit.finding import Check
+from fedgs.audit.releases import FAR, released
+from fedgs.config.integers import noise_units
+from fedgs.config.rounds import terms_at
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.privacy.ledger import Event
+
+Noise = npt.NDArray[np.float64]
+AXES = ("rounds", "nodes", "samples", "channels", "rows", "columns")
+NUM_DRAWS = 4_000_000  # of noise; more where the fewest rounds have more
+FEWEST_ROUNDS, MOST_RELEASES, MOST_NODES = 3, 2000, 2
+_MOST_VECTORS = 500  # of which cosines are taken
+_WIDTH = 2.0**-16  # of a bin of sizes: below it float32 has steps
+_MOST_OF_SHAPE = 1_000_000
+
+
+def check_noise(config: ResolvedConfig, event: Event, alpha: float) -> Check:
+    """Tests the noise of releases like that of an event.
+
+    Privacy: public; reads no data.
+
+    Args:
+        config: of the run, as audited.
+        event: of its ledger.
+        alpha: the chance that noise as recorded is refuted.
+    """
+    noise = standardised_noise(config, event)
+    found = p_values(noise)
+    least = min(found, key=lambda name: found[name])
+    shape = " x ".join(map(str, noise.shape[2:]))
+    return Check(
+        check=f"noise, {event.release}",
+        tested=f"{noise.shape[0]} rounds of {noise.shape[1]} nodes, each {shape}: "
+        f"mean, variance, independence and shape by {len(found)} tests; the least "
+        f"likely result, in standard errors, is that of {least}",
+        found=_standard_errors(found[least]),
+        allowed=_standard_errors(alpha / len(found)),
+    )
+
+
+def _standard_errors(p_value: float) -> float:
+    return float(norm.isf(max(p_value, 1e-300) / 2))
+
+
+def standardised_noise(config: ResolvedConfig, event: Event) -> Noise:
+    """Returns the noise of releases over what it should be, of shape by `AXES`.
+
+    They are of rounds and nodes with the run's own source of noise, seeded or not.
+
+    Privacy: public; reads no data.
+    """
+    terms, rng = terms_at(config, event.round), np.random.default_rng()
+    nodes = min(config.num_nodes, MOST_NODES)
+    most = min(NUM_DRAWS // math.prod(terms.shape), MOST_RELEASES)
+    rounds = max(FEWEST_ROUNDS, most // nodes)
+    # Two clients, far too long, that cancel once they are clipped.
+    one = torch.from_numpy(rng.standard_normal(terms.shape)) * FAR * terms.clip_bound
+    answers = torch.stack([one, -one])
+    places = itertools.product(range(1, rounds + 1), range(nodes))
+    made = partial(released, config, terms, [answers], len(answers))
+    with ThreadPoolExecutor(config.num_workers) as pool:
+        found = list(pool.map(lambda place: made(*place), places))
+    noise = torch.stack(found).numpy().reshape(rounds, nodes, *terms.shape)
+    std = event.noise_std
+    if units := config.units(terms):
+        step = terms.clip_bound / units
+        std = noise_units(event.noise_multiplier, units) * step
+        # Integers become real numbers, as the tests' laws are of these.
+        noise += rng.uniform(-step / 2, step / 2, noise.shape)
+    noise /= std
+    return noise
+
+
+def p_values(noise: Noise) -> dict[str, float]:
+    """Returns how likely noise of N(0, 1) is as far off as this, by what was tested."""
+    if not np.isfinite(noise).all():
+        return {"numbers that are finite": 0.0}
+    found: dict[str, float] = {}
+    long = [axis for axis in range(noise.ndim) if noise.shape[axis] > 1]
+    squares = np.square(noise)
+    for count in range(len(long) + 1):
+        for axes in itertools.combinations(long, count):
+            size = math.prod(noise.shape[axis] for axis in axes)
+            over = ", ".join(AXES[axis] for axis in axes) or "nothing"
+            found[f"squares over {over}"] = _of_cells(squares.sum(axes), size)
+            sums = np.square(noise.sum(axes)) / size if axes else squares
+            found[f"sums over {over}"] = _two_sided(sums.sum(), sums.size)
+    releases = noise.reshape(-1, noise[0, 0].size)
+    found["cosines of releases"] = _cosines(releases)
+    found["cosines of samples"] = _cosines(noise.reshape(-1, noise[0, 0, 0].size))
+    found["repeats"] = _repeats(releases[:, : NUM_DRAWS // len(releases)])
+    shape = kstest(noise.ravel()[:_MOST_OF_SHAPE], "norm")
+    found["shape"] = float(shape.pvalue)
+    return found
+
+
+def _two_sided(value: float, freedom: int) -> float:
+    return 2 * float(min(chi2.cdf(value, freedom), chi2.sf(value, freedom), 0.5))
+
+
+def _of_cells(squares: Noise, freedom: int) -> float:
+    """Returns how likely the smallest and the largest of many chi-squares are."""
+    cells, least, most = squares.size, squares.min(), squares.max()
+    below, above = chi2.cdf(least, freedom), chi2.sf(most, freedom)
+    # A largest one that is too small is as odd: noise that is cut off.
+    cut_off = math.exp(cells * float(chi2.logcdf(most, freedom)))
+    return min(1.0, 3 * float(min(cells * below, cells * above, cut_off)))
+
+
+def _cosines(vectors: Noise) -> float:
+    vectors = vectors[:_MOST_VECTORS]
+    count, size = vectors.shape
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = vectors / np.maximum(lengths, 1e-300)
+    squares = np.square(vectors @ vectors.T)
+    pairs = count * (count - 1) // 2
+    total = size * (squares.sum() - np.trace(squares)) / 2
+    return float(chi2.sf(total, pairs)) if size > 1 else 1.0
+
+
+def _repeats(noise: Noise) -> float:
+    """Returns how likely so many pairs of equal sizes are, in bins of `_WIDTH`."""
+    sizes = np.floor(np.abs(noise).ravel() / _WIDTH)
+    counts = np.unique(sizes, return_counts=True)[1].astype(np.float64)
+    n = float(noise.size)
+    # Of the law 2 phi(x), x > 0: that two sizes are equal, and that three are.
+    two = _WIDTH / math.sqrt(math.pi)
+    three = _WIDTH**2 * 2 / (math.pi * math.sqrt(3))
+    expected = n * (n - 1) / 2 * two
+    variance = expected * (1 - two) + n * (n - 1) * (n - 2) * (three - two**2)
+    pairs = float((counts * (counts - 1)).sum()) / 2
+    # As a multiple of a Poisson variable, which it is where equal sizes are rare.
+    multiple = variance / expected
+    return float(chi2.cdf(2 * expected / multiple, 2 * pairs / multiple or 1e-300))

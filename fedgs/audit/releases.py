@@ -1,0 +1,152 @@
+"""Releases of worst-case clients through the frame, which the attacks and checks read.
+
+Every release here is made by `fedgs.round.answer.release`, with the run's clip bound,
+B and noise: it checks shapes, clips, sums over a node's clients and adds noise. A bug
+in any of that shows in what comes out.
+
+Privacy: public; no data are read.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgs.audit.bounds import Scores
+from fedgs.config.rounds import terms_at
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.stages import Terms
+from fedgs.mechanism.integers import real_values
+from fedgs.randomness import secret
+from fedgs.round.answer import release
+
+FAR = 1e6  # length of a worst-case answer, in C: of a million numbers, too
+_NUMBERS_AT_ONCE = 1 << 16
+_ONE_COORDINATE = torch.ones(1, 1, 1)
+
+
+def audited(config: ResolvedConfig) -> ResolvedConfig:
+    """Returns the settings by which a run's releases are checked, before any rounding.
+
+    Rounding after the noise protects nobody, and would hide what is looked for. Who
+    takes part is drawn by another secret, so that a report tells nothing of the run's.
+    """
+    return dataclasses.replace(
+        config, message_precision="exact", device="cpu", selection_key=secret()
+    )
+
+
+def directions(shape: tuple[int, ...]) -> Tensor:
+    """Returns four random directions of one sample, of norm 1, shape (4, *shape).
+
+    The first is of all coordinates, the others of one channel, row and coordinate. A
+    clip that bounds another norm, or that of a part of a sample, lets one of them pass.
+
+    Args:
+        shape: (channels, rows, columns).
+    """
+    rng = np.random.default_rng()
+    place = [int(rng.integers(side)) for side in shape]
+    found = torch.zeros(len(shape) + 1, *shape, dtype=torch.float64)
+    for known, direction in enumerate(found):
+        inside = direction[tuple(place[:known])]
+        inside += torch.from_numpy(np.asarray(rng.standard_normal(inside.shape)))
+        direction /= direction.norm()
+    return found
+
+
+def node_scores(
+    config: ResolvedConfig,
+    signs: Scores,
+    node_id: int = 0,
+    round: int = 1,
+    direction: Tensor = _ONE_COORDINATE,
+) -> Scores:
+    """Returns <release, e>, summed over the B samples, of one round for each sign.
+
+    A node with several clients answers with two: the attacked one, and one that
+    contributes -C e whatever the sign.
+
+    Privacy: public; reads no data.
+
+    Args:
+        config: the run's; decides C, B and the noise. Noise is never seeded here.
+        signs: shape (trials,); the client's answer is sign * FAR C e.
+        node_id: whose release it is.
+        round: a round of the kind that is meant.
+        direction: e, of the shape of one sample, or of samples of one coordinate.
+    """
+    terms = terms_at(config, round)
+    size = max(1, _NUMBERS_AT_ONCE // (terms.batch_size * direction.numel()))
+    # In parts, for the memory of a million rounds.
+    parts = np.split(signs, range(size, len(signs), size))
+    of_all = (config, terms, node_id, direction)
+    with ThreadPoolExecutor(config.num_workers) as pool:
+        done = pool.map(lambda part: _scores_of_part(*of_all, part), parts)
+        return np.concatenate(list(done))
+
+
+def _scores_of_part(
+    config: ResolvedConfig,
+    terms: Terms,
+    node_id: int,
+    direction: Tensor,
+    signs: Scores,
+) -> Scores:
+    one = (direction * FAR * terms.clip_bound).float()
+    grads = torch.from_numpy(signs.repeat(terms.batch_size)).float()
+    grads = grads.view(1, -1, 1, 1, 1) * one
+    if config.largest_node > 1 and config.clients_per_round > 1:
+        grads = torch.cat([grads, (-one).expand_as(grads)])
+    unseeded = dataclasses.replace(config, noise_seed=None)
+    shape = (grads.shape[1], *one.shape)
+    of_trials = dataclasses.replace(terms, shape=shape)
+    found = released(unseeded, of_trials, [grads], len(grads), node_id=node_id)
+    along = found.flatten(1) @ direction.flatten().double()
+    return along.numpy().reshape(len(signs), -1).sum(1)
+
+
+def released(
+    config: ResolvedConfig,
+    terms: Terms,
+    answers: Iterable[Tensor],
+    asked: int,
+    round: int = 1,
+    node_id: int = 0,
+) -> Tensor:
+    """Returns what a node releases for given answers, float64; zeros where none is due.
+
+    Privacy: public, where the answers are those of made-up clients.
+
+    Args:
+        config: the run's.
+        terms: of the round.
+        answers: as `fedgs.round.answer.release` takes them.
+        asked: number of clients that answer.
+        round: with the node, it decides the noise of a seeded run.
+        node_id: of the node.
+    """
+    found = release(config, terms, answers, round, node_id, asked)
+    if found is None:
+        return torch.zeros(terms.shape, dtype=torch.float64)
+    return real_values(found)
+
+
+def without_noise(terms: Terms) -> Terms:
+    """Returns terms by which a release is the clipped sum alone."""
+    return dataclasses.replace(terms, noise_multiplier=0.0)
+
+
+def rounding(config: ResolvedConfig, terms: Terms, clients: int) -> float:
+    """Returns the most by which rounding moves a sample of a sum, in units of C.
+
+    Sums become float32; the integers of a secure aggregation are rounded before, by
+    client and coordinate.
+    """
+    units = config.units(terms)
+    of_integers = math.sqrt(math.prod(terms.shape[1:])) / units if units else 0.0
+    return clients * (1e-6 + of_integers)

@@ -1,0 +1,281 @@
+"""Whether a node's sum is bounded as its ledger claims, whoever its clients are.
+
+    terms      a round's terms stay what they were, and are what the ledger records
+    clipping   a node's sum of answers that are far too long, in all coordinates and in
+               few, is that of samples clipped to C one by one
+    noise      `fedgs.audit.noise`
+    method     its own rounds are asked, through the frame, of clients that are made up:
+               one image or many, black, white or random, of one class or of all.
+        one part      no sample of one client's part is longer than C
+        asked alone   every sum, in any order, of any of the clients, is that of the
+                      parts of clients that are asked alone: what a method remembers of
+                      one client for another one, wherever, changes a part
+        one replaced  a sample of the sum moves by at most 2C, so all by 2C sqrt(B)
+        one left out  by at most C
+
+Sums are without noise, so these numbers are exact.
+
+Privacy: public; no data are read.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgs.audit.finding import OF_NOISE, Check
+from fedgs.audit.mechanism import weakest_rounds
+from fedgs.audit.noise import check_noise
+from fedgs.audit.releases import FAR, directions, released, rounding, without_noise
+from fedgs.config.rounds import rounds_alike, terms_at
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.gan.discriminators import Discriminators
+from fedgs.methods import method_of, new_state
+from fedgs.methods.base import Hosted, Released, Request, State
+from fedgs.methods.schedule import EVERYONE
+from fedgs.privacy.ledger import Event, agreed_values
+from fedgs.round.answer import is_of_fedgs, raw_answers
+from fedgs.round.codec import rounded
+from fedgs.round.run import new_event
+
+MOST_CLIENTS = 5
+MOST_KINDS, MOST_PLAYED = 8, 20  # rounds that are asked, and played to come to one
+# Of C: what it may change that methods of fedgs compute several clients in one call.
+STACKED = 1e-2
+# What is measured with made-up clients: its limit, and what the number is.
+MEASURED = {
+    "one part": (1.0, "the longest sample of one client's part"),
+    "asked alone": (0.0, "what sums differ from the parts of clients asked alone"),
+    "one replaced": (2.0, "how far a sample of the sum moves"),
+    "one left out": (1.0, "how far a sample of the sum moves"),
+}
+
+
+def check_mechanism(config: ResolvedConfig, events: Sequence[Event]) -> list[Check]:
+    """Checks terms, clipping and noise of each kind of release that a run has.
+
+    Privacy: public; reads no data.
+
+    Args:
+        config: of the run, as `fedgs.audit.releases.audited`.
+        events: of its ledger.
+    """
+    recorded = {event.round: event for event in events}
+    found = [check_terms(config, list(recorded.values()))]
+    weakest = weakest_rounds(config, events)
+    for round in weakest.values():
+        event = recorded.get(round) or new_event(config, round, EVERYONE, 1)
+        found.append(check_clipping(config, event))
+        if event.noise_std > 0:
+            found.append(check_noise(config, event, OF_NOISE / len(weakest)))
+    return found
+
+
+def check_terms(config: ResolvedConfig, events: Sequence[Event]) -> Check:
+    """Asks for the terms of every recorded round again, twice.
+
+    Privacy: public; reads no data.
+    """
+    return Check(
+        check="terms",
+        tested=f"{len(events)} rounds: those whose terms change when they are asked "
+        "for again, or are not those of the ledger",
+        found=sum(not _is_agreed(config, event) for event in events),
+        allowed=0,
+    )
+
+
+def _is_agreed(config: ResolvedConfig, event: Event) -> bool:
+    known = terms_at(config, event.round)
+    again = [config.terms(event.round) for _ in range(2)]
+    agreed = agreed_values(config, event.round).items()
+    is_recorded = all(getattr(event, name) == value for name, value in agreed)
+    return is_recorded and again == [known, known]
+
+
+def check_clipping(config: ResolvedConfig, event: Event) -> Check:
+    """Clips and sums answers that are far too long, and some that are not.
+
+    Privacy: public; reads no data.
+
+    Args:
+        config: of the run, as audited.
+        event: of the kind of release that is meant.
+    """
+    terms = without_noise(terms_at(config, event.round))
+    bound = terms.clip_bound
+    # One sample in two is short: it stays as it is, whatever stands beside it.
+    lengths = torch.full(terms.shape, FAR * bound, dtype=torch.float64)
+    lengths[1::2] = bound / 2
+    along = directions(terms.shape[1:])[:, None] * lengths
+    broken = along[:1].clone()
+    broken[0, 0, 0, 0, 0] = torch.inf
+    answers = torch.cat([along, broken])
+    norms = torch.linalg.vector_norm(answers, dim=(2, 3, 4), keepdim=True)
+    parts = answers * (bound / norms).clamp(max=1.0)
+    parts[~norms.isfinite().expand_as(parts)] = 0.0
+    alone = [released(config, terms, [each[None]], asked=1) for each in answers]
+    differences = [found - part for found, part in zip(alone, parts, strict=True)]
+    together = released(config, terms, [answers[:2], answers[2:]], asked=len(answers))
+    differences.append(together - parts.sum(0))
+    return Check(
+        check=f"clipping, {event.release}",
+        tested="clients that answer far beyond the clip bound or with half of it, in "
+        "all coordinates or few: what sums differ from those of samples clipped one by "
+        "one, in clip bounds",
+        found=max(map(_longest, differences)) / bound,
+        allowed=rounding(config, terms, len(answers)),
+    )
+
+
+def _longest(values: Tensor) -> float:
+    """Returns the largest norm of a sample, infinite where one is no number."""
+    norms = values.flatten(1).norm(dim=1)
+    return float(norms.nan_to_num(nan=math.inf).max())
+
+
+# ------------------------------------------------------------------ made-up clients
+
+
+def check_method(config: ResolvedConfig) -> list[Check]:
+    """Asks the method's own `answer` for made-up clients, in its first rounds.
+
+    Privacy: public; reads no data.
+
+    Args:
+        config: of the run, as audited.
+
+    Raises:
+        UserError: the run's public data cannot be read.
+    """
+    requests, data = _requests(config, new_state(config)), made_up(config)
+    of_stacks = STACKED if is_of_fedgs(method_of(config, 0)) else 0.0
+    found = dict.fromkeys(MEASURED, 0.0)
+    slack = 0.0
+    rounds: list[str] = []
+    try:
+        for request in requests:
+            rounds.append(str(request.round))
+            terms = terms_at(config, request.round)
+            slack = max(slack, of_stacks + rounding(config, terms, data.num_clients))
+            for name, value in _measured(config, request, data).items():
+                found[name] = max(found[name], value / terms.clip_bound)
+    # Whatever a method of others raises is a finding, not the end of the audit.
+    except Exception as error:
+        text = f"made-up clients: {type(error).__name__}: {error}"
+        return [Check(check="method, answers", tested=text, found=1, allowed=0)]
+    asked = f"made-up clients in round {', '.join(rounds)}"
+    return [
+        Check(
+            check=f"method, {name}",
+            tested=f"{asked}: {text}, in clip bounds",
+            found=found[name],
+            allowed=limit + slack,
+        )
+        for name, (limit, text) in MEASURED.items()
+    ]
+
+
+def _requests(config: ResolvedConfig, state: State) -> Iterator[Request]:
+    """Yields the requests of the stages, and one of each other kind of terms.
+
+    What clients answer to them, and to the rounds in between, is noise alone.
+    """
+    first: dict[tuple[object, ...], int] = {}
+    for alike in rounds_alike(config):
+        terms = alike.terms
+        first.setdefault((terms.release, terms.clip_bound, terms.shape), alike.first)
+    others = list(first.values())[:MOST_KINDS]
+    for wanted in sorted({*range(1, config.num_stages + 1), *others}):
+        state.round = max(state.round, wanted - 1 - MOST_PLAYED)
+        for round in range(state.round + 1, wanted + 1):
+            method, terms = method_of(config, round), terms_at(config, round)
+            request, pending = method.begin(config, state)
+            if round == wanted:
+                request = rounded(request, config)
+                method.check(config, request)
+                yield request
+            silent = torch.zeros(1, *terms.shape)
+            noise = released(config, terms, [silent], 1, round)
+            method.finish(config, state, pending, Released(noise, terms.noise_std))
+
+
+def _measured(
+    config: ResolvedConfig, request: Request, data: FederatedImages
+) -> dict[str, float]:
+    """Returns the largest norm of a sample for each name of `MEASURED`.
+
+    Args:
+        config: of the run, as audited.
+        request: of a round.
+        data: made up; the last client is another one in the place of the first.
+    """
+    *everyone, spare = range(data.num_clients)
+    records = list(data.client_records)
+    records[0], records[spare] = records[spare], records[0]
+    other = dataclasses.replace(data, client_records=tuple(records))
+    parts = [_sum(config, request, data, [client]) for client in everyone]
+    replacing = _sum(config, request, other, [0])
+    total = _sum(config, request, data, everyone)
+    backwards = _sum(config, request, data, everyone[::-1])
+    replaced = _sum(config, request, other, everyone)
+    left_out = _sum(config, request, data, everyone[1:])
+    others = sum(parts[1:], start=torch.zeros_like(total))
+    differences = (
+        total - others - parts[0],
+        backwards - others - parts[0],
+        replaced - others - replacing,
+        left_out - others,
+    )
+    return {
+        "one part": max(map(_longest, (*parts, replacing))),
+        "asked alone": max(map(_longest, differences)),
+        "one replaced": _longest(total - replaced),
+        "one left out": _longest(total - left_out),
+    }
+
+
+def _sum(
+    config: ResolvedConfig,
+    request: Request,
+    data: FederatedImages,
+    clients: Sequence[int],
+) -> Tensor:
+    """Returns the sum that a node of these clients releases, but for the noise."""
+    nets = None
+    if method_of(config, request.round).has_discriminators and clients:
+        nets = Discriminators(config, clients)
+    chosen = EVERYONE if request.participants == EVERYONE else tuple(clients)
+    request = dataclasses.replace(request, participants=chosen, trainees=chosen)
+    answers = raw_answers(config, Hosted(data, clients, 0, nets), request)
+    terms = without_noise(terms_at(config, request.round))
+    return released(config, terms, answers, len(clients), request.round)
+
+
+def made_up(config: ResolvedConfig) -> FederatedImages:
+    """Returns clients with one image or many, random, black or white, of one class.
+
+    The last one, of white images, is to replace the first one.
+    """
+    rng, side = np.random.default_rng(0), config.image_size
+    count = min(config.num_clients, MOST_CLIENTS)
+    sizes = [*(20, 1, 10, 1, 5)[:count], 40]
+    owners = np.repeat(np.arange(count + 1), sizes)
+    shape = (len(owners), config.image_channels, side, side)
+    images = rng.integers(256, size=shape, dtype=np.uint8)
+    labels = rng.integers(config.num_classes, size=len(owners))
+    images[owners == 2] = 0
+    images[(owners == 3) | (owners == count)] = 255
+    labels[owners >= 2] = config.num_classes - 1
+    return FederatedImages(
+        images=images,
+        labels=labels,
+        client_records=tuple(np.flatnonzero(owners == c) for c in range(count + 1)),
+        client_names=tuple(map(str, range(count + 1))),
+        num_classes=config.num_classes,
+        name="made up",
+    )
