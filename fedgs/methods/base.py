@@ -127,7 +127,7 @@ class Request:
 
 
 def asked(config: ResolvedConfig, state: "State", tensors: TensorDict) -> Request:
-    """Returns the next round's request to its participants, by the public schedule."""
+    """Returns the next round's request to its participants, by the schedule."""
     clients = select(config, state.round + 1)
     return Request(state.round + 1, tensors, participants=clients, trainees=clients)
 
