@@ -434,9 +434,12 @@ def test_privacy_of_a_run_and_its_reproduction_take_no_other_settings(fedgs, tra
 
 @pytest.mark.parametrize("moment", ["typer", "torch.nn", "reading folder"])
 def test_ctrl_c_ends_in_one_line_while_a_command_starts(tmp_path, moment):
-    """While it is imported, and while it reads data: a picture that does not come."""
+    """While it is imported, and while it reads data: large pictures, for seconds."""
     (tmp_path / "owner" / "0").mkdir(parents=True)
-    os.mkfifo(tmp_path / "owner" / "0" / "pipe.png")
+    first = tmp_path / "owner" / "0" / "000.png"
+    Image.new("L", (4000, 4000)).save(first)
+    for number in range(1, 100):
+        os.link(first, first.with_name(f"{number:03}.png"))
     command = [sys.executable, "-X", "importtime", "-m", "fedgs", "train"]
     command += ["--data", f"folder:{tmp_path}", "--target-epsilon", "10"]
     # A shell's background job ignores SIGINT, and so would the command.
