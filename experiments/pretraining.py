@@ -145,7 +145,7 @@ def main() -> None:
     labels = torch.from_numpy(records.labels.copy()).long()
     sizes = {"num_classes": 10, "num_clients": 2, "clients_per_round": 2, "seed": 0}
     sizes |= {"noise_multiplier": 1.0}
-    config = GsWganConfig.from_flat(sizes, recipe("warm-start"))
+    config = GsWganConfig.from_flat(sizes, recipe("feature-means"))
     networks = {"fonts": trained_trunk(images, labels), "imagenet": of_imagenet}
     public_networks.SHA256 = write(**networks)  # the fit reads them
     networks["refiner"] = trained_refiner(config, images, labels)

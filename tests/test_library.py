@@ -66,7 +66,7 @@ FORMS = {
 
 
 def train(path: Path, *given: object, **settings: object) -> fedgs.TrainingRun:
-    own = {"recipe": "full-participation"} | SETTINGS_GIVEN
+    own = {"recipe": "gs-wgan"} | SETTINGS_GIVEN
     return fedgs.train(*given, output=path, **own | settings)
 
 
@@ -85,7 +85,7 @@ def generator(run: fedgs.TrainingRun) -> str:
 def test_run_has_the_bytes_of_the_command(tmp_path, run):
     data = write_tiny_npz(tmp_path / "tiny.npz")
     given = {"data": data, "image_size": 16, "output": str(tmp_path / "run")}
-    config = configure("full-participation", None, SETTINGS_GIVEN | given)
+    config = configure("gs-wgan", None, SETTINGS_GIVEN | given)
     command.train(config, {})
     assert runs.generator(tmp_path / "run") == generator(run)
     assert fedgs.load(tmp_path / "run").resume().is_finished
@@ -147,7 +147,7 @@ def stopped(path: Path) -> fedgs.TrainingRun:
         stop.set()
 
     how = {"output": path, "progress": progress, "stop": stop}
-    how |= {"recipe": "full-participation"}
+    how |= {"recipe": "gs-wgan"}
     run = fedgs.train(*GIVEN, **SETTINGS_GIVEN, **how)
     assert (rounds, run.is_finished) == ([1], False)
     return run
@@ -234,7 +234,7 @@ def test_a_run_is_scored_reported_and_forecast(run, tmp_path):
     fedgs.report(run, tmp_path / "page.html")
     assert b"fedgs train" in (tmp_path / "page.html").read_bytes()
     unseeded = SETTINGS_GIVEN | {"noise_seed": None, "output": tmp_path / "no"}
-    unseeded |= {"recipe": "full-participation"}
+    unseeded |= {"recipe": "gs-wgan"}
     found = fedgs.forecast(*GIVEN, **unseeded)
     assert found["does"] == "2 rounds, 6 of 6 clients each, engine local"
     assert "epsilon (release, zero-out)" in found

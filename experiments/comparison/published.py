@@ -21,7 +21,7 @@ OURS = {  # our row of the same method, and its epsilon
     "DP-SGD GAN": ("dp-sgd-gan", 10.0),
     "DP-Merf": ("dp-merf", 10.0),
     "DP-Merf AE": ("dp-merf-ae", 10.0),
-    "GS-WGAN": ("full-participation", 10.0),
+    "GS-WGAN": ("gs-wgan", 10.0),
 }
 
 

@@ -83,8 +83,7 @@ def from_flags(
 
     Args:
         given: the command's own flags, without those that are not given.
-        recipe: of the runs; when None class-means, if a target epsilon and nothing of
-            a method is given, else full-participation.
+        recipe: of the runs; class-means when None.
         config: TOML file of settings over the recipe.
         settings: of the command line, over both.
         dry_run: only say what the plan can find.

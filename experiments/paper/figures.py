@@ -35,12 +35,12 @@ from fedgs.privacy.rounding import upper
 
 CELLS = Cells.read(Path(__file__).with_suffix(".toml"))
 CURVES = {  # name: which cells
-    "noise-scale": "full-participation-eps",
-    "iterations": "full-participation-eps10-|rounds-",
-    "sampling-rate": "full-participation-eps10-|participants-",
+    "noise-scale": "gs-wgan-eps",
+    "iterations": "gs-wgan-eps10-|rounds-",
+    "sampling-rate": "gs-wgan-eps10-|participants-",
 }
 FIGURES = CURVES | {
-    "table2": "algorithm-2|full-participation(-compact)?-eps10-|fedavg-gan",
+    "table2": "algorithm-2|gs-wgan(-compact)?-eps10-|fedavg-gan",
     "rotation": "bdp-gan",
 }
 SCORES = {"IS": "inception_score", "FID": "fid", "CNN": "accuracy_cnn"}

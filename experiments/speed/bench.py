@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from fedgs.app.tables import Table
-from fedgs.config.recipes import full_participation
+from fedgs.config.recipes import gs_wgan
 from fedgs.config.run_config import GsWganConfig
 from fedgs.gan.discriminators import Discriminators
 from fedgs.process import keep_freed_memory
@@ -54,7 +54,7 @@ def _config(**overrides: object) -> GsWganConfig:
     """Returns settings of full participation, for one client unless another is said."""
     settings = {"num_classes": 10, "seed": 0, "noise_multiplier": 1.0}
     settings |= {"target_epsilon": None, "num_clients": 1, "clients_per_round": 1}
-    return GsWganConfig.from_flat(settings | overrides, full_participation())
+    return GsWganConfig.from_flat(settings | overrides, gs_wgan())
 
 
 def training_step(config: GsWganConfig, state: Discriminators) -> Callable[[], None]:

@@ -1,9 +1,10 @@
 """Recipes: functions that return a configuration without data, output and engine.
 
-The paper's two are kept exact for reproduction. `warm_start` is the default: means and
-covariances, and a network behind them. `full_participation` is the paper's method where
-every client takes part: no amplification argument is needed, the noise on the average
-falls as 1/K, and some hundred rounds do instead of tens of thousands.
+The paper's two are kept exact for reproduction. `feature_means` is the default: means
+and covariances, and a network that is fitted to private means of features. `gs_wgan` is
+the paper's method with every client in every round: no amplification argument is
+needed, the noise on the average falls as 1/K, and some hundred rounds do instead of
+tens of thousands.
 """
 
 import dataclasses
@@ -62,7 +63,7 @@ def algorithm_2() -> RunConfig:
     )
 
 
-def full_participation() -> RunConfig:
+def gs_wgan() -> RunConfig:
     """Every client in every round, small models, low-frequency gradients."""
     return _recipe(
         **ALL,
@@ -95,7 +96,7 @@ def moments() -> RunConfig:
     found on MNIST, with test accuracies in view (docs/benchmark.md).
     """
     return dataclasses.replace(
-        full_participation(),
+        gs_wgan(),
         num_rounds=3,
         stages="means:0.25,scatter:0.25,moments:0.5",
         generator="gaussian",
@@ -117,7 +118,7 @@ def moments_parts() -> RunConfig:
     )
 
 
-def warm_start() -> RunConfig:
+def feature_means() -> RunConfig:
     """Moments, and a refiner that is fitted to one release of feature means.
 
     Those means hold all that discriminators say which are linear over fixed features.
@@ -131,17 +132,17 @@ def warm_start() -> RunConfig:
     )
 
 
-def warm_start_fonts() -> RunConfig:
-    """`warm_start` whose moments start from those of fonts: for digits."""
+def feature_means_fonts() -> RunConfig:
+    """Feature means whose moments start from those of fonts: for digits."""
     stages = "moments:0.2,pretrained-features:0.8"
     own = {"public_data": "fonts", "num_rounds": 2, "stages": stages}
-    return dataclasses.replace(warm_start(), **own)
+    return dataclasses.replace(feature_means(), **own)
 
 
-def gs_wgan() -> RunConfig:
+def feature_means_gs_wgan() -> RunConfig:
     """The warm start with four fifths of mu^2, then 40 rounds of GS-WGAN."""
     return dataclasses.replace(
-        warm_start(),
+        feature_means(),
         num_rounds=44,
         stages="means:640,scatter:640,moments:1280,pretrained-features:2560",
         generator_learning_rate=1e-4,
@@ -170,14 +171,14 @@ def class_means() -> RunConfig:
 
 
 def demo() -> RunConfig:
-    """`gs_wgan` at the size of scikit-learn's digits: minutes on a laptop."""
+    """Feature means, then rounds of GS-WGAN, at the size of scikit-learn's digits."""
     smaller = {"clients_per_node": 90, "moment_size": 6, "seed": 0}
-    return dataclasses.replace(gs_wgan(), **smaller)
+    return dataclasses.replace(feature_means_gs_wgan(), **smaller)
 
 
 CLASS_MEANS = "class-means"
-DEFAULT = "warm-start"
-WITH_ROUNDS = "gs-wgan"
+DEFAULT = "feature-means"
+WITH_ROUNDS = "feature-means-gs-wgan"
 HELD_OUT = 0.1  # of every owner's images, where the data have no test split
 # Least `signal_of`, and what it pays for: the side of the low frequencies, and the axes
 # along which parts of classes are measured; 0: no parts, whose moments would have more
@@ -246,10 +247,10 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "demo": demo,
     "algorithm-1": algorithm_1,
     "algorithm-2": algorithm_2,
-    "full-participation": full_participation,
-    "warm-start": warm_start,
-    "warm-start-fonts": warm_start_fonts,
     "gs-wgan": gs_wgan,
+    "feature-means": feature_means,
+    "feature-means-fonts": feature_means_fonts,
+    "feature-means-gs-wgan": feature_means_gs_wgan,
     "moments": moments,
     "moments-parts": moments_parts,
     "fedavg-gan": partial(of_method, "fedavg-gan"),

@@ -77,7 +77,7 @@ def test_help_fits_two_screens_and_its_flags_are_the_most_used(fedgs, monkeypatc
     out = printed(fedgs("train", "--help"))
     assert out.count("\n") < 56
     assert "--ema-decay" not in out
-    assert "[default: 4]" in out  # the rounds of `warm-start`
+    assert "[default: 4]" in out  # the rounds of `feature-means`
     assert re.search("hold out 0.1 of data.*default: 0.1", out, re.DOTALL)
     assert "--ema-decay" in printed(fedgs("train", "--help-all"))
 
@@ -200,7 +200,7 @@ def test_the_paper_s_setting_is_stated_as_it_is_and_as_published(fedgs):
 
 def test_secure_aggregation_gives_the_server_the_epsilon_of_the_release(fedgs):
     """The table of docs/privacy.md, "What the 539 writers' run costs"."""
-    run = ["privacy", "--recipe", "full-participation", "--engine", "flower", "--json"]
+    run = ["privacy", "--recipe", "gs-wgan", "--engine", "flower", "--json"]
     run += ["--target-epsilon", 10, "--num-clients", 539, "--clients-per-node", 49]
     release, masked, bare = [24.373, 9.994], [30.284, 12.181], [143.654, 49.501]
     for more, expected in (

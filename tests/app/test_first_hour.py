@@ -118,9 +118,9 @@ def test_the_moments_are_those_of_the_best_row_of_the_table_of_pictures(
 )
 def test_a_flag_changes_a_setting_of_the_default_and_never_the_algorithm(given):
     plain, changed = configure(None, None, {}), configure(None, None, given)
-    named = configure("warm-start", None, given)
+    named = configure("feature-means", None, given)
     assert changed == named
-    assert changed.recipe == plain.recipe == "warm-start"
+    assert changed.recipe == plain.recipe == "feature-means"
     assert changed.stages == plain.stages
     assert changed.client_selection == "all"
     for name, value in given.items():
@@ -140,7 +140,7 @@ def test_a_flag_changes_a_setting_of_the_default_and_never_the_algorithm(given):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", [None, "warm-start", "moments"])
+@pytest.mark.parametrize("name", [None, "feature-means", "moments"])
 def test_a_setting_of_rounds_that_a_recipe_has_not_is_refused(given, name):
     if name == "moments" and given == {"num_rounds": 3}:
         given = {"num_rounds": 4}
@@ -148,7 +148,7 @@ def test_a_setting_of_rounds_that_a_recipe_has_not_is_refused(given, name):
     values = given | {"num_clients": 9}
     assert_refused(f"^{setting} = ", configure, name, None, values)
     more = {"num_rounds": 60, "batch_size": 16}
-    assert configure("gs-wgan", None, more).num_rounds == 60
+    assert configure("feature-means-gs-wgan", None, more).num_rounds == 60
 
 
 def test_stages_of_ones_own_are_as_many_rounds():
@@ -364,7 +364,7 @@ def test_every_command_of_the_page_works(walk):
     assert "npz:mine.npz" in out[0]
     of_folder = out[1].replace("folder:mine", "npz:mine.npz")
     assert of_folder.splitlines()[1:] == out[0].splitlines()[1:]
-    assert out[2].startswith("recipe warm-start: 3 releases of all clients")
+    assert out[2].startswith("recipe feature-means: 3 releases of all clients")
     assert "will not be possible" not in out[2]
     assert "epsilon      9.9" in out[3]
     assert len([*Path("drawn").glob("*/*.png")]) == 4 * 100

@@ -206,7 +206,7 @@ def test_empty_string_unsets_an_optional_setting_of_the_base():
 def test_flags_override_the_file_which_overrides_the_recipe(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("num_rounds = 7\nbatch_size = 8\n")
-    config = configure("full-participation", file, {"batch_size": 4})
+    config = configure("gs-wgan", file, {"batch_size": 4})
     assert config.num_rounds == 7  # the recipe says 640
     assert config.batch_size == 4  # the file says 8
     assert config.generator == "upsample"  # only the recipe says so

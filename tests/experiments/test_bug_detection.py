@@ -50,7 +50,7 @@ SMALL = {
     "samples_per_group": 60,
 }
 GAN = {n: v for n, v in tiny.SETTINGS.items() if n.endswith(("_dim", "batch_size"))}
-GAN |= {"recipe": "full-participation", "num_rounds": 2, "warm_start_rounds": 1}
+GAN |= {"recipe": "gs-wgan", "num_rounds": 2, "warm_start_rounds": 1}
 GAN |= {"fakes_per_round": 8, "dct_size": 8}
 OF_NO_SEED = {"bug": "flip", "healthy": "/h", "suspicious": "/s", "seed": None}
 MASKED = {"bug": "rotate", "engine": "flower", "secure_aggregation": True}

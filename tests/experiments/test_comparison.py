@@ -105,7 +105,7 @@ def test_every_registered_method_has_rows():
     cells = [cell.name for cell in known.of_seeds([0])]
     assert len(cells) == len({*cells})
     assert "mnist-by-writer-moments-eps10-seed0" in cells
-    assert "mnist-full-participation-epsinf-seed0" in cells
+    assert "mnist-gs-wgan-epsinf-seed0" in cells
     wanted = [f"mnist-steps-eps{epsilon}-seed0" for epsilon in (10, 3, 1)]
     assert [name for name in cells if name.startswith("mnist-steps")] == wanted
 
@@ -180,7 +180,7 @@ def test_at_full_scale_no_setting_is_below_its_method():
     ("words", "said"),
     [
         (["--print"], "output = .*out: no cells are stored there; give --output"),
-        (["--only=nope"], "only = 'nope': .* METHOD of warm-start, .*, dp-merf"),
+        (["--only=nope"], "only = 'nope': .* METHOD of feature-means, .*, dp-merf"),
         (["--device=cuda"], "device = cuda: no GPU is here"),
         (["--data=npz:/no.npz"], "data = 'npz:/no.npz': .* does not exist"),
         (["--metrics=fid"], "metrics = 'fid': give --metrics"),

@@ -29,7 +29,7 @@ FEW = {"num_clients": 12, "clients_per_node": 6, "test_fraction": 0.25}
 CELLS = Cells(
     {"digits": Source(FEW | {"image_size": 16})},
     {
-        "full-participation": Method("moments", TINY, {10.0: {}, NO_NOISE: {}}),
+        "gs-wgan": Method("moments", TINY, {10.0: {}, NO_NOISE: {}}),
         "fedavg-gan": Method("fedavg-gan", UPDATES, {9.0: {}}),
     },
 )
@@ -68,11 +68,11 @@ def test_a_figure_is_redrawn_without_training(call, tmp_path, monkeypatch):
         if (cells := line.split("|"))[1].strip().startswith("digits")
     }
     assert len(rows) == 3
-    private = rows["digits-full-participation-eps10"]
+    private = rows["digits-gs-wgan-eps10"]
     assert private[0] == "9.996 zero-out / 24.38 replace-one"
     assert private[1] == "–"  # no server sees what one process computes
     assert private[2:5] == ["3", "20", "0.5"]
-    assert "unbounded zero-out" in rows["digits-full-participation-epsinf"][0]
+    assert "unbounded zero-out" in rows["digits-gs-wgan-epsinf"][0]
     published = rows["digits-fedavg-gan-eps9"]
     assert (published[1], published[-2:]) == ("–", ["2", "1"])
     picture = (out / "noise-scale.png").read_bytes()

@@ -84,7 +84,7 @@ def test_an_audit_rounds_what_it_proves_down_and_what_is_claimed_up(tmp_path, ca
     numbers = {"rounds": 1, "delta": 1e-5, "lower_bound": 9.9999, "epsilon": 9.0001}
     who = {"adversary": "release", "relation": "replace-one", "theorem": "exact"}
     finding = Finding(attack="A takes part", **who, **numbers)
-    audit_report.conclude(tmp_path, {}, [finding], [], as_json=False)
+    audit_report.conclude(tmp_path, {}, [finding], [], [], as_json=False)
     out, err = capsys.readouterr()
     assert "epsilon is at least 9.999, 9.001 is claimed" in err
     assert re.search(r"9\.99 .*9\.001", out)

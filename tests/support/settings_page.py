@@ -17,12 +17,12 @@ file, and the file the recipe. `fedgs train --help-all` prints them, too. Those 
 GS-WGAN, Training and Model are a method's own, where it reads them; a file may have
 them in a table of its name, `[gs-wgan]`.
 
-The default is that without a recipe. `warm-start` is that of a target epsilon alone,
-which also takes size and channels of the images, low frequencies by the number of
-clients, and holds out a tenth of every owner's images; `full-participation` is GS-WGAN
-with every client in every round. Where they say nothing, the default holds.
+The recipe of all commands is `feature-means` unless another one is named. It also takes
+size and channels of the images, low frequencies by the number of clients, and holds out
+a tenth of every owner's images. `gs-wgan` is GS-WGAN with every client in every round.
+Where a recipe says nothing, the column of the paper's defaults holds.
 """
-COLUMNS = "| setting | what it is | default | `warm-start` | `full-participation` |\n"
+COLUMNS = "| setting | what it is | paper | `feature-means` | `gs-wgan` |\n"
 
 
 def on_files(files: Any, config: Any) -> None:
@@ -34,7 +34,7 @@ def on_files(files: Any, config: Any) -> None:
 
 def page() -> str:
     """Returns the page, in Markdown."""
-    configs = [run_config(), recipe("warm-start"), recipe("full-participation")]
+    configs = [run_config(), recipe("feature-means"), recipe("gs-wgan")]
     parts = [HEAD]
     for group in GROUPS:
         parts.append(f"\n## {group}\n\n{COLUMNS}|---|---|---|---|---|\n")
