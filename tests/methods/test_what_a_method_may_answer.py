@@ -12,6 +12,7 @@ from fedgs.config.stages import Terms
 from fedgs.errors import UserError
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip
+from fedgs.methods import new_state
 from fedgs.methods.base import Hosted, Method, Request
 from fedgs.methods.fedavg_gan import FedAvgGan
 from fedgs.methods.gs_wgan import GsWgan
@@ -233,3 +234,35 @@ def test_terms_that_bound_nothing_are_refused(name, value):
     assert copy.deepcopy(terms) == terms
     with pytest.raises(UserError, match=name):
         Terms(**GOOD | {name: value})
+
+
+# ------------------------------------------------------------------ methods of fedgs
+
+
+def _alone_and_together(config, method, request, nets):
+    """What each client answers alone, and the rows of one call for all of them."""
+    hosted = Hosted(tiny_data(config), ALL, 0, nets)
+    clients = [hosted.only(number, is_alone=False) for number in ALL]
+    alone = [method.answer(config, client, request) for client in clients]
+    return torch.stack(alone), method.answer_stacked(config, clients, request)
+
+
+def test_each_row_of_gs_wgan_is_the_answer_of_its_client_alone():
+    config = tiny_config(clients_per_node=6)
+    nets = Discriminators(config, ALL, is_stacked=True)
+    request = request_of(config, participants="all", trainees=())
+    alone, together = _alone_and_together(config, GsWgan(), request, nets)
+    assert together.shape == (6, *SHAPE)
+    assert torch.allclose(alone, together, rtol=1e-4, atol=1e-7)
+    # The rows differ, so a row in another's place would be seen.
+    assert min((together[0] - row).abs().max() for row in together[1:]) > 1e-4
+
+
+def test_each_row_of_fedavg_gan_is_the_answer_of_its_client_alone():
+    settings = {"method": "fedavg-gan", "spectral_norm": False}
+    config = tiny_config(client_selection="all", clients_per_node=6, **settings)
+    method = FedAvgGan()
+    request = method.begin(config, new_state(config))[0]
+    alone, together = _alone_and_together(config, method, request, None)
+    assert torch.allclose(alone, together, rtol=1e-3, atol=1e-7)
+    assert min((together[0] - row).abs().max() for row in together[1:]) > 1e-6
