@@ -68,7 +68,7 @@ incidents: $(STAMP) ## Kill, cut and fill a deployment of three hosts (root; ONL
 	$(BIN)/python -m pytest -s -m multihost tests/server/test_incidents.py -k "$(ONLY)" $(PYTEST_ARGS)
 
 golden: $(STAMP) ## Rewrite the golden trajectories (explain the change in CHANGELOG.md)
-	$(BIN)/python -m pytest tests/round/test_golden.py --update-golden $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/round/test_golden.py tests/round/test_golden_recipes.py --update-golden $(PYTEST_ARGS)
 
 bench: $(STAMP) ## Measure speed and memory on this machine
 	$(BIN)/fedgs bench
