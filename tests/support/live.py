@@ -26,7 +26,7 @@ SETTINGS: dict[str, object] = tiny.SETTINGS | tiny.FULL_PARTICIPATION
 SETTINGS |= dict.fromkeys(OF_THE_DATA)  # no flags
 SETTINGS |= {"num_clients": 4, "node_sizes": "3,1", "num_classes": 10}
 SETTINGS |= {"discriminator_steps": 1, "noise_multiplier": 0.1, "output": "digits"}
-SETTINGS |= {"num_rounds": 20, "round_timeout": 900}
+SETTINGS |= {"num_rounds": 20, "round_timeout": 900, "recipe": "algorithm-2"}
 
 
 def prepare(folder: Path) -> Path:
