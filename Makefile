@@ -67,7 +67,7 @@ multihost: $(STAMP) ## Server and clients on three hosts in network namespaces; 
 incidents: $(STAMP) ## Kill, cut and fill a deployment of three hosts (root; ONLY=link)
 	$(BIN)/python -m pytest -s -m multihost tests/server/test_incidents.py -k "$(ONLY)" $(PYTEST_ARGS)
 
-golden: $(STAMP) ## Rewrite the golden trajectories (explain the change in CHANGELOG.md)
+golden: $(STAMP) ## Rewrite the golden numbers (explain the change in CHANGELOG.md)
 	$(BIN)/python -m pytest tests/round/test_golden.py tests/round/test_golden_recipes.py --update-golden $(PYTEST_ARGS)
 
 bench: $(STAMP) ## Measure speed and memory on this machine

@@ -47,7 +47,7 @@ WRITERS = {"num_clients": 539, "num_classes": 10, "engine": "flower", "seed": 5}
 def run_of_recipe(name: str, output: Path, engine: str) -> RunFolder:
     """Trains a small run of a recipe; both of its seeds are fixed, so it repeats.
 
-    Who is selected follows from the seeds, too.
+    With a seed of the noise, who is selected follows from the run's seed, too.
 
     Args:
         name: of the recipe.
@@ -55,12 +55,9 @@ def run_of_recipe(name: str, output: Path, engine: str) -> RunFolder:
         engine: "local", or "flower" for a simulation in this process.
     """
     config = recipe(name)
-    small = _sizes(config) | _noise(config)
-    small |= {"data": write_tiny_npz(output.parent / "tiny.npz"), "image_size": SIDE}
+    small = _sizes(config) | _noise(config) | _data(config, output.parent)
     small |= {"engine": engine, "output": str(output), "num_workers": 1}
     small |= {"seed": 5 if config.seed is None else config.seed, "noise_seed": 7}
-    if config.public_data is not None:  # has the ten digits, and the data three strokes
-        small["public_data"] = _public_npz(output.parent / "public.npz")
     resolved, _ = resolve(RunConfig.from_flat(small, config))
     folder = RunFolder.create(resolved)
     if engine == "local":
@@ -105,8 +102,20 @@ def _noise(config: RunConfig) -> dict[str, Any]:
     return {"noise_multiplier": config.known_noise * LESS_NOISE}
 
 
-def _public_npz(path: Path) -> str:
-    """Writes images of the same classes that are not among the private ones."""
-    images, labels = strokes(seed=1)
+def _data(config: RunConfig, place: Path) -> dict[str, Any]:
+    """Writes the tiny data into a folder; returns the settings that name them."""
+    own: dict[str, Any] = {"image_size": SIDE}
+    if config.partition == "iid":  # is of shards of images that have no owners
+        own["data"] = _unowned(place / "tiny.npz", seed=0)
+    else:
+        own["data"] = write_tiny_npz(place / "tiny.npz")
+    if config.public_data is not None:  # a recipe's has ten classes, these have three
+        own["public_data"] = _unowned(place / "public.npz", seed=1)
+    return own
+
+
+def _unowned(path: Path, seed: int) -> str:
+    """Writes images without owners, others for each seed; those of 0 are private."""
+    images, labels = strokes(seed=seed)
     np.savez(path, images=images, labels=labels)
     return f"npz:{path}"
