@@ -49,11 +49,11 @@ from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.amplification import Sampled, SampledBound
 from fedgs.privacy.gaussian import Law, fixed_law
 from fedgs.privacy.plan import RELATIONS
-from fedgs.privacy.rounding import upper
+from fedgs.privacy.rounding import lower, upper
 
 _INCLUDED = (
-    "cohort selection is included: at most {} rounds of its classifier with noise {:g} "
-    "C on their sum, {} counts with noise {:g}, a randomised response of epsilon {:g}"
+    "cohort selection is included: at most {} rounds of its classifier with noise {} "
+    "C on their sum, {} counts with noise {}, a randomised response of epsilon {}"
 )
 _FIXED = (
     "cohort selection: the run's number of clients, rounds and noise were fixed before "
@@ -130,10 +130,10 @@ class SelectionCost:
             return (_UNBOUNDED,)
         included = _INCLUDED.format(
             self.num_releases,
-            self.noise_per_clip,
+            lower(self.noise_per_clip, 6),
             self.num_counts,
-            self.count_noise_std,
-            self.membership_epsilon,
+            lower(self.count_noise_std, 6),
+            upper(self.membership_epsilon, 6),
         )
         return (included, _FIXED)
 

@@ -226,3 +226,16 @@ def test_run_stops_before_both_together_exceed_its_target(tmp_path):
     assert 0 < found.num_rounds < config.num_rounds
     alone = COST.composed("release", "replace-one").epsilon(DELTA)
     assert alone < found.epsilon <= 14.0
+
+
+def test_a_condition_claims_no_more_than_was_accounted():
+    cost = replace(
+        COST,
+        noise_per_clip=1.2345678,
+        count_noise_std=4.5678919,
+        membership_epsilon=2.7182812,
+    )
+    included = cost.conditions("release")[0]
+    assert "epsilon 2.71829" in included
+    assert "noise 1.23456 C" in included
+    assert "noise 4.56789" in included
