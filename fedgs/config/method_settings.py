@@ -24,6 +24,9 @@ from fedgs.config.stages import (
 from fedgs.errors import UserError
 
 REFERENCE_WARM_START_ROUNDS = 2_000  # GS-WGAN source/config.py
+# More are mistakes of a key: arrays of them overflow before they are refused.
+MOST_WIDTH = 8192
+MOST_STEPS = 100_000
 STACKED_UP_TO = 32  # width of discriminators, on a CPU: there the loop wins above it
 
 
@@ -39,9 +42,15 @@ class NetworkSettings(Settings):
         "or coded: linear layers through a short code.",
         choices=("resnet", "dcgan", "upsample", "gaussian", "refined", "coded"),
     )
-    generator_dim: int = option(64, "Model", "Width of the generator.", at_least=1)
+    generator_dim: int = option(
+        64, "Model", "Width of the generator.", at_least=1, at_most=MOST_WIDTH
+    )
     discriminator_dim: int = option(
-        64, "Model", "Width d of the discriminator: channels d, 2d, 4d.", at_least=1
+        64,
+        "Model",
+        "Width d of the discriminator: channels d, 2d, 4d.",
+        at_least=1,
+        at_most=MOST_WIDTH,
     )
     spectral_norm: bool = option(
         True,
@@ -82,13 +91,18 @@ class NetworkSettings(Settings):
         below=1,
     )
     discriminator_steps: int = option(
-        5, "Training", "n_dis, discriminator steps of a round.", at_least=1
+        5,
+        "Training",
+        "n_dis, discriminator steps of a round.",
+        at_least=1,
+        at_most=MOST_STEPS,
     )
     discriminator_batch_size: int = option(
         32,
         "Training",
         "Real and fake images of a discriminator step; drawn with replacement.",
         at_least=1,
+        at_most=MOST_STEPS,
     )
 
     @property

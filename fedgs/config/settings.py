@@ -119,6 +119,7 @@ class Settings:
         "Number of labels; taken from the data when unset.",
         traits=("images", "reading"),
         at_least=1,
+        at_most=1_000_000,
     )
     cohort: str | None = option(
         None,

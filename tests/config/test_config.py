@@ -291,3 +291,15 @@ def test_what_a_run_uses_cannot_be_unset(name, unset):
     words, resolved = f"{name} is unset: give {flag}", GsWganConfig(**RESOLVED)
     assert_refused(words, lambda: GsWganConfig(**RESOLVED | {name: unset}))
     assert_refused(words, dataclasses.replace, resolved, **{name: None})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("generator_dim", "discriminator_dim", "num_classes"),
+        *("discriminator_steps", "discriminator_batch_size"),
+    ],
+)
+def test_a_number_whose_arrays_would_overflow_is_refused_at_once(name):
+    given = {name: 10**18}
+    assert_refused(f"^{name} = 1", configure, "gs-wgan", None, given)
