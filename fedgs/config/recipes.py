@@ -325,16 +325,18 @@ def _exchanged(config: RunConfig, given: Mapping[str, Any]) -> Iterator[Problem]
 
     A setting changes a recipe; it never exchanges its algorithm in silence.
     """
-    why = f"the recipe {config.recipe} has no rounds with discriminators"
+    name = f"the recipe {config.recipe}"
     remedy = f"leave it out, or give --recipe {WITH_ROUNDS}, which has them"
     if "num_rounds" in given and config.num_rounds != config.num_stages:
-        count = f"has {config.num_stages} releases, and"
-        yield "num_rounds", f"{why.replace('has', count, 1)}; {remedy}"
+        has = f"has {config.num_stages} releases, and no rounds with discriminators"
+        yield "num_rounds", f"{name} {has}; {remedy}"
+    why = f"{name} has no rounds with discriminators"
     own = {spec.name for spec in settings_of("GS-WGAN")} - {"stages"}
     own |= {"discriminator_dim", "spectral_norm", "discriminator_learning_rate"}
     own |= {"discriminator_steps", "discriminator_batch_size"}
-    for name in sorted(own & {n for n, value in given.items() if value != ""}):
-        yield name, f"{why}; {remedy}"
+    chosen = {setting for setting, value in given.items() if value != ""}
+    for setting in sorted(own & chosen):
+        yield setting, f"{why}; {remedy}"
 
 
 def configure(

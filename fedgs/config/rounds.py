@@ -64,10 +64,10 @@ def terms_at(config: Settings, round: int) -> Terms:
         config: of the run.
         round: from 1.
     """
-    rounds = rounds_alike(config)
-    place = bisect.bisect_right(rounds, round, key=lambda alike: alike.first) - 1
     if not 1 <= round <= config.num_rounds:
         return config.terms(round)
+    rounds = rounds_alike(config)
+    place = bisect.bisect_right(rounds, round, key=lambda alike: alike.first) - 1
     return rounds[place].terms
 
 

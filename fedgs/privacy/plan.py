@@ -209,10 +209,9 @@ class Plan:
         """
         if config.num_clients is None:
             raise UserError("num_clients is unset: give --num-clients")
-        own = {spec.name for spec in fields(config)} & {
-            spec.name for spec in fields(cls)
-        }
-        values = {name: getattr(config, name) for name in own}
+        of_plan = {spec.name for spec in fields(cls)}
+        shared = [spec.name for spec in fields(config) if spec.name in of_plan]
+        values = {name: getattr(config, name) for name in shared}
         if config.client_selection == "all":
             values["clients_per_round"] = config.num_clients
         releases = _releases(config)
@@ -274,12 +273,8 @@ class Plan:
             most = num_rounds
             why = f"count: noise or B change, and a client may be in all {most} rounds"
         # Of so many rounds, at worst the dearest.
-        dearest = _dearest(costs, most)
-        return (
-            fixed_law(dearest, ratio),
-            COUNT_THEOREM,
-            why + self._of_kinds(num_rounds),
-        )
+        law = fixed_law(_dearest(costs, most), ratio)
+        return law, COUNT_THEOREM, why + self._of_kinds(num_rounds)
 
     def first_releases(self, num_rounds: int) -> list[Releases]:
         """Returns the releases of the first rounds, in their order."""
