@@ -2,9 +2,9 @@
 
 import dataclasses
 
+from fedgs.config.phases import written
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import written
 from fedgs.privacy.accountant import in_short
 from fedgs.privacy.client_limits import Limits
 from fedgs.privacy.rounding import upper
@@ -26,16 +26,17 @@ def agreement(title: str, node: Node) -> str:
         UserError: the count is broken.
     """
     config, limits = node.config, node.limits
+    noise = f"noise_multiplier {config.noise_multiplier:g}"
     seeded = "" if config.noise_seed is None else " (seeded: not private)"
     spent = limits.epsilon_of(node.count.largest())
     return "\n".join(
         (
             f"{title} takes part in a run; what is agreed:",
-            f"  method {config.method}, noise_multiplier {config.noise_multiplier:g}"
-            f"{seeded}, clip_bound {config.clip_bound:g}, batch_size "
-            f"{_largest_batch(config)}, {config.num_rounds} rounds",
+            f"  phases {written(config.phases)}, {noise}{seeded}, clip_bound "
+            f"{config.clip_bound:g}, batch_size {_largest_batch(config)}, "
+            f"{config.num_rounds} rounds",
             f"  unit: {_unit(node)}",
-            *_stages(config),
+            *_phases(config),
             *_masks(node),
             f"  against the server: {_costs(config, limits)}",
             f"  limits: {_in_force(limits)}",
@@ -70,16 +71,17 @@ def _masks(node: Node) -> list[str]:
     ]
 
 
-def _stages(config: ResolvedConfig) -> list[str]:
-    """Returns a line on the embeddings that the first rounds release, if any do."""
-    all_terms = [config.terms(round) for round in range(1, config.num_stages + 1)]
-    if not all_terms:
+def _phases(config: ResolvedConfig) -> list[str]:
+    """Returns a line on the embeddings that some rounds release, if any do."""
+    noises: list[str] = []
+    for alike in rounds_alike(config):
+        if alike.terms.release == "embedding":
+            noises += [f"{alike.terms.noise_multiplier:.4g}"] * alike.num_rounds
+    if not noises:
         return []
-    weights = written(config.stage_list)
-    each = ", ".join(f"{t.noise_multiplier:.4g}" for t in all_terms)
     return [
-        f"  of these, {len(all_terms)} release embeddings ({weights}): "
-        f"noise_multiplier {each}"
+        f"  of these, {len(noises)} release embeddings: "
+        f"noise_multiplier {', '.join(noises)}"
     ]
 
 

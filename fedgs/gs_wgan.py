@@ -8,7 +8,7 @@ Every engine is tested against this page (tests/test_gs_wgan.py). It draws from 
 random streams, so its results are theirs but for rounding. To train, use `fedgs.train`:
 this page has no ledger, no checkpoint, no second attempt of a round, no budget that
 ends a run and no limits of the clients' own. It leaves out three settings:
-client_selection = balanced, message_precision = compact and stages.
+client_selection = balanced, message_precision = compact and other phases.
 
 Source: Chen, Orekondy, Fritz, "GS-WGAN: a gradient-sanitized approach for learning
 differentially private generators", NeurIPS 2020, appendix B; reference source/main.py,
@@ -70,8 +70,8 @@ def train(config: GsWganConfig, data: FederatedImages) -> Trained:
         raise ValueError(
             "client_selection = balanced, message_precision = compact: left out"
         )
-    if config.stages:
-        raise ValueError("stages: left out, the paper has none")
+    if len(config.phases) > 1:
+        raise ValueError("phases: other ones are left out, the paper has none")
     # Whoever finds the seed from the generator must not find who took part.
     config = dataclasses.replace(config, selection_key=secret())
     seed = derived_seed(config.seed, "generator")

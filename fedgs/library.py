@@ -165,7 +165,7 @@ class TrainingRun:
             label, config = privacy_label(self.path), self.config
         except UserError as error:  # a published folder, or a broken one
             return str(error)
-        method = ", ".join(s.kind for s in config.stage_list) or config.method
+        method = config.methods
         method = label["mechanism"][0] if self.folder.is_baseline else method
         epsilon = label["guarantee"]
         if label["epsilon"] is not None:

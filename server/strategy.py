@@ -108,7 +108,7 @@ class FederatedGan(SilentStrategy):
         log(
             INFO,
             "%s: %s clients on %d nodes, %d rounds, run folder %s",
-            self.config.method,
+            self.config.methods,
             self.config.num_clients,
             self.config.num_nodes,
             self.config.num_rounds,

@@ -47,7 +47,7 @@ from fedgs.app.commands.terminal import say
 from fedgs.app.commands.train import go_back, train_from_checkpoint
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.recipes import CLASS_MEANS, configure
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.run_config import MomentConfig, ResolvedConfig, RunConfig
 from fedgs.data import sources
 from fedgs.data.cohort import keep_cohort
 from fedgs.data.federated import FederatedImages
@@ -323,7 +323,7 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
         num_classes,
         request.rule,
         (*TRANSFORMATIONS, *suspects),
-        config.moment_size if config.generator == "gaussian" else None,
+        _frequencies(config),
         has_shared_start=config.public_data is not None,
     )
     verdicts.draw(path / "diagnosis.png", samples, num_classes)
@@ -412,3 +412,10 @@ def outcome(verdict: str, bug: str) -> str:
         is_among = bug in verdict.removeprefix(ONE_OF).split(", ")
         return "undecided" if is_among else "wrong"
     return "right" if verdict == bug else "wrong"
+
+
+def _frequencies(config: ResolvedConfig) -> int | None:
+    """Returns the low frequencies beside which a generator draws nothing; or None."""
+    if isinstance(config, MomentConfig) and config.generator == "gaussian":
+        return config.moment_size
+    return None

@@ -64,8 +64,7 @@ def of_plan(signal: float, table: Mapping[str, Any]) -> dict[str, Power]:
 
 def is_measured(config: ResolvedConfig) -> bool:
     """Tells whether the table is of such runs: class means and nothing else."""
-    kinds = [stage.kind for stage in config.stage_list]
-    return kinds == ["means"] and config.num_rounds == 1
+    return [phase.method for phase in config.phases] == ["means"]
 
 
 def show(config: ResolvedConfig) -> None:

@@ -13,7 +13,7 @@ experiments/debug/power.json.
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from experiments.debug.power import STORED
 from experiments.store import Store
 from fedgs.app.flags import OutputOption, run_command
 from fedgs.config.recipes import CLASS_MEANS, configure
-from fedgs.config.run_config import GsWganConfig, of_gs_wgan
+from fedgs.config.run_config import MomentConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
@@ -32,9 +32,8 @@ from fedgs.diagnosis.diagnosis import diagnose
 from fedgs.evaluation.images import LabelledImages
 from fedgs.files import write_json
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from fedgs.methods import new_state
+from fedgs.methods import new_state, phases_of
 from fedgs.methods.base import Hosted
-from fedgs.methods.moments import MOMENTS
 from fedgs.randomness import derived_seed, stream
 from fedgs.round.answer import answer_of, summed
 from fedgs.round.preparation import resolve
@@ -88,16 +87,16 @@ def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
     return found
 
 
-def _setting() -> tuple[GsWganConfig, FederatedImages]:
+def _setting() -> tuple[MomentConfig, FederatedImages]:
     settings = {"data": "fonts", "noise_multiplier": 1.0, "output": "-", "seed": 0}
     settings |= {"clients_per_node": CLIENTS}
     config = configure(CLASS_MEANS, None, settings)
     resolved, data = resolve(config, load_data(config))
-    return of_gs_wgan(resolved), data
+    return cast(MomentConfig, resolved), data
 
 
 def _trial(
-    config: GsWganConfig,
+    config: MomentConfig,
     data: FederatedImages,
     trial: int,
     cells: Mapping[str, Mapping[str, Any]],
@@ -142,7 +141,7 @@ def spoilt(
 
 
 def samples(
-    config: GsWganConfig,
+    config: MomentConfig,
     data: FederatedImages,
     clients: NDArray[np.int64],
     signal: float,
@@ -151,7 +150,7 @@ def samples(
     """Draws samples of one group's generator, trained as a run of one node trains it.
 
     Args:
-        config: of a run of stages; its clients, noise and seeds are replaced.
+        config: of a run of class means; its clients, noise and seeds are replaced.
         data: public.
         clients: of the group.
         signal: K / noise multiplier.
@@ -168,12 +167,12 @@ def samples(
         noise_seed=seed,
     )
     server, hosted = new_state(config), Hosted(data, clients.tolist(), 0)
-    for _ in config.stage_list:
-        request, pending = MOMENTS.begin(config, server)
+    for method, own in phases_of(config):
+        request, pending = method.begin(own, server)
         answer = answer_of(config, hosted, request)
         assert isinstance(answer, SanitizedGradients)
         released = summed(config, request.round, [answer])
-        MOMENTS.finish(config, server, pending, released)
+        method.finish(own, server, pending, released)
     labels = np.arange(SAMPLES, dtype=np.int64) % config.num_classes
     return LabelledImages(sample.draw(config, server.ema, labels, seed=0), labels)
 

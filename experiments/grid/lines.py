@@ -102,7 +102,7 @@ def _of_own(run: Path) -> Line:
     # Of a client that is a node of its own, asked as often as the others.
     share = config.clients_per_round / config.num_clients
     sent = (weight.request + weight.reply) * math.ceil(share * weight.rounds)
-    sent += weight.stages // config.num_nodes
+    sent += weight.releases // config.num_nodes
     return {
         "unit": "user" if rows else "none",
         "own": True,

@@ -34,7 +34,7 @@ from fedgs.baselines import dp_sgd
 from fedgs.baselines.contract import AuditScores, Event, Facts, Statement
 from fedgs.baselines.trainer import NetworkTrainer, descend
 from fedgs.config.fields import NOISE, Scalar, again, entry, flag
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import NetworkConfig
 from fedgs.errors import UserError
 from fedgs.gan.models import (
     CODE_DIM,
@@ -219,7 +219,7 @@ class _Trainer(NetworkTrainer[AnySettings]):
 class _Autoencoder(nn.Module):
     """FC 300, 100, code; and the generator's decoder back to the image."""
 
-    def __init__(self, config: ResolvedConfig) -> None:
+    def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         size = config.image_channels * config.image_size**2
         widths = ((size, 300), (300, 100), (100, CODE_DIM))

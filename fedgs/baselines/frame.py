@@ -61,7 +61,7 @@ from fedgs.shapes import TensorDict
 
 # The noise is the method's own: of the settings that all runs share, none is added.
 OF_CENTRAL = {
-    "method": CENTRAL,
+    "phases": CENTRAL,
     "noise_multiplier": 0.0,
     "target_epsilon": "",
     "client_selection": "all",

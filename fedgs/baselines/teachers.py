@@ -20,7 +20,7 @@ from torch.optim import Adam
 from fedgs.baselines.contract import SECRET, Statement
 from fedgs.baselines.trainer import NetworkTrainer, descend
 from fedgs.config.fields import Scalar, entry, flag
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import NetworkConfig
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import ModuleStack
 from fedgs.gan.models import advance_in_place
@@ -130,7 +130,7 @@ class VoteTraining(NetworkTrainer[AnySettings]):
         build_teacher: builds a teacher from the settings and its own seed.
     """
 
-    build_teacher: Callable[[ResolvedConfig, int], nn.Module]
+    build_teacher: Callable[[NetworkConfig, int], nn.Module]
 
     def build(self) -> None:
         """Builds teachers, each by `build_teacher`."""

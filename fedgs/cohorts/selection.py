@@ -66,7 +66,7 @@ def training_settings(selection: Selection, num_clients: int) -> dict[str, Any]:
     per_round = min(selection.clients_per_round, num_clients)
     z = selection.noise_per_clip
     return {
-        "method": COHORT_CLASSIFIER,
+        "phases": COHORT_CLASSIFIER,
         "num_rounds": selection.num_rounds,
         "client_selection": "balanced",
         "clients_per_round": per_round,

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedgs.config.amplification_rules import DEPLOYED, why_not_amplified
+from fedgs.config.feature_settings import OF_MOMENTS
 from fedgs.config.fields import Problem, refuse, shortened
 from fedgs.config.integers import why_too_coarse
 from fedgs.config.placement import read_sizes
 from fedgs.config.plugins import GS_WGAN
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.settings import Settings
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.files import NAME_RULE, is_plain_name
 
 FEMNIST_CLASSES = ("all", "merged", "digits", "letters", "merged-letters")
@@ -55,6 +56,10 @@ def _class_problems(config: Settings, kind: str) -> Iterator[Problem]:
 
 def data_problems(config: Settings) -> Iterator[Problem]:
     """Yields which settings of the data do not fit their source."""
+    has_moments = any(phase.method in OF_MOMENTS for phase in config.phases)
+    if config.public_data is not None and not has_moments:
+        why = "no phase of moments starts from public data"
+        yield "public_data", f"{why}; leave it out, or give --phases with moments"
     kind = config.data.partition(":")[0]
     if config.download and config.data_dir is None and kind not in ("femnist", "hf"):
         yield "download", "give --data-dir, the folder to download into"
@@ -211,7 +216,12 @@ def _known_terms(config: Settings) -> list[Terms]:
     """Returns the terms of all rounds; without classes those that have none of them."""
     if config.num_classes is not None:
         return [alike.terms for alike in rounds_alike(config)]
-    return [config.terms(config.num_stages + 1)] if config.method == GS_WGAN else []
+    found: list[Terms] = []
+    for index in range(len(config.phases)):
+        own = config.at_phase(index)
+        if own.method == GS_WGAN:  # others' shapes have the number of classes
+            found.append(own.phase_terms(1))
+    return found
 
 
 def same_source_problems(config: Settings) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import NetworkConfig
 from fedgs.data.federated import ClientImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.randomness import stream
@@ -48,7 +48,7 @@ class Draws:
 
     def __init__(
         self,
-        config: ResolvedConfig,
+        config: NetworkConfig,
         clients: Sequence[ClientImages],
         purpose: str,
         round: int,
@@ -112,7 +112,7 @@ def draw_matching(
 
 
 def train_discriminators(
-    config: ResolvedConfig,
+    config: NetworkConfig,
     discriminators: Discriminators,
     chunk: Positions,
     draws: Draws,

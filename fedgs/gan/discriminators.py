@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import NetworkConfig
 from fedgs.gan.losses import discriminator_loss, generator_image_grads
 from fedgs.gan.models import ADAM_BETAS, advance_spectral_vectors, build_discriminator
 from fedgs.randomness import derived_seed
@@ -206,7 +206,7 @@ class Discriminators(ModuleStack):
 
     def __init__(
         self,
-        config: ResolvedConfig,
+        config: NetworkConfig,
         client_ids: Sequence[int],
         is_stacked: bool | None = None,
     ) -> None:

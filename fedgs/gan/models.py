@@ -36,7 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import NetworkConfig, ResolvedConfig
 from fedgs.shapes import Images, Labels, Latents, Scores, TensorDict
 
 NORM_EPSILON = 1e-10  # GS-WGAN source/ops.py, pixel_norm and l2_norm
@@ -432,7 +432,7 @@ class Discriminator(nn.Module):
 
     convolution: type[nn.Conv2d] = _Conv2d
 
-    def __init__(self, config: ResolvedConfig) -> None:
+    def __init__(self, config: NetworkConfig) -> None:
         """Makes the layers, normalised if `config.spectral_norm`."""
         super().__init__()
         d, convolution = config.discriminator_dim, self.convolution
@@ -472,6 +472,7 @@ class Discriminator(nn.Module):
 
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
+ConfigT = TypeVar("ConfigT", bound=ResolvedConfig)
 GENERATORS: dict[str, type[Generator]] = {
     "resnet": GeneratorResNet,
     "dcgan": GeneratorDCGAN,
@@ -491,14 +492,12 @@ def build_generator(config: ResolvedConfig, rng_seed: int) -> Generator:
     return build(GENERATORS[config.generator], config, rng_seed)
 
 
-def build_discriminator(config: ResolvedConfig, rng_seed: int) -> Discriminator:
+def build_discriminator(config: NetworkConfig, rng_seed: int) -> Discriminator:
     """Builds the discriminator on the CPU; see `build_generator`."""
     return build(Discriminator, config, rng_seed)
 
 
-def build(
-    kind: Callable[[ResolvedConfig], ModelT], config: ResolvedConfig, rng_seed: int
-) -> ModelT:
+def build(kind: Callable[[ConfigT], ModelT], config: ConfigT, rng_seed: int) -> ModelT:
     """Builds a network on the CPU from the seed alone; see `build_generator`."""
     # default_generator: torch.manual_seed would reseed every GPU as well.
     with _initialisation_lock, torch.random.fork_rng(devices=[]):

@@ -28,12 +28,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedgs.config.run_config import GsWganConfig, ResolvedConfig
-from fedgs.config.stages import PARTS, SPLITS
+from fedgs.config.feature_settings import SPLITS
+from fedgs.config.run_config import MomentConfig
+from fedgs.config.settings import PARTS_OF_CLASS
 from fedgs.gan.features import (
     IMAGES_AT_ONCE,
     QUADRATIC_WEIGHT,
-    StageRelease,
+    MeanFeatures,
     low_frequencies,
     pairs,
 )
@@ -60,7 +61,7 @@ class Model:
         is_public: whether it started from public images, and so without noise.
         middle: where classes are cut into parts, in coordinates, shape (classes, p).
         split: across what, shape (classes, p, SPLITS); None: classes have no parts.
-        shares: of each part in its class, shape (classes, PARTS).
+        shares: of each part in its class, shape (classes, PARTS_OF_CLASS).
     """
 
     mean: Tensor
@@ -75,7 +76,7 @@ class Model:
 
     @property
     def network(self) -> TensorDict:
-        """What clients compute the features of a stage of moments with, float32."""
+        """What clients compute the features of a phase of moments with, float32."""
         tensors = {"mean": self.mean, "axes": self.axes, "centre": self.centre}
         if self.middle is not None and self.split is not None:
             del tensors["mean"]
@@ -84,16 +85,22 @@ class Model:
 
 
 def model_of(
-    config: GsWganConfig, releases: Sequence[StageRelease], start: Model | None = None
+    config: MomentConfig, releases: Sequence[MeanFeatures], start: Model | None = None
 ) -> Model:
-    """Returns what the releases of moments so far say; before the first, the start."""
+    """Returns what the releases of moments so far say; before the first, the start.
+
+    Args:
+        config: of a phase of moments.
+        releases: of the phases before.
+        start: the model of public images, where there are any.
+    """
     model = _blank(config) if start is None else start
     for release in releases:
-        if release.kind in _UPDATES:
-            target, noise = release.target[0].double(), release.noise_std.double()
-            model = _UPDATES[release.kind](model, target, noise)
+        update = _UPDATES.get(release.method)
+        if update is not None:
+            model = update(model, release.target.double(), release.noise_std.double())
         if release.shares is not None:
-            of_class = release.shares.double().view(-1, PARTS)
+            of_class = release.shares.double().view(-1, PARTS_OF_CLASS)
             model = replace(model, shares=of_class / of_class.sum(1, keepdim=True))
     return model
 
@@ -118,15 +125,15 @@ def in_parts(model: Model) -> Model:
     covariance = model.covariance - 2 / math.pi * moved @ moved.mT
     return replace(
         model,
-        mean=model.mean.repeat_interleave(PARTS, 0) + shift @ model.back,
-        centre=model.centre.repeat_interleave(PARTS, 0) + shift,
-        covariance=covariance.repeat_interleave(PARTS, 0),
+        mean=model.mean.repeat_interleave(PARTS_OF_CLASS, 0) + shift @ model.back,
+        centre=model.centre.repeat_interleave(PARTS_OF_CLASS, 0) + shift,
+        covariance=covariance.repeat_interleave(PARTS_OF_CLASS, 0),
         middle=model.centre,
         split=split,
     )
 
 
-def start_of(config: ResolvedConfig, images: Tensor, labels: Labels) -> Model:
+def start_of(config: MomentConfig, images: Tensor, labels: Labels) -> Model:
     """Returns the model of public images, along their `latent_dim` longest axes.
 
     Privacy: public, as the images are.
@@ -155,7 +162,7 @@ def start_of(config: ResolvedConfig, images: Tensor, labels: Labels) -> Model:
     return Model(mean, to_axes, back, centre, covariance, is_public=True)
 
 
-def _blank(config: GsWganConfig) -> Model:
+def _blank(config: MomentConfig) -> Model:
     """Returns the model that knows nothing."""
     classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
 
@@ -172,7 +179,7 @@ def _blank(config: GsWganConfig) -> Model:
 
 
 def expected(model: Model, kind: str, groups: int, features: int) -> Tensor:
-    """Returns the mean features that the model expects, (1, groups, features), float32.
+    """Returns the mean features that the model expects, (groups, features), float32.
 
     They are 0 where the features themselves start from the model's means.
     """
@@ -181,7 +188,7 @@ def expected(model: Model, kind: str, groups: int, features: int) -> Tensor:
         rows, columns, scale = pairs(model.axes.shape[1])
         second = model.covariance[:, rows, columns] * scale
         centre[:, -len(rows) :] = QUADRATIC_WEIGHT * second
-    return centre.unsqueeze(0)
+    return centre
 
 
 def _with_scatter(model: Model, target: Tensor, noise: Tensor) -> Model:
@@ -262,7 +269,7 @@ def symmetric(values: Tensor, size: int) -> Tensor:
 
 
 @torch.no_grad()
-def set_generator(config: GsWganConfig, model: Model, *generators: Generator) -> None:
+def set_generator(config: MomentConfig, model: Model, *generators: Generator) -> None:
     """Gives generators the model's Gaussians: mean + factor^T z in pixels.
 
     Variances that noise made negative are 0.

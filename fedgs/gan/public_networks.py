@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from safetensors.torch import load
 from torch import Tensor
 
+from fedgs.config.feature_settings import OF_TRUNKS
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import OF_TRUNKS
 from fedgs.errors import UserError
 from fedgs.randomness import stream
 from fedgs.shapes import Images, TensorDict

@@ -25,9 +25,9 @@ from multiprocessing.pool import ThreadPool
 import torch
 from torch import Tensor, nn
 
-from fedgs.config.run_config import GsWganConfig
-from fedgs.config.stages import OF_TRUNKS, TRUNK_AXES, layers_of
-from fedgs.gan.features import KINDS, StageRelease
+from fedgs.config.feature_settings import OF_TRUNKS, TRUNK_AXES, layers_of
+from fedgs.config.run_config import FeatureConfig
+from fedgs.gan.features import KINDS, MeanFeatures
 from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update_ema
 from fedgs.gan.moments import belief
 from fedgs.gan.public_networks import trunk_features
@@ -36,7 +36,7 @@ from fedgs.shapes import Images, Labels, Latents, TensorDict
 
 STEPS = 3000
 SAMPLES = 10  # of each class in a step
-PARTS = 2  # of a step's batch, each on its own core; the bits depend on their number
+THREADS = 2  # each has a part of a step's batch; the bits depend on their number
 REFERENCE_STEPS = 40  # whose samples scale the features
 LEAST_VARIANCE = 0.01  # of an axis, of the mean over all
 # The more noise a release has, the smaller and fewer steps fit it, so that they fit
@@ -51,7 +51,7 @@ MEMORY = 0.95
 AVERAGED = 0.98  # decay of the averaged refiner
 
 
-def reference(config: GsWganConfig, generator: Generator) -> tuple[TensorDict, Tensor]:
+def reference(config: FeatureConfig, generator: Generator) -> tuple[TensorDict, Tensor]:
     """Returns how features are scaled, and their means, by the generator's own samples.
 
     Each layer has mean length 1 around its mean. The axes are the longest of the last
@@ -60,9 +60,9 @@ def reference(config: GsWganConfig, generator: Generator) -> tuple[TensorDict, T
     Privacy: post-processing of DP output.
 
     Returns:
-        What a stage sends: the network, and the centre, shape (1, classes, features).
+        What the server sends: the network, and the centre, shape (classes, features).
     """
-    kind = config.stage_list[-1].kind
+    kind = config.method
     layers = layers_of(kind)
     steps = range(-REFERENCE_STEPS, 0)
     with torch.no_grad():
@@ -78,7 +78,7 @@ def reference(config: GsWganConfig, generator: Generator) -> tuple[TensorDict, T
         network = {name: value.float().contiguous() for name, value in network.items()}
         sums = [class_means(config, network, *drawn) for drawn in samples]
     centre = torch.stack(sums).mean(0)
-    return {n: v.cpu() for n, v in network.items()}, centre.unsqueeze(0).cpu()
+    return {n: v.cpu() for n, v in network.items()}, centre.cpu()
 
 
 def _axes(deep: Tensor) -> Tensor:
@@ -90,22 +90,22 @@ def _axes(deep: Tensor) -> Tensor:
 
 
 def class_means(
-    config: GsWganConfig, net: TensorDict, images: Images, labels: Labels
+    config: FeatureConfig, net: TensorDict, images: Images, labels: Labels
 ) -> Tensor:
     """Returns the mean features of each class, which all have as many images.
 
     Args:
         config: the resolved configuration.
-        net: tensors of the stage.
+        net: tensors of the phase.
         images: shape (n, C, S, S).
         labels: shape (n,), as of `_drawn`.
     """
-    kind = config.stage_list[-1].kind
+    kind = config.method
     features = KINDS[kind].features(net, images, labels)
     return features.unflatten(0, (-1, config.num_classes)).mean(0)
 
 
-def _asked(config: GsWganConfig, step: int) -> tuple[Latents, Labels]:
+def _asked(config: FeatureConfig, step: int) -> tuple[Latents, Labels]:
     """Draws latents, as many for each class, in turns; the same for the same step."""
     labels = torch.arange(config.num_classes).repeat(SAMPLES)
     rng = stream(config.seed, "refinement", step + REFERENCE_STEPS)
@@ -114,7 +114,7 @@ def _asked(config: GsWganConfig, step: int) -> tuple[Latents, Labels]:
 
 
 def _drawn(
-    config: GsWganConfig, generator: Generator, step: int
+    config: FeatureConfig, generator: Generator, step: int
 ) -> tuple[Images, Labels]:
     """Draws the images of a step."""
     z, labels = _asked(config, step)
@@ -122,8 +122,8 @@ def _drawn(
 
 
 def refine(
-    config: GsWganConfig,
-    release: StageRelease,
+    config: FeatureConfig,
+    release: MeanFeatures,
     generator: GeneratorRefined,
     average: GeneratorRefined,
     check: Callable[[int, int], None] = lambda step, steps: None,
@@ -134,14 +134,14 @@ def refine(
 
     Args:
         config: the resolved configuration.
-        release: of the stage `features`.
+        release: of the phase.
         generator: whose refiner is trained; the averaged one at the end.
         average: of the same architecture; the averaged one at the end.
         check: called with each finished step and their number; what it raises ends the
             fit.
     """
-    net = {name: value.to(config.device) for name, value in release.networks[0].items()}
-    target = release.target[0].to(config.device)
+    net = {name: value.to(config.device) for name, value in release.network.items()}
+    target = release.target.to(config.device)
     noise = float(release.noise_std.square().mean().sqrt())
     rate, longest = LARGE if noise <= FOR_LARGE else SMALL
     steps = math.ceil(STEPS * FOR_ALL / max(noise, FOR_ALL))
@@ -152,15 +152,15 @@ def refine(
         return class_means(config, net, generator(z, labels), labels)
 
     def gradient(means: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(means, weights, distance / PARTS)
+        return torch.autograd.grad(means, weights, distance / THREADS)
 
     generator.train()
     found: Tensor | None = None
-    with ThreadPool(PARTS, torch.set_num_threads, (1,)) as pool:
+    with ThreadPool(THREADS, torch.set_num_threads, (1,)) as pool:
         for step in range(steps):
             risen = min(rate, SMALL[0] * (1 + step / RISING))
             adam.param_groups[0]["lr"] = risen * max(0.05, 1 - step / steps)
-            batch = (part.chunk(PARTS) for part in _asked(config, step))
+            batch = (part.chunk(THREADS) for part in _asked(config, step))
             means = pool.starmap(means_of, zip(*batch, strict=True))
             now = torch.stack(means).detach().mean(0)
             found = now if found is None else torch.lerp(now, found, MEMORY)
@@ -176,7 +176,7 @@ def refine(
     generator.load_state_dict(average.state_dict())
 
 
-def credible(distance: Tensor, release: StageRelease) -> Tensor:
+def credible(distance: Tensor, release: MeanFeatures) -> Tensor:
     """Weighs distances by the share of their square that noise does not explain.
 
     Each layer has two weights, of what all classes have in common and of what makes
@@ -187,9 +187,9 @@ def credible(distance: Tensor, release: StageRelease) -> Tensor:
 
     Args:
         distance: of features from those released, shape (classes, features).
-        release: of the stage.
+        release: of the phase.
     """
-    sizes, trunks = layers_of(release.kind), len(OF_TRUNKS[release.kind])
+    sizes, trunks = layers_of(release.method), len(OF_TRUNKS[release.method])
     products = (distance.shape[1] - sum(sizes)) // trunks
     sizes = [*sizes, *[products] * trunks]
     common, variance = distance.mean(0, keepdim=True), release.noise_std.square().mean()

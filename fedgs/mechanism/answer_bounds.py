@@ -22,7 +22,7 @@ import math
 from functools import lru_cache
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.mechanism.quantization import release_step
 from fedgs.shapes import Release

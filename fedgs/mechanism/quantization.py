@@ -18,7 +18,7 @@ import math
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 
 STEPS_PER_COORDINATE = 8
 LARGEST = 32767  # of the integers that a release is sent as

@@ -36,7 +36,7 @@ from fedgs.cohorts import classifier
 from fedgs.cohorts.selection import Selection, membership, randomise
 from fedgs.cohorts.selection_settings import MEMBERSHIP_EPSILON
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.data.federated import ClientImages, FederatedImages, to_float
 from fedgs.methods.base import (
     Declared,

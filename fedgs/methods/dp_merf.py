@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.method_settings import NetworkSettings
+from fedgs.config.run_config import NetworkConfig
+from fedgs.config.terms import Terms
 from fedgs.gan.models import build_generator, sample_latents
 from fedgs.methods.base import (
     Declared,
@@ -74,8 +75,10 @@ class Embedding(nn.Module):
         return F.one_hot(labels, len(self.target)).to(features).T @ features * scale
 
 
-class DPMerf(Method[ResolvedConfig]):
+class DPMerf(Method[NetworkConfig]):
     """Clients answer with their mean embedding; the server fits its generator to it."""
+
+    Settings = NetworkSettings
 
     recipe = MappingProxyType(
         {
@@ -92,26 +95,26 @@ class DPMerf(Method[ResolvedConfig]):
     commits_every_round = True
     hides_duration = True
 
-    def terms(self, config: ResolvedConfig, round: int) -> Terms:
+    def terms(self, config: NetworkConfig, round: int) -> Terms:
         """Returns one embedding by class and feature, clipped to C."""
         shape = (1, 1, config.num_classes, NUM_FEATURES)
         return Terms("embedding", config.noise_multiplier, config.clip_bound, shape)
 
-    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
+    def declared(self, config: NetworkConfig, round: int) -> Mapping[str, Declared]:
         """Returns nothing: clients draw W themselves."""
         return {}
 
-    def state(self, config: ResolvedConfig) -> State:
+    def state(self, config: NetworkConfig) -> State:
         """Initialises the generator from the seed, and no target."""
         generator = build_generator(config, derived_seed(config.seed, "generator"))
         return State.of(generator.to(config.device), embedding=_embedding(config))
 
-    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
+    def begin(self, config: NetworkConfig, state: State) -> tuple[Request, None]:
         """Asks for embeddings."""
         return asked(config, state, {}), None
 
     def answer(
-        self, config: ResolvedConfig, client: OneClient, request: Request
+        self, config: NetworkConfig, client: OneClient, request: Request
     ) -> Tensor:
         """Returns the client's mean embedding: one sample.
 
@@ -127,7 +130,7 @@ class DPMerf(Method[ResolvedConfig]):
         return mean[None, None]
 
     def finish(
-        self, config: ResolvedConfig, state: State, pending: None, released: Released
+        self, config: NetworkConfig, state: State, pending: None, released: Released
     ) -> None:
         """Keeps the mean of the clients' embeddings.
 
@@ -137,7 +140,7 @@ class DPMerf(Method[ResolvedConfig]):
         state.round += 1
 
     def settle(
-        self, config: ResolvedConfig, state: State, check: Callable[[int, int], None]
+        self, config: NetworkConfig, state: State, check: Callable[[int, int], None]
     ) -> bool:
         """Fits the generator to the released mean, with classes alike.
 
@@ -169,7 +172,7 @@ def _of(state: State) -> Embedding:
     return cast(Embedding, state.parts["embedding"])
 
 
-def _embedding(config: ResolvedConfig) -> Embedding:
+def _embedding(config: NetworkConfig) -> Embedding:
     size = config.image_channels * config.image_size**2
     made = (NUM_FEATURES, KERNEL_VARIANCE, config.seed)
     return Embedding(config.num_classes, size, *made).to(config.device)

@@ -40,7 +40,7 @@ from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.files import read_toml
 from fedgs.privacy.amplification import LEAST_RATIO
@@ -220,12 +220,11 @@ class Limits:
             yield "max_batch_size", "batch_size", largest <= most, remedy
         kinds = {terms.release for terms in all_terms}
         if not self.allow_embeddings:
-            setting = "stages" if config.num_stages else "method"
-            remedy = f"no --stages, or {_ALLOW_EMBEDDINGS}"
-            yield "allow_embeddings", setting, "embedding" not in kinds, remedy
+            remedy = f"other phases, or {_ALLOW_EMBEDDINGS}"
+            yield "allow_embeddings", "methods", "embedding" not in kinds, remedy
         if not self.allow_updates:
             remedy = f"gs-wgan, or {_ALLOW_UPDATES}"
-            yield "allow_updates", "method", "update" not in kinds, remedy
+            yield "allow_updates", "methods", "update" not in kinds, remedy
         if (only := self.clip_bound) is not None:
             holds = all(terms.clip_bound == only for terms in all_terms)
             yield "clip_bound", "clip_bound", holds, f"{only}, in every round"

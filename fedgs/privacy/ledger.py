@@ -31,7 +31,7 @@ from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
 from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_bytes, sync, write_atomically
 

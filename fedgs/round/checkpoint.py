@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
-from fedgs.gan.features import StageRelease
 from fedgs.methods.base import State
 from fedgs.privacy.ledger import Chain
 from fedgs.runs.run_folder import RunFolder
@@ -32,33 +31,22 @@ def server_tensors(server: State) -> TensorDict:
     Privacy: post-processing of DP output.
     """
     flat = tensors_of(server.parts)
-    for index, release in enumerate(server.stages):
-        flat |= {f"stage.{index}.{n}": v for n, v in _stage_tensors(release).items()}
+    for index, (_, tensors) in enumerate(server.released):
+        flat |= {f"released.{index}.{name}": v for name, v in tensors.items()}
     return flat
 
 
-def _stage_tensors(release: StageRelease) -> TensorDict:
-    tensors = {"target": release.target, "noise_std": release.noise_std}
-    if release.shares is not None:
-        tensors["shares"] = release.shares
-    for at, net in enumerate(release.networks):
-        tensors |= {f"network.{at}.{name}": value for name, value in net.items()}
-    return tensors
-
-
-def restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageRelease]:
-    """Returns the stages of a checkpoint; their kinds are those of the settings."""
-    releases: list[StageRelease] = []
-    for index, stage in enumerate(config.stage_list):
-        own = under(f"stage.{index}.", tensors)
-        if not own:
-            break
-        networks = tuple(
-            under(f"network.{at}.", own) for at in range(len(own["target"]))
-        )
-        released = own["target"], own["noise_std"], own.get("shares")
-        releases.append(StageRelease(stage.kind, networks, *released))
-    return releases
+def restored_releases(
+    config: ResolvedConfig, tensors: TensorDict
+) -> list[tuple[str, TensorDict]]:
+    """Returns `State.released` of a checkpoint, with the methods of the settings."""
+    found: list[tuple[str, TensorDict]] = []
+    # Phases that hand nothing on come after all that do.
+    for index, phase in enumerate(config.phases):
+        own = under(f"released.{index}.", tensors)
+        if own:
+            found.append((phase.method, own))
+    return found
 
 
 def tensors_of(parts: Mapping[str, nn.Module | Optimizer]) -> TensorDict:

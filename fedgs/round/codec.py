@@ -43,7 +43,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.methods.base import Declared, Request

@@ -26,7 +26,7 @@ from fedgs.mechanism.answer_bounds import check_norms
 from fedgs.mechanism.integers import IntegerSum, from_integers
 from fedgs.mechanism.masks import Announced, Attempt, MaskedSum, received_masked, unmask
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
-from fedgs.methods import method_of
+from fedgs.methods import phase_at, phase_with_discriminators
 from fedgs.methods.base import Request, joined
 from fedgs.methods.schedule import EVERYONE, Clients, clients_of
 from fedgs.round.codec import (
@@ -92,13 +92,14 @@ def decode_request(payload: Mapping[str, object], config: ResolvedConfig) -> Req
             is used, and the text quotes nothing of it.
     """
     round, participants, trainees, keep_round = _decode_asked(payload, config)
-    method, attempt = method_of(config, round), None
-    if not (round or method.has_discriminators):
-        raise UserError("request of round 0, which the run's method has not: refused")
+    attempt = None
+    phase = phase_at(config, round) if round else phase_with_discriminators(config)
+    if phase is None:
+        raise UserError("request of round 0, which the run's phases lack: refused")
     if round and config.is_masked:
         number = _integer(payload, "attempt", 1, MOST_ATTEMPTS)
         attempt = Attempt.unpack(number, payload.get("masking_keys"), config.num_nodes)
-    declared = method.declared(config, round)
+    declared = phase.method.declared(phase.config, round - phase.config.rounds_before)
     request = Request(
         round,
         unpack_request(payload["tensors"], declared, config),
@@ -107,7 +108,7 @@ def decode_request(payload: Mapping[str, object], config: ResolvedConfig) -> Req
         keep_round=keep_round,
         attempt=attempt,
     )
-    method.check(config, request)
+    phase.method.check(phase.config, request)
     return request
 
 

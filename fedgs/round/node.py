@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fedgs.config.method_settings import settings_with
 from fedgs.config.rounds import terms_at
-from fedgs.config.run_config import ResolvedConfig, of_gs_wgan
+from fedgs.config.run_config import GsWganConfig, ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.files import make_folder, write_tensors
@@ -38,7 +38,7 @@ from fedgs.mechanism.masks import (
 )
 from fedgs.mechanism.peers import Peers
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
-from fedgs.methods import method_of
+from fedgs.methods import phase_at, phase_with_discriminators
 from fedgs.methods.base import Hosted, Request
 from fedgs.methods.schedule import clients_of
 from fedgs.privacy.client_ledger import ClientLedger, release_event
@@ -140,7 +140,7 @@ class Node:
                 f"node {self.node_id}: has already answered round {self.round}, "
                 f"refuses another request for round {request.round}"
             )
-        if method_of(self.config, request.round).has_discriminators:
+        if phase_at(self.config, request.round).method.has_discriminators:
             self._check_state(request.round)
         self._check_run()
         event, key = self._event(request), None
@@ -400,7 +400,7 @@ class Node:
 
     def _load(self, tensors: TensorDict) -> None:
         if self._discriminators is None:
-            self._discriminators = Discriminators(self.config, self.hosted)
+            self._discriminators = Discriminators(self._phase(), self.hosted)
         try:
             self._discriminators.load_state(tensors)
         except ValueError as error:
@@ -408,13 +408,14 @@ class Node:
 
     def _prepare(self, request: Request) -> None:
         """Makes and warm-starts the discriminators, once in the run."""
-        if stages := self.config.num_stages:
-            self._catch_up(stages)  # a state of a stage may lack them
-        is_later = any(r > (stages or -1) for r in state_rounds(self.folder))
+        config = self._phase()
+        before = config.rounds_before
+        if before:
+            self._catch_up(before)  # a state of an earlier phase lacks them
+        is_later = any(r > (before or -1) for r in state_rounds(self.folder))
         if self._discriminators is not None or is_later:
             return
         self._check_run()
-        config = of_gs_wgan(self.config)
         self._discriminators = Discriminators(config, self.hosted)
         is_public, fakes = config.is_warm_start_public, request.tensors
         warm_start(
@@ -424,4 +425,11 @@ class Node:
             self.hosted,
             (fakes["images"], fakes["labels"]) if is_public else None,
         )
-        self.round, self.is_saved = stages, False
+        self.round, self.is_saved = before, False
+
+    def _phase(self) -> GsWganConfig:
+        """Returns the settings of the phase whose clients keep discriminators."""
+        phase = phase_with_discriminators(self.config)
+        if phase is None:
+            raise UserError(f"phases = {self.config.methods}: have no discriminators")
+        return phase.config

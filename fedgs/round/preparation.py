@@ -33,7 +33,7 @@ from fedgs.data.sources import READERS, has_test_split, read_records, with_absol
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
 from fedgs.gan.models import build_discriminator
-from fedgs.methods import method_of
+from fedgs.methods import phase_with_discriminators
 from fedgs.methods.public_data import digests, public_start
 from fedgs.privacy.accountant import Plan
 from fedgs.privacy.budget import calibrate_noise
@@ -373,9 +373,9 @@ def _check_calibrated(
     # The multiplier was rounded up; its terms may be rounded by a last bit.
     if asked.least_ratio(law) > ratio * (1 + 1e-9):
         raise UserError(
-            f"target_epsilon = {config.target_epsilon:g}: the noise of method = "
-            f"{config.method} is not proportional to noise_multiplier, so it cannot be "
-            "calibrated; give --noise-multiplier"
+            f"target_epsilon = {config.target_epsilon:g}: the noise of phases = "
+            f"{config.methods} is not proportional to noise_multiplier, so it cannot "
+            "be calibrated; give --noise-multiplier"
         )
 
 
@@ -413,9 +413,11 @@ def check_capacity(config: ResolvedConfig, folder: Path) -> None:
     limits["disk"] = (3 * state, shutil.disk_usage(folder).free)
     for what, (needed, there) in limits.items():
         if needed > there:
+            phase = phase_with_discriminators(config)
+            width = None if phase is None else phase.config.discriminator_dim
             raise UserError(
-                f"discriminator_dim = {config.discriminator_dim}: the discriminators "
-                f"of {clients_needed(config)} clients need about {needed / 1e9:.1f} GB "
+                f"discriminator_dim = {width}: the discriminators of "
+                f"{clients_needed(config)} clients need about {needed / 1e9:.1f} GB "
                 f"of {what}, {there / 1e9:.1f} GB are free; give a smaller "
                 "--discriminator-dim, --num-clients or --num-rounds"
             )
@@ -437,7 +439,8 @@ def nodes_in_memory(config: ResolvedConfig) -> int:
 
 def clients_needed(config: ResolvedConfig) -> int:
     """Returns how many clients' discriminators the run makes at most."""
-    if not method_of(config, config.num_rounds).has_discriminators:
+    phase = phase_with_discriminators(config)
+    if phase is None:
         return 0
     if config.discriminator_training == "every_round" or config.is_warm_start_public:
         return config.num_clients
@@ -449,6 +452,8 @@ def state_bytes(config: ResolvedConfig) -> int:
     """Returns the size of the run's discriminators with their Adam moments."""
     if not (count := clients_needed(config)):
         return 0
-    params = build_discriminator(config, 0).parameters()
+    phase = phase_with_discriminators(config)
+    assert phase is not None  # noqa: S101 - else no client needs any
+    params = build_discriminator(phase.config, 0).parameters()
     # Each parameter with its two moments, in 4 bytes.
     return count * 3 * 4 * sum(param.numel() for param in params)

@@ -24,7 +24,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.mechanism.masks import LEAST_NODES, Announced, Attempt
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from fedgs.methods import method_of, new_state
+from fedgs.methods import new_state, phase_at, phase_with_discriminators
 from fedgs.methods.base import Released, Request
 from fedgs.methods.schedule import (
     EVERYONE,
@@ -43,7 +43,7 @@ from fedgs.round.checkpoint import (
     Session,
     dispensable,
     load_tensors,
-    restored_stages,
+    restored_releases,
     server_tensors,
 )
 from fedgs.round.codec import rounded
@@ -154,7 +154,7 @@ class RunSession(Session):
     def restore(self, round: int, tensors: TensorDict) -> None:
         """Puts the server into the state of a checkpoint."""
         load_tensors(self.server.parts, tensors)
-        self.server.stages = restored_stages(self.config, tensors)
+        self.server.released = restored_releases(self.config, tensors)
         self.server.round = round
 
     def tensors(self) -> TensorDict:
@@ -187,7 +187,7 @@ class RunSession(Session):
         round = self.server.round
         if round <= self._settled:
             return
-        method = method_of(self.config, round)
+        method, own = phase_at(self.config, round)
 
         def check(step: int, steps: int) -> None:
             if stop.is_set():
@@ -196,7 +196,7 @@ class RunSession(Session):
                 told = {"fit_step": step, "fit_steps": steps}
                 self.report({"round": round, **told})
 
-        if method.settle(self.config, self.server, check):
+        if method.settle(own, self.server, check):
             self.write_picture()
         self._settled = round
 
@@ -204,9 +204,15 @@ class RunSession(Session):
     def preparation(self) -> Request:
         """The request of round 0, which has nodes make discriminators.
 
-        After stages its fakes are of the generator as it is when asked for first.
+        After other phases its fakes are of the generator as it is when asked for first.
+
+        Raises:
+            UserError: no phase has discriminators.
         """
-        request = method_of(self.config, 0).prepare(self.config, self.server)
+        phase = phase_with_discriminators(self.config)
+        if phase is None:
+            raise UserError(f"phases = {self.config.methods}: have no discriminators")
+        request = phase.method.prepare(phase.config, self.server)
         return rounded(request, self.config)
 
     def unprepared(self) -> list[int]:
@@ -216,10 +222,11 @@ class RunSession(Session):
         then, and nothing counted, however long it takes.
         """
         round = self.server.round + 1
-        needs_none = not method_of(self.config, round).has_discriminators
+        phase = phase_at(self.config, round)
+        needs_none = not phase.method.has_discriminators
         if needs_none or len(self._prepared) == self.config.num_nodes:
             return []
-        clients = trainees(self.config, select(self.config, round))
+        clients = trainees(phase.config, select(self.config, round))
         return sorted({*nodes_of(self.config, clients)} - self._prepared)
 
     def begin(
@@ -280,8 +287,8 @@ class RunSession(Session):
     def _draw(self) -> "_Round":
         # Spectral vectors move with each drawing; a discarded round puts them back.
         buffers = {n: v.clone() for n, v in self.server.generator.named_buffers()}
-        method = method_of(self.config, self.server.round + 1)
-        request, pending = method.begin(self.config, self.server)
+        method, own = phase_at(self.config, self.server.round + 1)
+        request, pending = method.begin(own, self.server)
         if method.has_discriminators:
             self._prepared |= {*nodes_of(self.config, request.trainees)}
         request = rounded(request, self.config)
@@ -319,7 +326,7 @@ class RunSession(Session):
         metrics = self._metrics(self._round, len(answers), released)
         self._round = None
         self._publish(metrics)
-        method = method_of(self.config, self.server.round)
+        method = phase_at(self.config, self.server.round).method
         if method.has_generator and self.is_picture_due:
             self.write_picture()
         if method.commits_every_round or self.is_due or not self.goes_on:
@@ -369,8 +376,8 @@ class RunSession(Session):
         """Has the method learn from the sum of the releases, and returns that sum."""
         round = asked.request.round
         released = summed(self.config, round, answers)
-        method = method_of(self.config, round)
-        method.finish(self.config, self.server, asked.pending, released)
+        method, own = phase_at(self.config, round)
+        method.finish(own, self.server, asked.pending, released)
         return released
 
     def _metrics(
@@ -378,7 +385,7 @@ class RunSession(Session):
     ) -> dict[str, Any]:
         """Returns the public metrics of a round that is done."""
         metrics: dict[str, Any] = {"round": self.server.round}
-        if not method_of(self.config, self.server.round).hides_duration:
+        if not phase_at(self.config, self.server.round).method.hides_duration:
             metrics["seconds"] = round(time.monotonic() - asked.started, 4)
         metrics["num_answers"] = num_answers
         metrics["events"] = self.ledger.length

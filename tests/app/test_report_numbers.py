@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedgs.app.report.stage_tables import stages_tables
 from PIL import Image
 
 from fedgs.app.report import curves as report_curves
@@ -13,7 +14,6 @@ from fedgs.app.report import words as report_words
 from fedgs.app.report.communication import communication, stage_bytes
 from fedgs.app.report.run import RunFacts, read_run
 from fedgs.app.report.settings_tables import shown_data, train_command
-from fedgs.app.report.stage_tables import stages_tables
 from fedgs.cohorts.files import EXCLUDED
 from fedgs.config.recipes import configure
 from fedgs.methods import new_state
@@ -32,7 +32,7 @@ from tiny import (
     SIDE,
     STAGED,
     embedding_round,
-    stage_request,
+    next_request,
     tiny_config,
     tiny_data,
 )
@@ -222,7 +222,7 @@ def test_the_bytes_of_a_stage_are_those_of_its_messages(settings, round):
     config = tiny_config(**settings)
     server = new_state(config)
     server.round = round - 1
-    request = stage_request(config, server)
+    request = next_request(config, server)
     sent = encode_request(request, config)["tensors"]
     reply = embedding_round(config, tiny_data(config), range(2), request, 0)
     answered = encode_answer(reply, config, request)["tensors"]

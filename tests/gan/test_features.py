@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from fedgs.config.stages import FEATURES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgs.config.stages import FEATURES
 from fedgs.gan import features
 from fedgs.gan.features import KINDS, embedding
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip

@@ -5,6 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from fedgs.gan.stages import released
+from fedgs.methods.moments import networks_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.fft import dctn, idctn
@@ -13,10 +15,8 @@ from fedgs.gan import moments
 from fedgs.gan.features import QUADRATIC_WEIGHT, StageRelease, embedding, products
 from fedgs.gan.models import build_generator
 from fedgs.gan.moments import expected, model_of, set_generator, start_of, symmetric
-from fedgs.gan.stages import released
 from fedgs.methods import new_state
-from fedgs.methods.moments import networks_of
-from tiny import MOMENTS, stage_request, tiny_config
+from tiny import MOMENTS, next_request, tiny_config
 
 CLASSES, FREQUENCIES, AXES = 3, 16, 4  # 4 x 4 low frequencies, latent_dim
 SILENT = {"noise_multiplier": 0.0}
@@ -70,7 +70,7 @@ def staged(config, clients, answer=None):
     """
     server = new_state(config)
     for round, stage in enumerate(config.stage_list, start=1):
-        request = stage_request(config, server)
+        request = next_request(config, server)
         asked = (networks_of(request), request.tensors["centre"])
         total = sum(embedding(stage.kind, *asked, *client) for client in clients)
         total, noise_std = (total, 0.0) if answer is None else answer(total)

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-
 from fedgs.config.stages import LAYERS, OF_TRUNKS, layers_of
+
 from fedgs.gan import public_networks, refinement
 from fedgs.gan.features import FEATURE_SCALE, StageRelease
 from fedgs.gan.models import GeneratorRefined

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip

@@ -10,7 +10,7 @@ import pytest
 from fedgs.config.method_settings import NetworkSettings
 from fedgs.config.rounds import MOST_ROUNDS, rounds_alike, terms_at
 from fedgs.config.run_config import ResolvedConfig, RunConfig, class_of
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.privacy.accountant import statements, statements_of_runs
 from fedgs.privacy.budget import budget_of, calibrate_noise, is_spent

@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
-
 from fedgs.config.stages import read_stages
+
 from fedgs.files import read_json, read_tensors, write_json
 from fedgs.gan import refinement
 from fedgs.privacy.accountant import statements

@@ -17,8 +17,8 @@ from runs import train
 from tiny import (
     MOMENTS,
     embedding_round,
+    next_request,
     run_config,
-    stage_request,
     tiny_config,
     tiny_data,
     write_tiny_npz,
@@ -109,7 +109,7 @@ def test_public_images_of_other_classes_or_channels_are_refused(
 def test_clients_do_not_read_the_public_data(tmp_path):
     there = {"public_data": write_tiny_npz(tmp_path / "public.npz")}
     config = tiny_config(**PUBLIC | there)
-    request = stage_request(config, new_state(config))
+    request = next_request(config, new_state(config))
     elsewhere = tiny_config(**PUBLIC | {"public_data": "npz:/nowhere.npz"})
     assert embedding_round(elsewhere, tiny_data(elsewhere), range(6), request, 0)
 

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from fedgs.gan.stages import released
+from fedgs.methods.moments import MOMENTS as STAGES
+from fedgs.methods.moments import networks_of
 
 from fedgs.gan.features import KINDS, embedding
-from fedgs.gan.stages import released
 from fedgs.mechanism.quantization import release_step
 from fedgs.methods import new_state
 from fedgs.methods.base import Released, Request, State
-from fedgs.methods.moments import MOMENTS as STAGES
-from fedgs.methods.moments import networks_of
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.round import local
 from fedgs.round.answer import most_signal_to_noise
@@ -33,10 +33,10 @@ from tiny import (
     STAGED,
     draw_fakes,
     embedding_round,
+    next_request,
     public_fakes,
     record_calls,
     server_round,
-    stage_request,
     tiny_config,
     tiny_data,
 )
@@ -70,7 +70,7 @@ def embeddings(config, request, data) -> list[torch.Tensor]:
 
 def test_a_release_is_the_sum_of_the_clients_clipped_embeddings():
     config = quiet()
-    data, request = tiny_data(config), stage_request(config, new_state(config))
+    data, request = tiny_data(config), next_request(config, new_state(config))
     raw = embeddings(config, request, data)
     assert min(each.norm() for each in raw) > 1  # so that all are clipped
     expected = sum(each / each.norm() for each in raw)
@@ -82,7 +82,7 @@ def test_a_release_is_the_sum_of_the_clients_clipped_embeddings():
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_no_client_moves_a_release_by_more_than_its_sensitivity(relation):
     config = quiet()
-    data, request = tiny_data(config), stage_request(config, new_state(config))
+    data, request = tiny_data(config), next_request(config, new_state(config))
     bound = {"zero-out": 1.0, "replace-one": 2.0}[relation]
     others = {
         "white": np.full_like(data.images, 255),
@@ -137,7 +137,7 @@ def test_noise_is_that_of_the_stage_and_the_clip_bound_that_of_the_run():
 def staged_server(config) -> State:
     """A server after its first release."""
     server = new_state(config)
-    request = stage_request(config, server)
+    request = next_request(config, server)
     answers = [
         embedding_round(config, tiny_data(config), hosted, request, node)
         for node, hosted in enumerate(map(config.hosting.hosted, range(3)))
@@ -150,7 +150,7 @@ def test_a_target_is_the_mean_over_images_weighted_by_client():
     """An image of client u counts 1 / (n_u ||v_u||), as all are clipped to one C."""
     config = quiet(clients_per_node=2)
     data, server = tiny_data(config), staged_server(config)
-    request = stage_request(config, new_state(config))
+    request = next_request(config, new_state(config))
     norms = [float(each.norm()) for each in embeddings(config, request, data)]
     sums, weights = torch.zeros(1, 3, 16), torch.zeros(3)
     for client, norm in enumerate(norms):
@@ -176,7 +176,7 @@ def test_the_noise_of_a_target_is_what_the_server_says():
 
 def test_no_noise_gives_clients_more_weight_than_clipping_can_leave_them():
     config = quiet(clients_per_node=2)
-    request, terms = stage_request(config, new_state(config)), config.terms(1)
+    request, terms = next_request(config, new_state(config)), config.terms(1)
     asked = (config, 1, networks_of(request), request.tensors["centre"])
     total = torch.zeros(terms.shape[1:], dtype=torch.float64)
     total[:, 0, 0] = 1e9  # more images of one class than there can be of all
@@ -231,10 +231,10 @@ def test_a_clients_epsilon_counts_embeddings_and_gradients_alike(tmp_path):
     """mu^2 of a node with replace-one: w / sigma^2 of a stage, B / sigma^2 else."""
     config = tiny_config(**STAGED_AND_MORE)
     node, server = Node(config, 0, tiny_data(config), tmp_path), new_state(config)
-    node.answer(stage_request(config, server))
+    node.answer(next_request(config, server))
     assert node.count.largest() == pytest.approx(0.5 / 0.5**2)
     stage = staged_server(config)
-    node.answer(stage_request(config, stage))
+    node.answer(next_request(config, stage))
     assert node.count.largest() == pytest.approx(2.5 / 0.5**2)
     node.answer(public_fakes(config))
     stage.round = 2
@@ -289,7 +289,7 @@ def test_stages_that_cannot_be_are_refused_with_a_remedy(base, settings, named):
 
 def test_a_compact_stage_travels_and_comes_back_as_it_was():
     config = tiny_config(**MOMENTS, message_precision="compact")
-    request = stage_request(config, new_state(config))
+    request = next_request(config, new_state(config))
     again = decode_request(encode_request(request, config), config)
     assert again.digest() == request.digest()
     release = embedding_round(config, tiny_data(config), range(2), request, 0)

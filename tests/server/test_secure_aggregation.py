@@ -26,7 +26,7 @@ from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import attempts, events, limit_clients, train
 from simulated_grid import MODES, FakeGrid, product, spoil_at, start
-from tiny import changed, stage_request
+from tiny import changed, next_request
 
 MASKED = {"secure_aggregation": True, "noise_multiplier": 0.5}
 
@@ -102,7 +102,7 @@ def asked(create):
     folder = create("run", **MODES["moments"], **MASKED)
     own = Node(folder.config, 0, load_data(folder.config), folder.private)
     other = Announced(MaskingKey.generate().public, b"")
-    request = stage_request(folder.config, new_state(folder.config))
+    request = next_request(folder.config, new_state(folder.config))
 
     def ask(number: int = 1):
         keys = {0: Announced.unpack(own.announce(1)), 1: other}

@@ -18,7 +18,7 @@ from fedgs.round.messages import (
     encode_answer,
     encode_request,
 )
-from tiny import MOMENTS, request_of, server_round, stage_request, tiny_config
+from tiny import MOMENTS, next_request, request_of, server_round, tiny_config
 
 ROUND, NODE = 3, 2
 EXACT = tiny_config(num_rounds=9)
@@ -40,9 +40,9 @@ def a_stage(config: RunConfig) -> Request:
     server = new_state(config)
     for round in range(1, ROUND):
         server_round(
-            config, server, stage_request(config, server), [a_release(config, round)]
+            config, server, next_request(config, server), [a_release(config, round)]
         )
-    return replace(stage_request(config, server), keep_round=2)
+    return replace(next_request(config, server), keep_round=2)
 
 
 def a_release(config: RunConfig, round: int = ROUND) -> SanitizedGradients:

@@ -6,7 +6,7 @@ import sys
 import torch
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.mechanism import sanitizer
 from fedgs.methods.base import Method, Request, State
 from tiny import SETTINGS, SIDE, run_config

@@ -91,7 +91,10 @@ def _sizes(config: RunConfig) -> dict[str, Any]:
     flat = config.to_flat()
     known = {name: flat[name] for name in SIZES if flat.get(name, "") != ""}
     small = {name: min(value, SIZES[name]) for name, value in known.items()}
-    small["num_rounds"] = min(config.num_rounds, config.num_stages + ROUNDS)
+    once = sum(
+        config.at_phase(index).releases_once for index in range(len(config.phases))
+    )
+    small["num_rounds"] = min(config.num_rounds, once + ROUNDS)
     return small
 
 

@@ -122,7 +122,7 @@ def train(
     from fedgs.app.commands import train as running
     from fedgs.round.preparation import with_held_out
 
-    known = settings_in(config, configured.method) | settings
+    known = settings_in(config, configured.phases) | settings
     configured = with_held_out(configured, known)
     running.train(configured, known, dry_run)
 

@@ -98,7 +98,7 @@ def _attack_run(
     output = folder.path / "audit"
     output.mkdir(exist_ok=True)
     # Attack B is of gradient rounds alone. The bounds of A and B hold together.
-    is_possible = isinstance(config, GsWganConfig) and not config.num_stages
+    is_possible = isinstance(config, GsWganConfig) and len(config.phases) == 1
     has_b = request.full and is_possible
     progress.say(f"A: up to {request.trials} rounds of each kind")
     most_draws = MAX_DRAWS if request.full else QUICK_DRAWS

@@ -91,7 +91,7 @@ def submit(
             from fedgs.round.preparation import resolve_deployed
 
             own = moments_for(resolve_deployed(configured))
-            chosen = settings_in(config, configured.method) | given
+            chosen = settings_in(config, configured.phases) | given
             fitted = {n: v for n, v in own.items() if n not in chosen}
             configured = dataclasses.replace(configured, **fitted).validate()
         configured = _named(configured, configured.recipe)

@@ -147,8 +147,8 @@ def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
     """
     found: dict[str, list[float]] = {}
     for round, ratio in ratios.items():
-        of_stage = [stage.kind for stage in config.stage_list[round - 1 : round]]
-        kind = (*of_stage, config.terms(round).release)[0]
+        own = config.at_round(round)
+        kind = own.method if own.releases_once else config.terms(round).release
         found.setdefault(kind, []).append(ratio)
     return ", ".join(f"{kind} {fmean(own):.3g}" for kind, own in found.items())
 

@@ -67,13 +67,13 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
 
 
 def _signal(runs: Sequence[RunFacts]) -> list[Curve]:
-    """Returns the signal beside the noise of rounds that are no stages."""
+    """Returns the signal beside the noise of the rounds of phases with many."""
     lines: list[Line] = []
     for place, facts in enumerate(runs):
         points = [
             (row["round"], row["signal_to_noise"])
             for row in facts.metrics
-            if row["round"] > facts.config.num_stages
+            if not facts.config.at_round(row["round"]).releases_once
             and row.get("signal_to_noise") is not None
         ]
         lines += [Line(facts.name, place, points)] if points else []

@@ -10,6 +10,7 @@ from fedgs.app.report.communication import communication_table
 from fedgs.app.report.curves import curves
 from fedgs.app.report.debug import DebugFacts, diagnosis_cards, glance_cards
 from fedgs.app.report.evaluation import evaluation_tables
+from fedgs.app.report.phase_tables import phase_tables
 from fedgs.app.report.privacy_cards import cards_of_run, cards_of_statements, label_card
 from fedgs.app.report.run import RunFacts
 from fedgs.app.report.settings_tables import (
@@ -18,7 +19,6 @@ from fedgs.app.report.settings_tables import (
     train_command,
     versions_table,
 )
-from fedgs.app.report.stage_tables import stages_tables
 from fedgs.app.report.svg import draw
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy.rounding import upper
@@ -132,7 +132,7 @@ def _diagnosis(page: Page) -> Section:
 
 
 def _training(page: Page) -> Section:
-    cards = [Card(tables=[table]) for table in stages_tables(page.trained)]
+    cards = [Card(tables=[table]) for table in phase_tables(page.trained)]
     for curve in curves(page.trained) if page.trained else []:
         pictures = [Picture(draw(curve), curve.description)] if curve.lines else []
         texts = [text for text in (curve.note, curve.text) if text]
