@@ -223,7 +223,7 @@ def deploy(tmp_path: Path, server_process: None, clock: object) -> Callable[...,
     from deployed_grid import Deployment
     from simulated_grid import MODES
 
-    def deploy(name: str = "run", mode: str = "staged", **settings: object):
+    def deploy(name: str = "run", mode: str = "with releases", **settings: object):
         return Deployment(tmp_path, name, **MODES[mode] | settings)
 
     return deploy

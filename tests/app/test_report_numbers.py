@@ -30,7 +30,7 @@ from tiny import (
     MOMENTS,
     NUM_CLASSES,
     SIDE,
-    STAGED,
+    WITH_RELEASES,
     embedding_round,
     next_request,
     tiny_config,
@@ -201,7 +201,7 @@ def test_a_delta_too_large_and_a_hypothetical_row_have_no_good_badge():
 def test_stages_are_told_apart_from_gradients(facts, tmp_path):
     """Signal to noise is 3, 2 and 1; the first two rounds are stages."""
     assert stages_tables([facts]) == []
-    facts = read_run(make_run(tmp_path / "staged", **STAGED))
+    facts = read_run(make_run(tmp_path / "staged", **WITH_RELEASES))
     (table,) = stages_tables([facts])
     # 6 clients on 3 nodes: (6 C)^2 / (numbers * 3 * (2 C noise)^2), noise^2 by weight.
     assert [[*row[:2], *row[4:]] for row in table.rows] == [
@@ -216,7 +216,7 @@ def test_stages_are_told_apart_from_gradients(facts, tmp_path):
     assert found.stages == 3 * sum(of_client)
 
 
-@pytest.mark.parametrize("settings", [STAGED, MOMENTS])
+@pytest.mark.parametrize("settings", [WITH_RELEASES, MOMENTS])
 @pytest.mark.parametrize("round", [1, 2])
 def test_the_bytes_of_a_stage_are_those_of_its_messages(settings, round):
     config = tiny_config(**settings)

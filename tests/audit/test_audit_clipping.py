@@ -17,7 +17,7 @@ from fedgs.mechanism.noise import NoiseStream
 from fedgs.round import answer as rounds
 from fedgs.round.run import new_event
 from planted import of_method
-from tiny import FULL_PARTICIPATION, MOMENTS, STAGED, tiny_config
+from tiny import FULL_PARTICIPATION, MOMENTS, WITH_RELEASES, tiny_config
 
 INTEGERS = FULL_PARTICIPATION | {"secure_aggregation": True}
 
@@ -172,7 +172,7 @@ def test_terms_that_are_not_the_ledgers_are_refuted(change):
 
 
 def test_every_kind_of_release_is_checked():
-    config = audited(tiny_config(**STAGED, noise_seed=None))
+    config = audited(tiny_config(**WITH_RELEASES, noise_seed=None))
     events = [event_of(config, round) for round in (1, 2, 3)]
     found = [check.check for check in check_mechanism(config, events)]
     kinds = ("embedding", "gradient")

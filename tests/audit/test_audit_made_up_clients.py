@@ -19,7 +19,7 @@ from fedgs.methods.gs_wgan import GsWgan
 from fedgs.round import answer as rounds
 from fedgs.runs.run_folder import RunFolder
 from planted import of_method
-from tiny import FULL_PARTICIPATION, MOMENTS, REFINED, STAGED, tiny_config
+from tiny import FULL_PARTICIPATION, MOMENTS, REFINED, WITH_RELEASES, tiny_config
 
 INTEGERS = FULL_PARTICIPATION | {"secure_aggregation": True}
 COMPACT = {"message_precision": "compact"}
@@ -44,7 +44,7 @@ def refuted(checks: list[Check]) -> set[str]:
         FULL_PARTICIPATION | COMPACT,
         FULL_PARTICIPATION | {"discriminator_training": "frozen"},
         {"num_clients": 2, "clients_per_round": 1},
-        STAGED,
+        WITH_RELEASES,
         MOMENTS | INTEGERS,
         REFINED,
         {"method": "fedavg-gan"},
@@ -60,7 +60,7 @@ def test_every_method_of_fedgs_holds(settings):
     names = [check.check.removeprefix("method, ") for check in found]
     assert names == ["one part", "asked alone", "one replaced", "one left out"]
     last = {3: "1, 2, 3", 4: "1, 2, 3, 4"}.get(config.num_stages, "1")
-    last = "1, 2, 3" if settings == STAGED else last
+    last = "1, 2, 3" if settings == WITH_RELEASES else last
     assert all(f"made-up clients in round {last}: " in check.tested for check in found)
 
 

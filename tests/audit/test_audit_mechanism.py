@@ -36,7 +36,7 @@ from fedgs.privacy.oracle import autodp_epsilon
 from fedgs.privacy.plan import COLUMNS, Plan, noise_ratio
 from fedgs.round import answer as rounds
 from fedgs.round.run import new_event
-from tiny import FULL_PARTICIPATION, STAGED, record_calls, tiny_config
+from tiny import FULL_PARTICIPATION, WITH_RELEASES, record_calls, tiny_config
 
 DELTA = 1e-5
 TRIALS = 20_000
@@ -269,7 +269,7 @@ def test_one_round_refutes_the_published_composition():
 
 def staged_config(**settings: object) -> RunConfig:
     defaults = {"engine": "flower", "noise_seed": None, "noise_multiplier": 0.5}
-    return tiny_config(**STAGED | defaults | settings)
+    return tiny_config(**WITH_RELEASES | defaults | settings)
 
 
 def staged_findings(config: RunConfig, round: int, recorded=None) -> list[Finding]:

@@ -18,13 +18,13 @@ from fedgs.runs.run_folder import state_rounds
 from refusals import assert_refused
 from server import roll_call
 from simulated_grid import round_of
-from tiny import STAGED, write_tiny_npz
+from tiny import WITH_RELEASES, write_tiny_npz
 
 
 def test_what_crosses_the_network_in_a_run_and_what_stays(deploy, tmp_path):
     public = write_tiny_npz(tmp_path / "public.npz")
     start = {"public_data": public, "stages": "moments"}
-    run = deploy(**STAGED | start, message_precision="compact")
+    run = deploy(**WITH_RELEASES | start, message_precision="compact")
     requests = list[Message]()
     run.grid.on_push = lambda name, request: requests.append(request) or True
 

@@ -16,7 +16,7 @@ from fedgs.round.run import new_event
 from plans import (
     COST,
     FULL,
-    STAGED,
+    WITH_RELEASES,
     TABLE_1,
     TABLE_2,
     epsilons,
@@ -50,7 +50,7 @@ QUESTIONS = {
     "all, some collude": (FULL, "secagg", 3.0, {"colluding": 2}),
     "masked": (MASKED, "server", 10.0, {"colluding": 1}),
     "masking failed": (MASKED, "unmasked", 10.0, {}),
-    "stages": (Plan.from_config(STAGED), "release", 8.0, {}),
+    "stages": (Plan.from_config(WITH_RELEASES), "release", 8.0, {}),
     "amplified": (AMPLIFIED, "release", 3.0, {}),
     "amplified, large target": (AMPLIFIED, "release", 40.0, {}),
     "with a selection": (SMALL, "release", 14.0, {"selections": [COST]}),
@@ -97,7 +97,7 @@ def test_largest_num_rounds_is_the_last_within_the_target(coarse_grid, name):
 
 @pytest.mark.parametrize(("target", "rounds"), [(1.0, 1), (0.1, 0)])
 def test_rounds_within_a_small_target_are_stages(target, rounds):
-    plan = Plan.from_config(STAGED)
+    plan = Plan.from_config(WITH_RELEASES)
     asked = (target, DELTA, "release", "zero-out")
     assert rounds_within(plan, *asked) == rounds
 
@@ -222,7 +222,7 @@ def test_a_budget_stops_before_it_is_exceeded(coarse_grid, name):
 @pytest.mark.parametrize("changes", [{}, {"stages": None}])
 def test_a_calibrated_run_uses_its_whole_budget(changes):
     asked = (10.0, DELTA, "release", "zero-out")
-    config = replace(STAGED, **changes)
+    config = replace(WITH_RELEASES, **changes)
     noise = calibrate_noise(Plan.from_config(config), *asked)
     config = replace(config, noise_multiplier=noise)
     planned = [new_event(config, t, "all", 1) for t in range(1, config.num_rounds + 1)]
@@ -234,7 +234,7 @@ def test_a_calibrated_run_uses_its_whole_budget(changes):
 
 def test_a_budget_that_ends_before_a_stage_is_spent_before_it():
     """The next event is another kind of release than the last one."""
-    config = replace(STAGED, target_epsilon=1.0, relation="zero-out")
+    config = replace(WITH_RELEASES, target_epsilon=1.0, relation="zero-out")
     assert is_spent(config, [new_event(config, 1, "all", 1)])
     cheap = replace(config, stages="means:0.5,scatter:0.01")
     assert not is_spent(cheap, [new_event(cheap, 1, "all", 1)])

@@ -35,7 +35,7 @@ from fedgs.runs import epsilons
 from fedgs.runs.data_card import in_words
 from fedgs.runs.publication import publish
 from fedgs.runs.run_folder import RunFolder
-from plans import FULL, STAGED
+from plans import FULL, WITH_RELEASES
 from refusals import assert_refused
 from report_folders import make_run
 from tiny import FULL_PARTICIPATION, SETTINGS, run_config, tiny_config, write_tiny_npz
@@ -77,7 +77,7 @@ def test_only_replace_one_is_stated_of_a_record(changes):
 
 
 def test_embeddings_of_records_are_of_replace_one():
-    plan = Plan.from_config(dataclasses.replace(STAGED, **RECORD))
+    plan = Plan.from_config(dataclasses.replace(WITH_RELEASES, **RECORD))
     assert relations(statements(plan, 1e-5)) == {"replace-one"}
 
 

@@ -24,7 +24,7 @@ from tiny import (
     write_tiny_npz,
 )
 
-PUBLIC = MOMENTS | {"stages": "moments,moments"}
+PUBLIC = MOMENTS | {"phases": "moments,moments"}
 PUBLIC |= {"num_rounds": 2, "public_data": "fonts"}
 
 STARTS = [

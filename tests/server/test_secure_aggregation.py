@@ -33,7 +33,7 @@ MASKED = {"secure_aggregation": True, "noise_multiplier": 0.5}
 
 def test_cheap_sums_under_masks_give_the_bits_of_the_local_engine(create):
     """A number takes the four bytes of a float32; each node is asked for a key once."""
-    settings = MODES["staged"] | MASKED | {"message_precision": "compact"}
+    settings = MODES["with releases"] | MASKED | {"message_precision": "compact"}
     flower = create("flower", **settings)
     alone = create("local", **settings, engine="local")
     grid = FakeGrid(flower.config.num_nodes)

@@ -16,7 +16,7 @@ TABLE_1 = replace(TABLE_2, num_clients=1000, num_rounds=20_000, engine="local")
 ALL = {"num_clients": 539, "clients_per_round": 539, "client_selection": "all"}
 FULL = Plan(**ALL, num_rounds=150, batch_size=32, noise_multiplier=1.2)
 # Two releases of embeddings, then four of gradients.
-STAGED = ResolvedConfig.from_flat(
+WITH_RELEASES = ResolvedConfig.from_flat(
     {
         **ALL,
         "num_classes": 10,

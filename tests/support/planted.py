@@ -16,7 +16,7 @@ def of_method(method: str, **settings) -> ResolvedConfig:
     """The tiny problem of another method, by its recipe's kind of discriminator."""
     own = ("batch_size", "warm_start_rounds", "data")
     shared = {name: value for name, value in SETTINGS.items() if name not in own}
-    values = shared | {"data": "tiny", "method": method, "spectral_norm": False}
+    values = shared | {"data": "tiny", "phases": method, "spectral_norm": False}
     return ResolvedConfig.from_flat(values | settings, run_config()).validate()
 
 

@@ -37,7 +37,7 @@ SIZES = {
     "dct_size": 8,
     "moment_size": 8,
 }
-ROUNDS = 3  # after those that a recipe has one of for each of its stages
+ROUNDS = 3  # after those that a recipe has one of for each release of mean features
 # Six clients have little signal. With so much less noise, both are seen in the norms.
 MORE_EPSILON, LESS_NOISE = 1000.0, 0.001
 # Of the plans: the recipes' own sizes, for data of so many writers.

@@ -20,13 +20,13 @@ from clients.client_app import app as client_app
 from fedgs.runs.run_folder import RunFolder
 from runs import Report, generator, ignore
 from server.strategy import FederatedGan
-from tiny import FULL_PARTICIPATION, MOMENTS, STAGED
+from tiny import FULL_PARTICIPATION, MOMENTS, WITH_RELEASES
 
 MODES = {
     "selected": {"clients_per_round": 2},
     "full participation": FULL_PARTICIPATION,
     "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,4,1"},
-    "staged": STAGED,
+    "with releases": WITH_RELEASES,
     "moments": MOMENTS,
     "trains without answering": {
         "clients_per_round": 1,

@@ -59,7 +59,7 @@ MOMENTS |= {"phases": "means:0.5,scatter:1,moments:2", "moment_size": 4}
 MOMENTS |= {"generator": "gaussian", "latent": "normal"}
 
 # Two releases, then a round of GS-WGAN.
-STAGED = FULL_PARTICIPATION | MOMENTS | {"phases": "means:0.5,scatter:2,gs-wgan"}
+WITH_RELEASES = FULL_PARTICIPATION | MOMENTS | {"phases": "means:0.5,scatter:2,gs-wgan"}
 
 # Moments, and a refiner fitted to features.
 REFINED = MOMENTS | {"phases": MOMENTS["phases"] + ",features:2", "num_rounds": 4}

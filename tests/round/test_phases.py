@@ -1,4 +1,4 @@
-"""Stages: one clipped embedding per client, its sensitivity, and the model of all."""
+"""Phases of mean features: one clipped embedding per client, and what all tell."""
 
 import dataclasses
 import itertools
@@ -7,14 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedgs.gan.stages import released
-from fedgs.methods.moments import MOMENTS as STAGES
-from fedgs.methods.moments import networks_of
 
-from fedgs.gan.features import KINDS, embedding
+from fedgs.gan.features import KINDS, embedding, mean_features
 from fedgs.mechanism.quantization import release_step
-from fedgs.methods import new_state
+from fedgs.methods import new_state, phase_at
 from fedgs.methods.base import Released, Request, State
+from fedgs.methods.feature_means import EXPECTED, released_so_far
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.round import local
 from fedgs.round.answer import most_signal_to_noise
@@ -29,8 +27,9 @@ from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import events, train
 from tiny import (
+    FULL_PARTICIPATION,
     MOMENTS,
-    STAGED,
+    WITH_RELEASES,
     draw_fakes,
     embedding_round,
     next_request,
@@ -41,24 +40,28 @@ from tiny import (
     tiny_data,
 )
 
-PARTS = MOMENTS | {"stages": "means,scatter,parts"}
-STAGED_AND_MORE = STAGED | {"num_rounds": 4}
+PARTS = MOMENTS | {"phases": "means,scatter,parts"}
+WITH_MORE_ROUNDS = WITH_RELEASES | {"num_rounds": 4}
 
 
 def quiet(**settings: object):
     """A configuration of one node, without noise."""
     one_node = {"noise_multiplier": 0.0, "clients_per_node": 6}
-    return tiny_config(**STAGED | one_node | settings)
+    return tiny_config(**WITH_RELEASES | one_node | settings)
+
+
+def network_of(request: Request) -> dict[str, torch.Tensor]:
+    """The feature network that a request sends."""
+    return {n: tensor for n, tensor in request.tensors.items() if n != EXPECTED}
 
 
 def embeddings(config, request, data) -> list[torch.Tensor]:
     """What each client computes before it is clipped."""
-    kind = config.stage_list[request.round - 1].kind
     return [
         embedding(
-            kind,
-            networks_of(request),
-            request.tensors["centre"],
+            config.at_round(request.round).method,
+            network_of(request),
+            request.tensors[EXPECTED],
             *map(torch.from_numpy, data.client(client)),
         )
         for client in range(data.num_clients)
@@ -76,7 +79,7 @@ def test_a_release_is_the_sum_of_the_clients_clipped_embeddings():
     expected = sum(each / each.norm() for each in raw)
     release = embedding_round(config, data, range(6), request, 0)
     assert release.values.shape == (1, 1, 3, 1 + 16)
-    assert torch.allclose(release.values[0].double(), expected, atol=1e-4)
+    assert torch.allclose(release.values[0, 0].double(), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
@@ -108,20 +111,21 @@ def test_no_client_moves_a_release_by_more_than_its_sensitivity(relation):
 
 
 @pytest.mark.parametrize(
-    ("settings", "round"), [(PARTS, 1), (PARTS, 2), (PARTS, 3), (STAGED, 1)]
+    ("settings", "round"), [(PARTS, 1), (PARTS, 2), (PARTS, 3), (WITH_RELEASES, 1)]
 )
 @pytest.mark.parametrize("value", [-1e10, 1e30])  # the products overflow
 def test_hostile_models_cannot_leave_more_than_the_clip_bound(settings, round, value):
     config = tiny_config(**settings | {"noise_multiplier": 0.0})
-    declared = STAGES.declared(config, round).items()
+    method, own = phase_at(config, round)
+    declared = method.declared(own, 1).items()
     request = Request(round, {n: torch.full(d.shape, value) for n, d in declared})
     release = embedding_round(config, tiny_data(config), range(6), request, 0).values
     assert release.isfinite().all()
     assert release.double().norm() <= 6 * (1 + 1e-5)
 
 
-def test_noise_is_that_of_the_stage_and_the_clip_bound_that_of_the_run():
-    config = tiny_config(**STAGED_AND_MORE, clip_bound=1.5)
+def test_noise_is_that_of_the_phase_and_the_clip_bound_that_of_the_run():
+    config = tiny_config(**WITH_MORE_ROUNDS, clip_bound=1.5)
     for round, weight in enumerate([0.5, 2.0], start=1):
         terms = config.terms(round)
         assert (terms.release, terms.clip_bound) == ("embedding", 1.5)
@@ -134,7 +138,7 @@ def test_noise_is_that_of_the_stage_and_the_clip_bound_that_of_the_run():
 # ------------------------------------------------------------------ the server
 
 
-def staged_server(config) -> State:
+def after_a_release(config) -> State:
     """A server after its first release."""
     server = new_state(config)
     request = next_request(config, server)
@@ -149,27 +153,28 @@ def staged_server(config) -> State:
 def test_a_target_is_the_mean_over_images_weighted_by_client():
     """An image of client u counts 1 / (n_u ||v_u||), as all are clipped to one C."""
     config = quiet(clients_per_node=2)
-    data, server = tiny_data(config), staged_server(config)
+    data, server = tiny_data(config), after_a_release(config)
     request = next_request(config, new_state(config))
     norms = [float(each.norm()) for each in embeddings(config, request, data)]
-    sums, weights = torch.zeros(1, 3, 16), torch.zeros(3)
+    sums, weights = torch.zeros(3, 16), torch.zeros(3)
     for client, norm in enumerate(norms):
         images, labels = map(torch.from_numpy, data.client(client))
-        for at, net in enumerate(networks_of(request)):
-            features = KINDS["means"].features(net, images, labels)
-            sums[at].index_add_(0, labels, features / (len(labels) * norm))
+        features = KINDS["means"].features(network_of(request), images, labels)
+        sums.index_add_(0, labels, features / (len(labels) * norm))
         weights += torch.bincount(labels, minlength=3) / (len(labels) * norm)
-    (release,) = server.stages
+    (release,) = released_so_far(server)
     expected = sums / weights[:, None]
     assert torch.allclose(release.target, expected, atol=1e-4)
-    assert (server.round, release.kind) == (1, "means")
+    assert (server.round, release.method) == (1, "means")
 
 
 def test_the_noise_of_a_target_is_what_the_server_says():
-    config = tiny_config(**STAGED | {"noise_multiplier": 0.003, "moment_size": 16})
+    settings = WITH_RELEASES | {"noise_multiplier": 0.003, "moment_size": 16}
+    config = tiny_config(**settings)
     silent = dataclasses.replace(config, noise_multiplier=0.0)
-    (noisy,), (exact,) = staged_server(config).stages, staged_server(silent).stages
-    found = (noisy.target - exact.target).std(dim=(0, 2))  # of 256 values
+    (noisy,) = released_so_far(after_a_release(config))
+    (exact,) = released_so_far(after_a_release(silent))
+    found = (noisy.target - exact.target).std(dim=1)  # of 256 values
     assert torch.allclose(found, noisy.noise_std, rtol=0.15)
     assert not exact.noise_std.any()
 
@@ -177,32 +182,30 @@ def test_the_noise_of_a_target_is_what_the_server_says():
 def test_no_noise_gives_clients_more_weight_than_clipping_can_leave_them():
     config = quiet(clients_per_node=2)
     request, terms = next_request(config, new_state(config)), config.terms(1)
-    asked = (config, 1, networks_of(request), request.tensors["centre"])
-    total = torch.zeros(terms.shape[1:], dtype=torch.float64)
-    total[:, 0, 0] = 1e9  # more images of one class than there can be of all
-    networks, groups = total.shape[:2]
-    most = config.num_clients * config.clip_bound / (2 * math.sqrt(networks * groups))
-    noise = released(*asked, total, 1.0).noise_std
+    asked = (config.at_round(1), network_of(request), request.tensors[EXPECTED])
+    total = torch.zeros(terms.shape[2:], dtype=torch.float64)
+    total[0, 0] = 1e9  # more images of one class than there can be of all
+    groups = len(total)
+    most = config.num_clients * config.clip_bound / (2 * math.sqrt(groups))
+    noise = mean_features(*asked, total, 1.0).noise_std
     assert noise[1:].tolist() == pytest.approx([1 / (0.2 * most)] * (groups - 1))
 
 
 # ------------------------------------------------------------------ the run
 
 
-def test_discriminators_start_on_fakes_of_the_staged_generator(tmp_path, monkeypatch):
-    config = tiny_config(output=str(tmp_path / "run"), **STAGED | {"num_rounds": 3})
+def test_discriminators_start_on_fakes_of_the_fitted_generator(tmp_path, monkeypatch):
+    config = tiny_config(output=str(tmp_path / "run"), **WITH_RELEASES)
     prepared = record_calls(monkeypatch, local.LocalNodes, "prepare")
     folder = RunFolder.create(config)
     train(folder, data=tiny_data(config))
     ((_, request, _),) = prepared
     assert request.round == 0
-    untrained = public_fakes(
-        dataclasses.replace(config, stages=None, generator="upsample")
-    )
+    untrained = public_fakes(tiny_config(**FULL_PARTICIPATION))
     assert not torch.equal(request.tensors["images"], untrained.tensors["images"])
     kinds = [event.release for event in events(folder)]
     assert kinds == ["embedding", "embedding", "gradient"]
-    # No metrics tell how long a stage took.
+    # No metrics tell how long a release of mean features took.
     shown = [("seconds" in line) for line in folder.metrics()]
     assert shown == [False, False, True]
 
@@ -213,8 +216,8 @@ def test_discriminators_start_on_fakes_of_the_staged_generator(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("agreed", "named"),
     [
-        ({}, r"stages = means:0.5,.*allow_embeddings"),
-        # 0.5, but 0.5 / sqrt(2) in stage 2
+        ({}, r"phases = means, .*allow_embeddings"),
+        # 0.5, but 0.5 / sqrt(2) in the second phase
         (
             {"allow_embeddings": True, "min_noise_multiplier": 0.4},
             r"one has 0\.3536",
@@ -224,70 +227,69 @@ def test_discriminators_start_on_fakes_of_the_staged_generator(tmp_path, monkeyp
 def test_a_client_refuses_embeddings_that_it_did_not_agree_to(agreed, named):
     limits = Limits(allow_seeded_noise=True, **agreed)
     with pytest.raises(ClientRefused, match=named):
-        limits.check_run(tiny_config(**STAGED_AND_MORE))
+        limits.check_run(tiny_config(**WITH_MORE_ROUNDS))
 
 
 def test_a_clients_epsilon_counts_embeddings_and_gradients_alike(tmp_path):
-    """mu^2 of a node with replace-one: w / sigma^2 of a stage, B / sigma^2 else."""
-    config = tiny_config(**STAGED_AND_MORE)
+    """mu^2 of a node with replace-one: w / sigma^2 of a release, B / sigma^2 else."""
+    config = tiny_config(**WITH_MORE_ROUNDS)
     node, server = Node(config, 0, tiny_data(config), tmp_path), new_state(config)
     node.answer(next_request(config, server))
     assert node.count.largest() == pytest.approx(0.5 / 0.5**2)
-    stage = staged_server(config)
-    node.answer(next_request(config, stage))
+    server = after_a_release(config)
+    node.answer(next_request(config, server))
     assert node.count.largest() == pytest.approx(2.5 / 0.5**2)
     node.answer(public_fakes(config))
-    stage.round = 2
-    node.answer(draw_fakes(config, stage)[0])
+    server.round = 2
+    node.answer(draw_fakes(config, server)[0])
     assert node.count.largest() == pytest.approx((2.5 + 4) / 0.5**2)
 
 
 # ------------------------------------------------------------------ settings
 
 
-LONGER = MOMENTS | {"num_rounds": 4}
-PUBLIC = MOMENTS | {"stages": "moments,moments"}
-PUBLIC |= {"num_rounds": 2, "public_data": "fonts"}
+PUBLIC = MOMENTS | {"phases": "moments,moments", "public_data": "fonts"}
+# What else a run may have beside phases of moments; its phases are refused before.
+OTHERS = {"client_selection": "balanced", "clients_per_round": 2}
 
 
 @pytest.mark.parametrize(
     ("base", "settings", "named"),
     [
-        (STAGED, {"stages": "means,magic"}, "stages = 'means,magic': give --stages"),
-        (STAGED, {"stages": "means:1,scatter"}, "= 'means:1,scatter'.* a positive"),
-        (STAGED, {"stages": "means:20,scatter:nan"}, "stages = .* a positive number"),
-        (STAGED, {"clip_bound": 2.5}, "clip_bound = 2.5: .*; give --clip-bound at mo"),
-        (STAGED, {"num_rounds": 1}, "num_rounds = 1: give --num-rounds at least one "),
+        (WITH_RELEASES, {"phases": "means,magic"}, "phases = 'magic': give one of .*m"),
+        (WITH_RELEASES, {"clip_bound": 2.5}, "clip_bound = 2.5: .*--clip-bound at mo"),
+        (WITH_RELEASES, {"num_rounds": 1}, "num_rounds = 1: .*--num-rounds at least 3"),
+        (MOMENTS, {"num_rounds": 4}, "num_rounds = 4: .* have 3 rounds; leave --num"),
+        (WITH_RELEASES, OTHERS, "phases = .*: every client takes part in means"),
+        (MOMENTS, {"phases": "scatter,means,moments"}, "in the order means, scatter"),
+        (MOMENTS, {"phases": "means,scatter,parts,moments"}, "moments come in the ord"),
+        (MOMENTS, {"generator": "upsample"}, "= 'upsample': .*--generator gaussian"),
+        (MOMENTS, {"latent": "bernoulli"}, "latent = 'bernoulli': .* --latent normal"),
+        (MOMENTS, {"moment_size": 17}, "moment_size = 17: give --moment-size at most"),
         (
-            STAGED,
-            {"client_selection": "balanced", "clients_per_round": 2},
-            "stages = 'means:0.5,scatter:2': every client takes part in a stage",
-        ),
-        (LONGER, {"stages": "scatter,means,moments"}, "in the order means, scatter"),
-        (LONGER, {"stages": "means,scatter,parts,moments"}, "moments come in the ord"),
-        (LONGER, {"generator": "upsample"}, "= 'upsample': .*--generator gaussian"),
-        (LONGER, {"latent": "bernoulli"}, "latent = 'bernoulli': .* --latent normal"),
-        (LONGER, {"moment_size": 17}, "moment_size = 17: give --moment-size at most"),
-        (
-            LONGER,
+            MOMENTS,
             {"moment_size": 60, "image_size": 64},
             "moment_size = 60: more than 1000000 products .* smaller --moment-size",
         ),
-        (LONGER, {"latent_dim": 2000}, "latent_dim = 2000: .* smaller --latent-dim"),
-        (PUBLIC, {"stages": "means,scatter"}, "moments come in the order any number"),
-        (PUBLIC, {"stages": None}, "public_data = 'fonts': there are no stages"),
+        (MOMENTS, {"latent_dim": 2000}, "latent_dim = 2000: .* smaller --latent-dim"),
+        (PUBLIC, {"phases": "means,scatter"}, "moments come in the order any number"),
+        (
+            FULL_PARTICIPATION,
+            {"public_data": "fonts"},
+            "public_data = 'fonts': no phase of moments",
+        ),
         (PUBLIC, {"data": "fonts"}, "= 'fonts': has images of data = 'fonts'"),
         (PUBLIC, {"latent_dim": 17}, "latent_dim = 17: give .* at most the 16 low"),
     ],
 )
-def test_stages_that_cannot_be_are_refused_with_a_remedy(base, settings, named):
+def test_phases_that_cannot_be_are_refused_with_a_remedy(base, settings, named):
     assert_refused(named, tiny_config, **base | settings)
 
 
 # ------------------------------------------------------------------ on the way
 
 
-def test_a_compact_stage_travels_and_comes_back_as_it_was():
+def test_a_compact_release_travels_and_comes_back_as_it_was():
     config = tiny_config(**MOMENTS, message_precision="compact")
     request = next_request(config, new_state(config))
     again = decode_request(encode_request(request, config), config)
@@ -296,7 +298,7 @@ def test_a_compact_stage_travels_and_comes_back_as_it_was():
     payload = encode_answer(release, config, request)
     values = decode_answer(payload, config, request, 0).values
     assert torch.equal(values, release.values)
-    step = release_step(config, config.terms(1))  # an eighth of this stage's noise
+    step = release_step(config, config.terms(1))  # an eighth of this phase's noise
     assert step == pytest.approx(config.terms(1).noise_std / 8, rel=0.01)
     whole = values.double() / step
     assert torch.allclose(whole, whole.round(), atol=1e-3)
@@ -318,8 +320,8 @@ def test_signal_to_noise_is_found_in_the_sum_and_is_none_without_noise():
 
 @pytest.mark.parametrize("round", [1, 2, 3])
 def test_most_signal_is_that_of_answers_which_agree(round):
-    """Two stages and a gradient round; 6 clients on 3 nodes."""
-    config = tiny_config(**STAGED)
+    """Two releases and a gradient round; 6 clients on 3 nodes."""
+    config = tiny_config(**WITH_RELEASES)
     terms = config.terms(round)
     total = torch.zeros(terms.shape, dtype=torch.float64)
     total[:, 0, 0, 0] = 6 * terms.clip_bound
