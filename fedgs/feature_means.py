@@ -8,10 +8,9 @@ In each phase of a run every client answers once, with the mean features of its 
     features   4. mean features of public networks: a refiner is fitted to them
 
 After 3 the generator draws from a Gaussian for each class, after 4 through a network
-behind it. Every engine is tested against this page (tests/test_feature_means.py). It
-draws from the same random streams: its results are theirs but for rounding. To train,
-use `fedgs.train`: here is no ledger, no checkpoint, no budget and no client's limit. The
-page leaves out `parts`, `public_data` and secure aggregation.
+behind it. Every engine is tested against this page (tests/test_feature_means.py), which
+draws from the same random streams. To train, use `fedgs.train`: here is no ledger, no
+checkpoint, no budget, no client's limit, no `parts` and no `public_data`.
 
 Source: docs/privacy.md, "Embedding releases".
 """
@@ -59,7 +58,6 @@ def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
             expected = moments.expected(model, phase.method, *size)
         else:
             network, expected = refinement.reference(phase, average)
-        # Clients answer with what is different from `expected`: so less is clipped.
         total = torch.zeros(len(expected), 1 + expected.shape[1], dtype=torch.float64)
         for node in range(config.num_nodes):
             hosted = config.hosting.hosted(node)
@@ -82,7 +80,7 @@ def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
 def answer(
     phase: Any, network: TensorDict, expected: Tensor, data: FederatedImages, k: int
 ) -> sanitizer.ClippedGradients:
-    """Returns client k's answer, clipped as a whole to norm C.
+    """Returns how client k's images differ from what is expected, clipped to norm C.
 
     Privacy: reads private data; what it returns is sent with noise only.
     """
