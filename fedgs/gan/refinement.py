@@ -105,7 +105,7 @@ def class_means(
     return features.unflatten(0, (-1, config.num_classes)).mean(0)
 
 
-def _asked(config: FeatureConfig, step: int) -> tuple[Latents, Labels]:
+def latents(config: FeatureConfig, step: int) -> tuple[Latents, Labels]:
     """Draws latents, as many for each class, in turns; the same for the same step."""
     labels = torch.arange(config.num_classes).repeat(SAMPLES)
     rng = stream(config.seed, "refinement", step + REFERENCE_STEPS)
@@ -117,7 +117,7 @@ def _drawn(
     config: FeatureConfig, generator: Generator, step: int
 ) -> tuple[Images, Labels]:
     """Draws the images of a step."""
-    z, labels = _asked(config, step)
+    z, labels = latents(config, step)
     return generator(z, labels), labels
 
 
@@ -142,9 +142,7 @@ def refine(
     """
     net = {name: value.to(config.device) for name, value in release.network.items()}
     target = release.target.to(config.device)
-    noise = float(release.noise_std.square().mean().sqrt())
-    rate, longest = LARGE if noise <= FOR_LARGE else SMALL
-    steps = math.ceil(STEPS * FOR_ALL / max(noise, FOR_ALL))
+    steps, rate, longest = schedule(release)
     weights = list(generator.refiner.parameters())
     adam = torch.optim.Adam(weights, rate, BETAS)
 
@@ -158,9 +156,8 @@ def refine(
     found: Tensor | None = None
     with ThreadPool(THREADS, torch.set_num_threads, (1,)) as pool:
         for step in range(steps):
-            risen = min(rate, SMALL[0] * (1 + step / RISING))
-            adam.param_groups[0]["lr"] = risen * max(0.05, 1 - step / steps)
-            batch = (part.chunk(THREADS) for part in _asked(config, step))
+            adam.param_groups[0]["lr"] = rate_of(step, steps, rate)
+            batch = (part.chunk(THREADS) for part in latents(config, step))
             means = pool.starmap(means_of, zip(*batch, strict=True))
             now = torch.stack(means).detach().mean(0)
             found = now if found is None else torch.lerp(now, found, MEMORY)
@@ -174,6 +171,19 @@ def refine(
             update_ema(average.refiner, generator.refiner, step, AVERAGED)
             check(step + 1, steps)
     generator.load_state_dict(average.state_dict())
+
+
+def schedule(release: MeanFeatures) -> tuple[int, float, float]:
+    """Returns steps, learning rate and longest gradient of a fit to a release."""
+    noise = float(release.noise_std.square().mean().sqrt())
+    rate, longest = LARGE if noise <= FOR_LARGE else SMALL
+    return math.ceil(STEPS * FOR_ALL / max(noise, FOR_ALL)), rate, longest
+
+
+def rate_of(step: int, steps: int, rate: float) -> float:
+    """Returns the learning rate of a step, from 0: it rises at first, then falls."""
+    risen = min(rate, SMALL[0] * (1 + step / RISING))
+    return risen * max(0.05, 1 - step / steps)
 
 
 def credible(distance: Tensor, release: MeanFeatures) -> Tensor:

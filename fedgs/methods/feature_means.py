@@ -41,7 +41,9 @@ from fedgs.methods.schedule import EVERYONE
 from fedgs.randomness import derived_seed
 from fedgs.shapes import TensorDict
 
-EXPECTED = "expected"  # what clients subtract, beside the network's tensors in a request
+EXPECTED = (
+    "expected"  # what clients subtract, beside the network's tensors in a request
+)
 FeatureConfigT = TypeVar("FeatureConfigT", bound=FeatureConfig)
 
 

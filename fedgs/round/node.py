@@ -376,7 +376,7 @@ class Node:
 
         Another worker process may have hosted this node since.
         """
-        # Of the same round: made after a stage, in another process.
+        # Of the same round: made after an earlier phase, in another process.
         least = self.round + (self._discriminators is not None)
         newer = [r for r in state_rounds(self.folder) if least <= r <= round]
         if not newer:
