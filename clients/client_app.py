@@ -34,6 +34,7 @@ from fedgs.round.messages import (
     NEXT_KEY,
     RECORD,
     TOLD,
+    content_of,
     decode_key_request,
     encode_answer,
 )
@@ -120,14 +121,15 @@ def answer(message: Message, context: Context) -> Message:
         place = _place(message, context)
         worker = place.worker()
         node = worker.node(place.node_id)
-        batch = node.decode(request)
-        is_counted = place.is_durable and batch.round > 0  # no warm start is waited for
+        sent = node.decode(request)
+        asked = content_of(sent)
+        is_counted = place.is_durable and asked.round > 0  # no warm start is waited for
         with _finished() if is_counted else contextlib.nullcontext():
-            release = node.answer(batch)
+            release = node.answer(sent)
             # Before the answer leaves: if it gets lost, these bytes are sent again.
-            node.save(batch.keep_round, place.is_durable)
-        reply = _reply(encode_answer(release, worker.config, batch), message)
-        _log_answer(place.title, started, "ok", round=batch.round)
+            node.save(asked.keep_round, place.is_durable)
+        reply = _reply(encode_answer(release, worker.config, sent), message)
+        _log_answer(place.title, started, "ok", round=asked.round)
         return reply
     except Exception as error:
         if place is None:

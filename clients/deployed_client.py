@@ -259,7 +259,7 @@ class DeployedClient:
         """
         start, since, received = told_of(self.told)
         worker = cached_worker(str(self.folder), lambda: self._make(start))
-        count = worker.node(self.node_id).count
+        count = worker.node(self.node_id).limits.count
         count.check_received(self.run_id, self.title, received)
         self._enter(start, since)
         return worker

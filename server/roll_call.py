@@ -26,12 +26,17 @@ from fedgs.errors import UserError, first_n
 from fedgs.event_log import log_event
 from fedgs.mechanism.masks import Announced
 from fedgs.mechanism.peers import is_signed
-from fedgs.methods.base import Request
 from fedgs.methods.schedule import nodes_of
 from fedgs.privacy.ledger import Event
 from fedgs.process import PROTOCOL, check_protocol
 from fedgs.round.checkpoint import indispensable
-from fedgs.round.messages import RECORD, one_line
+from fedgs.round.messages import (
+    RECORD,
+    MaskedRequest,
+    SentRequest,
+    content_of,
+    one_line,
+)
 from fedgs.round.run import RunStopped, Stop, last_rounds
 from fedgs.runs.run_folder import RunFolder
 from server.deployment_record import keep, kept_of
@@ -236,13 +241,14 @@ class RollCall:
             self.seen[node] = round
             self.progress.add_answer(node, round)
 
-    def add_release(self, node: int, request: Request) -> None:
+    def add_release(self, node: int, sent: SentRequest) -> None:
         """Notes that a node has released, whether its answer is valid or not."""
-        name, attempt = self.config.node_names[node], request.attempt
-        # Who is not in the list has nothing to release, whatever it answers.
-        listed = attempt.keys.get(node) if attempt else None
-        key = listed.public.hex() if listed else ""
-        self.answered[name] = self.start, request.round, key
+        name = self.config.node_names[node]
+        key = ""
+        # A node that is not in the list has nothing to release, whatever it answers.
+        if isinstance(sent, MaskedRequest) and node in sent.attempt.keys:
+            key = sent.attempt.keys[node].public.hex()
+        self.answered[name] = self.start, content_of(sent).round, key
 
     def add_late(self, node: int | None, reply: Message) -> None:
         """Notes a release that nobody waits for any more: it has left its client.

@@ -13,6 +13,7 @@ from deployed_grid import NAMES, Backup, Deployment, place_of
 from fedgs.mechanism.masks import Announced, Attempt, MaskingKey
 from fedgs.methods import gs_wgan as round
 from fedgs.privacy.client_limits import ClientRefused
+from fedgs.round.messages import MaskedRequest
 from fedgs.round.run import RunStopped
 from runs import at_round, events, ignore, num_answers
 from server.launch.certs import make_certificates
@@ -106,7 +107,7 @@ def test_an_answer_of_a_node_that_is_not_listed_ends_no_run(masked):
     strategy = FederatedGan(run.folder, ignore, run.stop)
     strategy.nodes.find(run.grid)
     keys = {node: Announced(MaskingKey.generate().public, b"") for node in (0, 1)}
-    request = request_of(run.folder.config, attempt=Attempt(1, keys))
+    request = MaskedRequest(request_of(run.folder.config), Attempt(1, keys))
     for node in (1, 2):
         strategy.nodes.roll.add_release(node, request)
     own = (strategy.nodes.roll.start, 1, keys[1].public.hex())
