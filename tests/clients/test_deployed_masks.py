@@ -168,7 +168,7 @@ def test_a_client_with_peers_releases_under_masks_only_and_without_them_never(
 
 Keys = dict[int, Announced]
 Lie = Callable[[dict], dict]  # what a request has -> what it has instead
-ONE_STAGE = {"stages": "means", "num_rounds": 1}
+ONE_RELEASE = {"phases": "means", "num_rounds": 1}
 A, B, C = range(3)  # the first one is lied to
 
 
@@ -228,7 +228,7 @@ def when_asked(
 
 
 def test_a_client_answers_no_list_that_a_server_could_unmask_it_by(masked):
-    run = masked(**ONE_STAGE)
+    run = masked(**ONE_RELEASE)
     victim = run.clients[A]
 
     def try_all(request: Message) -> Message:
@@ -251,14 +251,14 @@ def test_a_client_answers_no_list_that_a_server_could_unmask_it_by(masked):
 
 def test_a_sum_of_clients_that_were_told_different_things_is_noise(masked):
     """None of them can notice: what each was told could be true."""
-    honest = masked("honest", **ONE_STAGE)
+    honest = masked("honest", **ONE_RELEASE)
     honest.start()
     for lie, kind, differs in (
         (without_c, "train", "request"),
         (lie_about_the_centre, "train", "request"),
         (lie_about_the_noise, "query.join", "noise_std"),
     ):
-        lied_to = masked(lie.__name__, **ONE_STAGE)
+        lied_to = masked(lie.__name__, **ONE_RELEASE)
         when_asked(lied_to, partial(told, lie=lie), kind)
         with pytest.raises(RunStopped, match=f"another {differs}"):
             lied_to.start()
