@@ -12,6 +12,7 @@ from clients.failures import reason_of
 from deployed_grid import NAMES, Backup, Deployment, place_of
 from fedgs.mechanism.masks import Announced, Attempt, MaskingKey
 from fedgs.methods import gs_wgan as round
+from fedgs.methods import new_state
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.round.run import RunStopped
 from runs import at_round, events, ignore, num_answers
@@ -19,7 +20,7 @@ from server.launch.certs import make_certificates
 from server.launch.submit import _public_key
 from server.strategy import FederatedGan
 from simulated_grid import as_on_a_network, round_of
-from tiny import record_calls, request_of
+from tiny import changed, next_request, record_calls
 
 MASKED = {"mode": "moments", "secure_aggregation": True, "noise_multiplier": 0.5}
 
@@ -106,7 +107,8 @@ def test_an_answer_of_a_node_that_is_not_listed_ends_no_run(masked):
     strategy = FederatedGan(run.folder, ignore, run.stop)
     strategy.nodes.find(run.grid)
     keys = {node: Announced(MaskingKey.generate().public, b"") for node in (0, 1)}
-    request = request_of(run.folder.config, attempt=Attempt(1, keys))
+    first = next_request(run.folder.config, new_state(run.folder.config))
+    request = changed(first, attempt=Attempt(1, keys))
     for node in (1, 2):
         strategy.nodes.roll.add_release(node, request)
     own = (strategy.nodes.roll.start, 1, keys[1].public.hex())

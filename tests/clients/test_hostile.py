@@ -136,7 +136,7 @@ ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
         "a request's axes of shape": [values(**{AXES: torch.zeros(1, 4)})],
         "non-finite values": [spoilt(AXES, math.nan)],
         "cannot be decoded": [fields(tensors=CODE)],
-        "not to everyone": [fields(participants="2"), fields(trainees="2")],
+        "that is not to all": [fields(participants="2"), fields(trainees="2")],
     },
     ("client", EXACT): {
         "non-finite values": [spoilt("gradients", math.nan)],
