@@ -172,8 +172,7 @@ def methods_of(phases: Iterable[Phase]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(phase.method for phase in phases))
 
 
-@functools.cache
-def class_of(kind: type[ConfigT], methods: tuple[str, ...]) -> type[ConfigT]:
+def class_of(kind: type[ConfigT], methods: Iterable[str]) -> type[ConfigT]:
     """Returns a class of configurations with methods' settings beside the shared.
 
     Args:
@@ -183,7 +182,14 @@ def class_of(kind: type[ConfigT], methods: tuple[str, ...]) -> type[ConfigT]:
     Raises:
         UserError: there is no such method, or its place is not trusted.
     """
-    all_own = {settings_of_method(method) for method in methods}
+    # Not cached by names: a method of others may be loaded again with other settings.
+    return _class_with(kind, frozenset(map(settings_of_method, methods)))
+
+
+@functools.cache
+def _class_with(
+    kind: type[ConfigT], all_own: frozenset[type[Settings]]
+) -> type[ConfigT]:
     owns = [
         own
         for own in sorted(all_own, key=lambda own: own.__name__)
@@ -217,9 +223,12 @@ def _at_phase(config: ConfigT, index: int) -> ConfigT:
                 "outside of them"
             )
     check_names(dict(phase.settings), names, (phase,))
-    values = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    values: dict[str, Any] = {
+        name: getattr(config, name) for name in names if hasattr(config, name)
+    }
     values |= dict(phase.settings)
-    own = made(**values | {"phase_index": index})
+    values["phase_index"] = index
+    own = made(**values)
     if phase.share is None or not config.noise_multiplier:
         return own
     # A release with r times the noise costs 1 / r^2 of its mu^2.
@@ -232,8 +241,8 @@ def _cost_at_run_noise(config: RunConfig) -> float:
     """Returns what a phase's releases cost, in units of one sample's at noise 1."""
     index = config.phase_index or 0
     first, after = config.first_rounds[index : index + 2]
-    known = {"noise_multiplier": 1.0, "num_classes": config.num_classes or 1}
-    plain = dataclasses.replace(config, **known)
+    num_classes = config.num_classes or 1  # of shapes, and of no cost
+    plain = dataclasses.replace(config, noise_multiplier=1.0, num_classes=num_classes)
     total = 0.0
     for round in range(1, after - first + 1):
         terms = plain.phase_terms(round)
