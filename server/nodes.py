@@ -15,7 +15,7 @@ from fedgs.mechanism.masks import Attempt
 from fedgs.methods.base import Request
 from fedgs.round.codec import pack_request
 from fedgs.round.messages import (
-    RECORD,
+    PAYLOAD_RECORD,
     TOLD,
     Answer,
     MaskedRequest,
@@ -29,7 +29,7 @@ from fedgs.round.run import Stop
 from fedgs.runs.run_folder import RunFolder
 from server.deployment_record import kept_of
 from server.messenger import IN_MEMORY, OVER_HTTP, Messenger
-from server.progress import Progress
+from server.progress import RunProgress
 from server.roll_call import RollCall, roll_call
 
 NOT_JOINED = 0  # in place of an address, which the exchange looks up when it sends
@@ -54,7 +54,7 @@ class Nodes:
         """Touches nothing yet."""
         self.folder, self.config, self.stop = folder, folder.config, stop
         self.roll: RollCall | None = None
-        self.progress = Progress(None, self.config, "", 0)
+        self.progress = RunProgress(None, self.config, "", 0)
         self.requests: dict[int, SentRequest] = {}
 
     # -------------------------------------------------------------- nodes
@@ -70,7 +70,9 @@ class Nodes:
         flower, run_id = self.folder.path / ".flower", kept_of(self.folder)["run_id"]
         flower.mkdir(exist_ok=True)
         file = flower / "nodes.json"
-        self.progress = Progress(file, self.config, str(run_id), self.folder.last_round)
+        self.progress = RunProgress(
+            file, self.config, str(run_id), self.folder.last_round
+        )
         events = self.folder.read_ledger().events
         self.roll = RollCall(grid, self.folder, self.config, events, self.progress)
         addresses = self.roll.addresses
@@ -125,7 +127,7 @@ class Nodes:
 
     def message(self, record: ConfigRecord, node: int, kind: str) -> Message:
         """Returns a message to a node; beside what nodes share lies what is its own."""
-        content = RecordDict({RECORD: record})
+        content = RecordDict({PAYLOAD_RECORD: record})
         if self.roll is not None:
             content[TOLD] = ConfigRecord(self.roll.told(node))
         return Message(content, self.exchange.addresses.get(node, NOT_JOINED), kind)
@@ -200,7 +202,7 @@ class Nodes:
             raise UserError(f"{where} says: {one_line(reply.error.reason)}")
         if reply.metadata.src_node_id != self.exchange.addresses.get(node):
             raise UserError(f"{where}: a reply of another sender")
-        record = reply.content.config_records.get(RECORD)
+        record = reply.content.config_records.get(PAYLOAD_RECORD)
         if record is None:
             raise UserError(f"{where} answered without a record")
         if len(reply.content) > 1:

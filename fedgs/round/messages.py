@@ -41,7 +41,7 @@ from fedgs.round.codec import (
 )
 
 Payload = dict[str, str | int | float | bytes]
-RECORD = "fedgs"  # the name under which client and server carry a payload
+PAYLOAD_RECORD = "fedgs"  # the name under which client and server carry a payload
 TOLD = "told"  # beside it, to a deployed node: the server's start, its last answer
 ADDRESS_FIELDS = frozenset({"run_folder", "run_id"})  # with a request, for clients/
 REQUEST_FIELDS = frozenset(
@@ -58,7 +58,7 @@ NEXT_KEY = "next_key"  # of a masked answer
 Answer = SanitizedGradients | MaskedSum  # in Flower
 Release = Answer | IntegerSum  # the last one in the local engine
 MOST_ATTEMPTS = 10_000  # of one round
-SHOWN_CHARACTERS = 200  # of a foreign text, in one log line
+FOREIGN_CHARACTERS = 200  # of a foreign text, in one log line
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ def one_line(text: object) -> str:
 
     Privacy: public; of public texts only.
     """
-    start = str(text)[:SHOWN_CHARACTERS]
+    start = str(text)[:FOREIGN_CHARACTERS]
     return "".join(c if c.isprintable() else "?" for c in start)
 
 
