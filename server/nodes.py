@@ -52,7 +52,9 @@ class Nodes:
 
     def __init__(self, folder: RunFolder, stop: Stop) -> None:
         """Touches nothing yet."""
-        self.folder, self.config, self.stop = folder, folder.config, stop
+        self.folder = folder
+        self.config = folder.config
+        self.stop = stop
         self.roll: RollCall | None = None
         self.progress = RunProgress(None, self.config, "", 0)
         self.requests: dict[int, SentRequest] = {}
@@ -67,11 +69,13 @@ class Nodes:
             addresses = roll_call(grid, self.config.num_nodes, self.stop)
             self.exchange = Messenger(grid, addresses, IN_MEMORY, self.progress)
             return
-        flower, run_id = self.folder.path / ".flower", kept_of(self.folder)["run_id"]
+        flower = self.folder.path / ".flower"
         flower.mkdir(exist_ok=True)
-        file = flower / "nodes.json"
         self.progress = RunProgress(
-            file, self.config, str(run_id), self.folder.last_round
+            path=flower / "nodes.json",
+            config=self.config,
+            run_id=str(kept_of(self.folder)["run_id"]),
+            round=self.folder.last_round,
         )
         events = self.folder.read_ledger().events
         self.roll = RollCall(grid, self.folder, self.config, events, self.progress)
@@ -154,7 +158,8 @@ class Nodes:
         """
         started = time.monotonic()
         answers: list[Answer] = []
-        missing, refused = {*self.requests}, set[int]()
+        missing = {*self.requests}
+        refused = set[int]()
         for reply in replies:
             node = self.exchange.node_of(reply)
             # Of nobody who was asked, or the second answer to one request.
