@@ -133,7 +133,8 @@ def install_fast_messages() -> None:
     from flwr.server.superlink.linkstate import InMemoryLinkState
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-    pending, replied = SimpleQueue[int](), threading.Event()
+    pending = SimpleQueue[int]()  # nodes with a new message
+    replied = threading.Event()
     stock_push = InMemoryGrid.push_messages
     stock_store = InMemoryLinkState.store_message_res
 
@@ -178,7 +179,9 @@ def install_fast_messages() -> None:
 
 def _threads(backend: Any) -> int:
     """Returns how many messages are with the workers: one at work, one at hand."""
-    return 2 * backend.pool.num_actors if backend.pool else 0
+    if not backend.pool:
+        return 0
+    return 2 * backend.pool.num_actors
 
 
 def _process_message(
@@ -356,5 +359,6 @@ def hasten_pulls(most: float | None = None) -> None:
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
     if is_possible("pulls", PULLS) and pull_objects.__kwdefaults__:
-        limit = {} if most is None else {"max_time": most}
-        pull_objects.__kwdefaults__.update(initial_backoff=PULL_SECONDS, **limit)
+        pull_objects.__kwdefaults__["initial_backoff"] = PULL_SECONDS
+        if most is not None:
+            pull_objects.__kwdefaults__["max_time"] = most

@@ -36,7 +36,8 @@ class NodeCache:
 
     def __init__(self, config: ResolvedConfig, make: Callable[[int], Node]) -> None:
         """Starts without nodes."""
-        self.config, self.make = config, make
+        self.config = config
+        self.make = make
         self.nodes: OrderedDict[int, Node] = OrderedDict()
         # Workers share the nodes; the least recent one is dropped, not lost.
         self.capacity = nodes_in_memory(config)
@@ -93,8 +94,8 @@ class SimulatedClient:
         # Ray prints what a worker prints at the server.
         with warnings.catch_warnings(action="ignore", category=DataWarning):
             data = load_data(folder.config)
-        own = {"data": data, "private": folder.private}
-        return NodeCache(folder.config, partial(Node, folder.config, **own))
+        make = partial(Node, folder.config, data=data, private=folder.private)
+        return NodeCache(folder.config, make)
 
 
 def forget(run: str, node_id: int) -> None:
