@@ -154,6 +154,7 @@ class NodeState:
         if self.discriminators is not None:
             tensors = self.discriminators.state()
         metadata = {_DIGEST: self.digest}
+        # What is kept here is what the same request gets again, from any process.
         if isinstance(self.answer, IntegerSum):
             metadata[_DIGEST] = ""  # the local engine is never asked again for it
         elif self.answer is not None:
