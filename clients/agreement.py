@@ -10,7 +10,7 @@ from fedgs.privacy.client_limits import Limits
 from fedgs.privacy.rounding import upper
 from fedgs.round.node import Node
 
-_COUNTED = ("client_epsilon", "delta", "relation")
+_COUNTED = ("client_epsilon", "delta", "relation")  # said only with an epsilon
 
 
 def agreement(title: str, node: Node) -> str:
@@ -91,6 +91,7 @@ def _phases(config: ResolvedConfig) -> list[str]:
 
 def _costs(config: ResolvedConfig, limits: Limits) -> str:
     """Returns what all rounds cost whom the server asks in each, and what bounds it."""
+    # All rounds, because a server alone decides whom it asks.
     costs = [
         alike.num_rounds * limits.cost_of(config, alike.terms)
         for alike in rounds_alike(config)

@@ -45,6 +45,7 @@ ending after the answer in progress, which is kept and sent after a restart
 to end now: SIGTERM (or Ctrl-C) again; its release stays counted
 """
 
+# Before Flower starts its threads and Ray its processes.
 hasten_simulation()
 silence_ray()
 app = ClientApp()
@@ -72,6 +73,7 @@ def join(message: Message, context: Context) -> Message:
         place = DeployedClient(site, str(payload["run_id"]), payload)
         joined = place.join(settings_of(payload))
         refused = ""
+        # It has joined all the same: what it has released must reach the server.
         if joined.refusal is not None:
             refused = joined.refusal.setting
             log_privately(site.state_dir, joined.refusal, is_deployed=True)
@@ -102,6 +104,7 @@ def announce(message: Message, context: Context) -> Message:
         key = worker.node(place.node_id).announce(round)
         return _reply({NEXT_KEY: key}, message)
     except Exception as error:
+        # Not even its name is known: its own configuration cannot be read.
         if place is None:
             return _failed("a node", message, error)
         log_privately(place.private, error, isinstance(place, DeployedClient))

@@ -257,9 +257,7 @@ class TrainingRun:
             if row.guarantee and row.epsilon is not None:
                 guaranteed.append(row.epsilon)
         if wanted not in known:
-            stated = "; ".join(
-                f"{adversary}, {relation}" for adversary, relation in known
-            )
+            stated = "; ".join(", ".join(pair) for pair in known)
             raise UserError(
                 f"adversary, relation = {', '.join(wanted)}: this run states {stated}"
             )

@@ -174,9 +174,11 @@ class Nodes:
             missing.remove(node)
             if answer is not None:
                 answers.append(answer)
+            # How long it took is for the server's own log alone.
             if self.roll is not None:
                 seconds = round(time.monotonic() - started, 3)
                 self.roll.add_answer(node, self._round_of(node), seconds)
+        # On the disk before a next request tells a node what the server has of it.
         if self.roll is not None:
             self.roll.save()
         for node in sorted(missing):
@@ -194,6 +196,7 @@ class Nodes:
         where = f"round {self._round_of(node)}: {self.config.node_title(node)}"
         record = self.record(reply, node, where)
         sent = self.requests[node]
+        # Noted before it is checked: it has left its client, valid or not.
         if self.roll is not None and record.get("is_empty") == 0:
             self.roll.add_release(node, sent)
         return decode_answer(record, self.config, sent, node)
@@ -210,6 +213,7 @@ class Nodes:
         record = reply.content.config_records.get(PAYLOAD_RECORD)
         if record is None:
             raise UserError(f"{where} answered without a record")
+        # Nothing else may come along, however well this record is checked.
         if len(reply.content) > 1:
             raise UserError(f"{where} answered with other records too")
         return record

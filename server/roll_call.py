@@ -73,6 +73,7 @@ def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, 
             f"give --federation-config 'num-supernodes={expected}' or another "
             "clients_per_node or node_sizes"
         )
+    # Flower's addresses are random: each node says which one of the run it is.
     empty = RecordDict({PAYLOAD_RECORD: ConfigRecord({})})
     questions = [Message(empty, node_id, "query") for node_id in node_ids]
     open_questions = set(grid.push_messages(questions))
@@ -178,6 +179,7 @@ class RollCall:
         """
         started = time.monotonic()
         logged = started
+        # With enough nodes it waits as for a round; without, longer than that.
         patience = max(ROLL_CALL_SECONDS, self.config.round_timeout)
         while self.missing:
             waited = time.monotonic() - started
@@ -239,15 +241,12 @@ class RollCall:
             for address in self.active_since
             if address not in known and self._retry_at.get(address, 0.0) <= now
         ]
+        # Once all are there, a stranger is asked nothing.
         if new and self.missing_or_gone:
             self._push(dict.fromkeys(new), "query", {})
-        self.progress.set_online(
-            [
-                node
-                for node, address in self.addresses.items()
-                if address in self.active_since
-            ]
-        )
+        joined = self.addresses.items()
+        online = [node for node, address in joined if address in self.active_since]
+        self.progress.set_online(online)
 
     def _look(self) -> None:
         """Asks Flower who is connected; forgets questions that were lost."""
@@ -292,6 +291,7 @@ class RollCall:
         """
         if node is None or reply.has_error():
             return
+        # Not decoded: the round may be over, but the node's count has this release.
         record = reply.content.config_records.get(PAYLOAD_RECORD) or ConfigRecord()
         round = record.get("round")
         if type(round) is not int:
@@ -354,7 +354,7 @@ class RollCall:
 
     def _invite(self, address: int, claimed: object, protocol: object) -> None:
         """Sends the run's settings to a node that may bear its name."""
-        name = str(claimed)[:64]
+        name = str(claimed)[:64]  # it comes from outside and may be of any size
         registered = self._registered.get(address, "")
         # The key that signed the messages decides who it is, not what they say.
         if registered and name != registered:

@@ -60,6 +60,7 @@ def ask_nodes(
         if not reply.has_error():
             record = reply.content.config_records[PAYLOAD_RECORD]
             answers[exchange.node_of(reply)] = record
+    # Cohorts are chosen among all clients: an answer of some would choose others.
     missing = sorted({*asked} - {*answers})
     if missing:
         why = f"no answer of clients {missing[:10]}"

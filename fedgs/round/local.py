@@ -42,7 +42,7 @@ def train(folder: RunFolder, data: FederatedImages, report: Report, stop: Stop) 
         RunStopped: the run ended early with a checkpoint.
         UserError: another process trains in this folder, or it is corrupted.
     """
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # another number would round sums in another order
     keep_freed_memory()
     with folder.locked(), LocalNodes(folder.config, data, folder.private) as nodes:
         train_nodes(folder, nodes, report, stop)
@@ -112,6 +112,7 @@ class LocalNodes:
         """
         nodes = nodes_of(self.config, request.trainees)
         requests = request.per_node(self.config.hosting, nodes)
+        # All are asked before the first one trains and counts a release.
         refusals = self.pool.map(self._refusal, nodes, requests.values())
         self.failures = [refusal for refusal in refusals if refusal]
         if self.failures:

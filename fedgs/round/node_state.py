@@ -163,6 +163,7 @@ class NodeState:
             metadata[NEXT_KEY] = self.answer.next_key.hex()
         if self.common_digest is not None:
             metadata[_COMMON_DIGEST] = self.common_digest
+        # An old file is written over: new pages of the disk cost three times as much.
         old = old_states(self.folder, keep_round)
         path = state_path(self.folder, self.round)
         spare = old.pop() if old else None

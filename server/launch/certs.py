@@ -67,6 +67,7 @@ def make_certificates(
     with wrap_error(OSError, f"{folder}: cannot be written", remedy):
         make_folder(folder, 0o700)
         written = []
+        # The authority first, because it signs the server's certificate.
         if hosts:
             written += _authority(folder)
             written += _server(folder, names)
@@ -139,10 +140,12 @@ def _client(folder: Path, name: str) -> list[Path]:
     private = folder / f"{name}.key"
     public = folder / f"{name}.pub"
     if public.exists():
+        # The server may know the public one already, so that no other takes its place.
         if not private.exists():
             problem = "is not here; delete its .pub to have a new pair made"
             raise UserError(f"{private}: {problem}")
         return []
+    # The format that Flower's SuperNodes read.
     key, written = _key(private, PrivateFormat.OpenSSH)
     content = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     _write(public, content + f" {name}\n".encode(), 0o644)
@@ -179,6 +182,7 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     load = load_pem_private_key
     if b"OPENSSH" in content:
         load = load_ssh_private_key
+    # Nobody is there to type a password when a server starts.
     problem = f"{path}: is no private key without a password"
     with wrap_error((TypeError, ValueError), problem, "put the right file back"):
         key = load(content, None)
