@@ -41,7 +41,7 @@ def agreement(title: str, node: Node) -> str:
             f"  unit: {_unit(node)}",
             *_phases(config),
             *_masks(node),
-            f"  against the server: {_costs(config, limits)}",
+            f"  against the server: {cost_in_words(config, limits)}",
             f"  limits: {_in_force(limits)}",
             f"  released so far: epsilon {upper(spent)}, over all runs counted in "
             f"{count.folder}",
@@ -89,7 +89,7 @@ def _phases(config: ResolvedConfig) -> list[str]:
     ]
 
 
-def _costs(config: ResolvedConfig, limits: Limits) -> str:
+def cost_in_words(config: ResolvedConfig, limits: Limits) -> str:
     """Returns what all rounds cost whom the server asks in each, and what bounds it."""
     # All rounds, because a server alone decides whom it asks.
     costs = [

@@ -251,9 +251,9 @@ def make_resident(client_app: ClientApp) -> None:
     server = SimpleNamespace(should_exit=False)
     thread = SimpleNamespace(join=lambda timeout: None, is_alive=lambda: False)
     command._start_supernode_http_api = lambda *config: (server, thread)
-    command.start_client_internal = _lasting(command.start_client_internal)
+    command.start_client_internal = lasting(command.start_client_internal)
     # Whose key is not known (any more) connects again; Flower's ends the process.
-    connection.flwr_exit = _refused_unless_final(connection.flwr_exit)
+    connection.flwr_exit = refused_unless_final(connection.flwr_exit)
     connection.os = retry.os = SimpleNamespace(getpid=os.getpid, kill=_refused)
     hasten_pulls()
 
@@ -302,7 +302,7 @@ def _answer(client_app: ClientApp, state: Any, store: Any, announced: Any) -> An
     return client_app(message=message, context=state.get_run_series_context(series))
 
 
-def _lasting(stock: Callable[..., None]) -> Callable[..., None]:
+def lasting(stock: Callable[..., None]) -> Callable[..., None]:
     """Returns a `start_client_internal` that connects again when it was given up.
 
     Flower's returns then, and its process ends with code 0 as if it had been asked to.
@@ -332,7 +332,7 @@ def _refused(*_: object) -> None:
     raise ConnectionError("the server refuses this client's signature")
 
 
-def _refused_unless_final(stock: Callable[..., None]) -> Callable[..., None]:
+def refused_unless_final(stock: Callable[..., None]) -> Callable[..., None]:
     """Returns a `flwr_exit` that ends the process only for a wrong certificate.
 
     A key may be registered later, and a process that was killed counts as online until

@@ -390,7 +390,7 @@ class RollCall:
         if type(seen) is not int:
             raise UserError("joined without saying which round it has seen")
         # What it has released counts, also where it is refused.
-        self._check_ledger(node, record.get("released"))
+        self.check_ledger(node, record.get("released"))
         limit = record.get("refused")
         if limit:
             raise UserError(f"refused by its clients' limit: {one_line(limit)}")
@@ -421,7 +421,7 @@ class RollCall:
             raise UserError(f"{text}; {remedy}")
         log(WARNING, "roll call: %s: %s", self.config.node_names[node], text)
 
-    def _check_ledger(self, node: int, released: object) -> None:
+    def check_ledger(self, node: int, released: object) -> None:
         """Ends the run where a node has released more than the ledger has.
 
         Args:

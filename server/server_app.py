@@ -211,13 +211,13 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
     """
     run_folder = settings.pop("run_folder", "")
     if run_folder:
-        folder = RunFolder.open(_place(str(run_folder)))
+        folder = RunFolder.open(run_place(str(run_folder)))
         if folder.config.node_names:  # may be older than what is refused today
             folder.config.validate()
         return folder
     config = _config_of(settings)
     output = config.output or f"run-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    path = _place(output)
+    path = run_place(output)
     config = dataclasses.replace(config, engine="flower", output=str(path))
     if path.exists():
         other = "choose another output"
@@ -257,7 +257,7 @@ def _config_of(given: dict[str, Any]) -> RunConfig:
     return configure(recipe, path, own, engine="flower")
 
 
-def _place(name: str) -> Path:
+def run_place(name: str) -> Path:
     """Returns where a run folder is; an absolute name stays itself, where it may.
 
     Whoever may submit a run to a deployed server may not name other folders of it.

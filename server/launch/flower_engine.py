@@ -70,11 +70,11 @@ def train(
         end_previous(folder)
         with folder.locked():
             pass  # whoever still holds it is alive and reachable by no token
-        status, details, log = _simulate(folder, report, stop, components)
+        status, details, log = simulate(folder, report, stop, components)
         for _ in range(STARTS - 1):
             if RAY_IS_LATE not in log or stop.is_set():
                 break
-            status, details, log = _simulate(folder, report, stop, components)
+            status, details, log = simulate(folder, report, stop, components)
     _conclude(folder, status, details)
 
 
@@ -92,7 +92,7 @@ def check(config: RunConfig) -> None:
             process.end_simulation(token)
 
 
-def _simulate(
+def simulate(
     folder: RunFolder, report: Report, stop: Stop, components: tuple[str, str]
 ) -> tuple[str, str, str]:
     """Runs one simulation to its end; returns its status, details, and log if failed.
@@ -111,7 +111,7 @@ def _simulate(
     write_atomically(flower / "token", token.encode())
     try:
         with _superlink(folder, token) as address, control_of(address) as control:
-            run_id = _submit(control, folder, components)
+            run_id = start_run(control, folder, components)
             _follow(folder, report, stop, lambda: _status(control, run_id)[0])
             status, details = _final_status(control, run_id)
             if status == "finished:failed":
@@ -172,7 +172,7 @@ def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
             superlink.wait(timeout=10)
 
 
-def _submit(control: Control, folder: RunFolder, components: tuple[str, str]) -> int:
+def start_run(control: Control, folder: RunFolder, components: tuple[str, str]) -> int:
     """Submits the run; returns its id."""
     config = folder.config
     path = json.dumps(str(folder.path), ensure_ascii=False)  # is TOML, too

@@ -158,7 +158,7 @@ def register(control: Control, clients: Iterable[tuple[str, Path | None]]) -> No
         UserError: a file that holds no key, or another's; none is registered then.
     """
     # All are read before the first is registered.
-    keys = {name: _public_key(name, path) for name, path in clients if path}
+    keys = {name: client_key(name, path) for name, path in clients if path}
     owners: dict[bytes, str] = {}
     for name, key in keys.items():
         other = owners.setdefault(key, name)
@@ -170,7 +170,7 @@ def register(control: Control, clients: Iterable[tuple[str, Path | None]]) -> No
         print(f"{name} {'was registered before' if was_known else 'is registered'}")
 
 
-def _public_key(name: str, path: Path) -> bytes:
+def client_key(name: str, path: Path) -> bytes:
     """Reads a client's public key.
 
     Raises:

@@ -266,7 +266,7 @@ def test_a_connection_that_has_ended_is_made_anew_until_sigterm(clock, end):
             raise SystemExit(0)  # as SIGTERM does
         end()
 
-    start = flower_speed._lasting(connect)
+    start = flower_speed.lasting(connect)
     with pytest.raises(SystemExit):
         start(state_factory=None, server_address="host:1")
     assert len(set(map(id, states))) == 3  # what was half received is gone
@@ -277,6 +277,6 @@ def test_a_server_of_another_authority_ends_the_process():
     def stock(code, message):
         raise SystemExit(code)
 
-    leave = flower_speed._refused_unless_final(stock)
+    leave = flower_speed.refused_unless_final(stock)
     with pytest.raises(SystemExit):
         leave(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
