@@ -147,7 +147,7 @@ def _entries(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class MaskContext:
     """What a sum is asked for: the part of a mask's context besides the keys.
 
     Attributes:
@@ -200,7 +200,7 @@ class MaskingKey:
 
         Args:
             public: the other one's key.
-            info: of `Asked.info`.
+            info: of `MaskContext.info`.
             size: numbers in it.
 
         Raises:
@@ -241,7 +241,7 @@ def mask(
     node_sum: IntegerSum,
     key: MaskingKey,
     attempt: Attempt,
-    asked: Asked,
+    context: MaskContext,
     next_key: bytes,
 ) -> MaskedSum:
     """Adds the masks that a node shares with all other listed ones.
@@ -254,7 +254,7 @@ def mask(
         node_sum: of the node.
         key: the node's own; never used again, which the caller sees to.
         attempt: the listed nodes, this one among them under this very key.
-        asked: what the sum is asked for.
+        context: what the sum is asked for.
         next_key: as in `MaskedSum`.
 
     Raises:
@@ -271,7 +271,7 @@ def mask(
     for other, announced in attempt.keys.items():
         if other == own:
             continue
-        info = asked.info(attempt, min(own, other), max(own, other))
+        info = context.info(attempt, min(own, other), max(own, other))
         shared = key.pair_mask(announced.public, info, total.size)
         total = total + shared if own < other else total - shared
     values = torch.from_numpy(total.view(np.int32).reshape(shape))

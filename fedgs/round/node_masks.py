@@ -18,8 +18,8 @@ from fedgs.mechanism.integers import IntegerSum
 from fedgs.mechanism.masks import (
     KEY_BYTES,
     Announced,
-    Asked,
     Attempt,
+    MaskContext,
     MaskedSum,
     MaskingKey,
     mask,
@@ -138,10 +138,10 @@ class NodeMasks:
         next_key = b""
         if may_release_again:
             next_key = announced.pack()
-        asked = self._told(sent.request)
-        return mask(node_sum, key, sent.attempt, asked, next_key)
+        context = self._context(sent.request)
+        return mask(node_sum, key, sent.attempt, context, next_key)
 
-    def _told(self, request: Request) -> Asked:
+    def _context(self, request: Request) -> MaskContext:
         """Returns what all listed nodes must have been told for their masks to cancel.
 
         The settings too: a server that asks the others for less noise than this node
@@ -152,4 +152,4 @@ class NodeMasks:
         settings = {name: value for name, value in flat.items() if name not in own}
         text = json.dumps([settings, request.common_digest()])
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return Asked(self._run, request.round, digest, self._config.node_title)
+        return MaskContext(self._run, request.round, digest, self._config.node_title)
