@@ -110,6 +110,7 @@ class DeploymentConfig:
             others = {"name", "state_dir", "limits", "key", "peers", "min_peers"}
             known = ", ".join(sorted(OWN_SETTINGS | others))
             raise UserError(f"{unknown[0]}: unknown in --node-config; give {known}")
+        # This process may be started from any folder.
         values["data"] = sources.with_absolute_path(values["data"])
         RunConfig.from_flat(values)  # checks each value
         site = cls(name, state_dir, values, limits, peers)
@@ -125,6 +126,7 @@ class DeploymentConfig:
         limits = Limits()
         if self.limits is not None:
             limits = Limits.read(self.limits)
+        # Beside the runs' own folders, for it goes on over all of them.
         if limits.state_dir is None:
             limits = dataclasses.replace(limits, state_dir=self.state_dir / "releases")
         return limits
@@ -329,6 +331,7 @@ class DeployedClient:
             worker = self._make_from(settings, told.start)
         except ClientRefused as refusal:
             return Joined(released, refusal=refusal)
+        # Only now: a run that was refused leaves nothing behind.
         if not self._settings_file.exists():
             make_folder(self.folder, 0o700)
             write_json(self._settings_file, dict(settings))
@@ -521,6 +524,7 @@ def settings_of(payload: Mapping[str, object]) -> dict[str, Any]:
     """
     check_protocol("the server", payload.get("protocol"), "this client")
     settings: Any = None
+    # Whatever came, the text of the refusal quotes nothing of it.
     with contextlib.suppress(TypeError, ValueError):
         settings = json.loads(payload.get("settings"))  # type: ignore
     if not isinstance(settings, dict):

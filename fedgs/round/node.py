@@ -205,7 +205,12 @@ class Node:
         return self._masks.mask(node_sum, key, sent, has_room)
 
     def _computed(self, request: Request) -> Release | None:
-        hosted = Hosted(self.data, self.hosted, self.node_id, self.state.discriminators)
+        hosted = Hosted(
+            data=self.data,
+            clients=self.hosted,
+            node_id=self.node_id,
+            discriminators=self.state.discriminators,
+        )
         return answer_of(self.config, hosted, request)
 
     def _has_room_after(self, round: int) -> bool:
