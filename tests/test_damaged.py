@@ -22,9 +22,9 @@ from PIL import Image
 import femnist_files
 import loading
 from baselines import small_run
+from experiments.baselines import frame
 from fedgs import deployment
 from fedgs.app.report.page import report
-from fedgs.baselines import frame
 from fedgs.cohorts.files import read_cohort
 from fedgs.config.recipes import settings_in
 from fedgs.errors import UserError

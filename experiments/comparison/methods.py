@@ -1,6 +1,6 @@
 """The grid of `fedgs compare`: which methods, at which epsilons, on which data.
 
-A method of somebody else joins by its registration in `fedgs.baselines.METHODS`, or by
+A method of somebody else joins by its registration in `baselines.METHODS`, or by
 --method module:object; without an entry here it has its own defaults.
 """
 
@@ -10,11 +10,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from experiments.baselines import METHODS as REGISTERED
+from experiments.baselines import find, g_pate, pate_gan
+from experiments.baselines.frame import made_settings, unit_of
 from experiments.comparison.options import CompareRequest
 from experiments.grid.cells import NO_NOISE, Cells, Method, Settings, Source
-from fedgs.baselines import METHODS as REGISTERED
-from fedgs.baselines import find, g_pate, pate_gan
-from fedgs.baselines.frame import made_settings, unit_of
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 

@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from experiments.debug import bug_detection, debug_request
 from fedgs.app.commands import forecast as forecasts
+from fedgs.app.debug import bug_detection, debug_request
 from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.report import page

@@ -227,3 +227,15 @@ def check_range(spec: "Field[Any]", value: Any) -> None:
         limit = limits.get(key)
         if limit is not None and not holds(value, limit):
             raise UserError(f"{name} = {value}: {give} {words} {limit:.10g}")
+
+
+def flag_words(name: str, value: Any) -> list[str]:
+    """Returns the words of a command line that set a setting.
+
+    >>> flag_words("num_rounds", 3), flag_words("download", False)
+    (['--num-rounds', '3'], ['--no-download'])
+    """
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", str(value)]

@@ -19,7 +19,7 @@ from fedgs.errors import UserError
 
 TRUSTED_VARIABLE = "FEDGS_METHODS"  # "module:object", comma-separated
 GS_WGAN, COHORT_CLASSIFIER = "gs-wgan", "cohort-classifier"
-CENTRAL = "central"  # what the runs of `fedgs.baselines` have as their `method`
+CENTRAL = "central"  # the method of runs of central baselines
 # Of a run's setting `method`: each an object of `fedgs.methods.base.Method`.
 METHODS: Mapping[str, str] = MappingProxyType(
     {

@@ -5,7 +5,7 @@
     server: fits G, so that the fakes have the noisy mean of all clients
 
 The frequencies W come of the run's seed, so a request says nothing. The embedding is
-also that of the central method, `fedgs.baselines.dp_merf`, whose unit is a record.
+also that of the central method that others published, whose unit is a record.
 
 Source: Harder, Adamczewski, Park, "DP-MERF: differentially private mean embeddings with
 random features for practical privacy-preserving data generation", AISTATS 2021;

@@ -77,8 +77,8 @@ class Limits:
         clip_bound, image_size, image_channels, num_classes: the only value allowed.
         num_clients: of a deployed node's own, the only number allowed.
         allow_seeded_noise: whether a run may set `noise_seed`.
-        allow_embeddings: whether a run may have phases of mean features; all other limits of a release
-            hold for theirs as well.
+        allow_embeddings: whether a run may have phases of mean features; all other
+            limits of a release hold for theirs as well.
         allow_updates: whether a run may be one of Fed-Avg GAN; likewise.
         min_honest_nodes: how many nodes of every secure aggregation add their noise and
             tell it to nobody, this client's own included; None: aggregation is not

@@ -170,7 +170,7 @@ EventT = TypeVar("EventT")
 class Chain(Generic[EventT]):
     """An append-only JSON lines file of events with a hash chain.
 
-    `Ledger` has the events of GS-WGAN, `fedgs.baselines.releases` those of other
+    `Ledger` has the events of federated runs, central baselines have those of their
     methods. Each refuses the other's lines. Made by `open` (to append, one opener at a
     time) or `read`.
 

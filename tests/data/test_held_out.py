@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from experiments.baselines import frame as baselines
+from experiments.baselines.target import Asked
 from fedgs import library
-from fedgs.baselines import frame as baselines
-from fedgs.baselines.target import Asked
 from fedgs.config.recipes import HELD_OUT, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients

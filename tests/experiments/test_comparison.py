@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from command_line import refused
+from experiments.baselines import METHODS
 from experiments.comparison import methods
 from experiments.comparison.options import METRICS, CompareRequest
 from experiments.comparison.published import by_classifier
@@ -13,7 +14,6 @@ from experiments.comparison.rows import rows_of
 from experiments.grid import lines, runs
 from experiments.grid.cells import Method
 from experiments.store import Store
-from fedgs.baselines import METHODS
 from fedgs.evaluation.classifiers import NAMES
 from fedgs.privacy.poisson import Releases, epsilon
 from refusals import assert_refused

@@ -16,9 +16,9 @@ from fedgs.round.run import new_event
 from plans import (
     COST,
     FULL,
-    WITH_RELEASES,
     TABLE_1,
     TABLE_2,
+    WITH_RELEASES,
     epsilons,
     event,
     everybody,

@@ -13,11 +13,11 @@ import pytest
 
 import fedgs as library
 from command_line import flags, printed, refused
+from experiments.baselines import dp_sgd
+from experiments.baselines.contract import Facts
+from experiments.baselines.dp_merf import DPMerf
 from fedgs.app.commands import forecast, run_outcome
 from fedgs.audit.mechanism import claims_of_one_round
-from fedgs.baselines import dp_sgd
-from fedgs.baselines.contract import Facts
-from fedgs.baselines.dp_merf import DPMerf
 from fedgs.config.recipes import RECIPES, configure, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.given import read_given

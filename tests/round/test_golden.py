@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from fedgs.config.phases import read_phases
 from fedgs.files import read_json, read_tensors, write_json
 from fedgs.gan import refinement

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from command_line import flags, refused
+from experiments.baselines import find
 from experiments.comparison import methods
 from experiments.comparison.options import CompareRequest
-from experiments.debug.debug_folder import read_debug
 from experiments.grid import runs
 from experiments.grid.cells import Cells, Method, Request, Source
+from fedgs.app.debug.debug_folder import read_debug
 from fedgs.app.report.debug import read_debug_folder
-from fedgs.baselines import find
 from fedgs.cohorts.selection import PLAN
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from fedgs.baselines import find, frame
-from fedgs.baselines.contract import Statement
-from fedgs.baselines.frame import Asked, BaselineRun
+from experiments.baselines import find, frame
+from experiments.baselines.contract import Statement
+from experiments.baselines.frame import Asked, BaselineRun
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.models import build_generator
 from fedgs.privacy.gaussian import epsilon_from_mu

@@ -14,17 +14,16 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.comparison.options import OF_DATA, CompareRequest
-from experiments.debug.debug_request import (
+from fedgs import __version__
+from fedgs.app.cli import deploy_flags, extensions
+from fedgs.app.commands.audit_request import AuditRequest
+from fedgs.app.commands.sample_request import SampleRequest
+from fedgs.app.debug.debug_request import (
     DebugRequest,
     OwnSuspects,
     PlantedBug,
     planted,
 )
-from fedgs import __version__
-from fedgs.app.cli import baseline, deploy_flags
-from fedgs.app.commands.audit_request import AuditRequest
-from fedgs.app.commands.sample_request import SampleRequest
 from fedgs.app.evaluation.request import READING, SHAPE, EvaluationRequest
 from fedgs.app.flags import (
     ConfigOption,
@@ -60,7 +59,6 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="Look at private images you own.")
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_flags.app, name="deploy")
-app.add_typer(baseline.app, name="baseline")
 # Of `fedgs train`: what `--help` shows, in two screens.
 MOST_USED = ("data", "test_fraction", "num_clients", "target_epsilon")
 MOST_USED += ("noise_multiplier", "relation", "num_rounds", "engine", "output", "seed")
@@ -203,9 +201,6 @@ def privacy(
     same_clients: Annotated[
         bool, typer.Option("--same-clients", help="RUNs that differ have them too.")
     ] = False,
-    reproduce: Annotated[
-        bool, typer.Option("--reproduce", help="Recompute the analysis' numbers.")
-    ] = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print RUN's epsilons after each round.")
     ] = False,
@@ -223,15 +218,9 @@ def privacy(
     given = {"recipe": recipe, "config": config, "at_epsilon": at_epsilon, **settings}
     given["colluding_nodes"] = colluding_nodes or None
     if as_csv:
-        more = {"json": as_json or None, "reproduce": reproduce or None}
+        more = {"json": as_json or None}
         reject(given | more, "--csv states RUN as it is; leave out")
         privacy_report.show_by_round(runs or [])
-        return
-    if reproduce:
-        reject({"RUN": runs or None, **given}, "--reproduce stands alone; leave out")
-        from experiments.paper import reproduce as reproduction
-
-        reproduction.main(as_json)
         return
     if not runs:
         statements = privacy_report.of_settings(
@@ -280,28 +269,6 @@ def report(
     reporting.report(folders, output)
 
 
-@app.command()
-@settings_flags(*OF_DATA)
-@request_flags(CompareRequest)
-def compare(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Train and compare all methods at every epsilon; what is stored is printed.
-
-    --data, and how it is read, is for a data set of your own in place of the three.
-    """
-    request = CompareRequest(**given)
-    from experiments.comparison.compare import compare
-
-    compare(request, settings)
-
-
-@app.command()
-def bench(device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu") -> None:
-    """Measure the speed of this machine; nothing is kept."""
-    from experiments.speed.bench import bench as measure
-
-    measure(device)
-
-
 @data_app.command("inspect")
 @settings_flags("Data", "num_clients", "seed")
 def inspect_data(
@@ -344,7 +311,7 @@ def debug(
     With --output of an earlier call alone: go on. The recipe is class-means, whatever
     else is given, and the engine is Flower.
     """
-    from experiments.debug import bug_detection
+    from fedgs.app.debug import bug_detection
 
     bug_detection.from_flags(given, recipe, config, settings, dry_run)
 
@@ -365,3 +332,6 @@ def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     from fedgs.app.commands import select_clients as selecting
 
     selecting.select_clients(config, selection)
+
+
+extensions.add_commands(app)

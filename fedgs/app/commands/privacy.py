@@ -129,9 +129,9 @@ def of_baseline(runs: Sequence[Path], delta: float | None) -> list[Statement]:
             f"RUN = {', '.join(map(str, runs))}: a baseline's run is accounted "
             "alone; give one RUN, and add epsilons and deltas of one unit and relation"
         )
-    from fedgs.baselines.frame import open_run  # loads torch
+    from fedgs.runs.other_runs import open_other  # loads torch
 
-    return open_run(runs[0]).guarantees(delta, with_private=True)
+    return open_other(runs[0]).guarantees(delta, with_private=True)
 
 
 # ------------------------------------------------------------------ by round

@@ -7,8 +7,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from experiments.debug.debug_folder import read_debug
-from experiments.debug.verdict import diagnosis_tables
+from fedgs.app.debug.debug_folder import read_debug
+from fedgs.app.debug.verdict import diagnosis_tables
 from fedgs.app.report import words
 from fedgs.app.report.cards import Card, Picture, picture_of
 from fedgs.app.report.run import RunFacts, read_run

@@ -12,7 +12,6 @@ from typing import Any
 
 from PIL import Image
 
-from fedgs.baselines.frame import BaselineRun, open_run
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_bytes, read_json, read_json_lines
@@ -21,6 +20,7 @@ from fedgs.privacy.ledger import Event
 from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.epsilons import spread
+from fedgs.runs.other_runs import OtherRun, open_other
 from fedgs.runs.run_folder import RunFolder
 
 MOST_GRIDS = 5
@@ -71,7 +71,7 @@ class RunFacts:
     grids: Sequence[Grid]
     is_finished: bool
     label: Mapping[str, Any]
-    baseline: BaselineRun | None = None
+    baseline: OtherRun | None = None
 
     @property
     def round(self) -> int:
@@ -105,7 +105,7 @@ def read_run(path: Path) -> RunFacts:
         UserError: no run folder, a broken file, or no sample grid yet.
     """
     folder = RunFolder.open(path)
-    baseline = open_run(folder.path) if folder.is_baseline else None
+    baseline = open_other(folder.path) if folder.is_baseline else None
     return RunFacts(
         name=folder.path.name,
         config=folder.config,

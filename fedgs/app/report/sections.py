@@ -116,8 +116,8 @@ def _trained(facts: RunFacts) -> dict[str, str]:
     clients = f"{config.num_clients} on {config.num_nodes} nodes"
     about = {"clients": f"{clients}, {config.clients_per_round} in a round"}
     if baseline is not None:
-        data = f"{baseline.facts.num_records} images of {config.num_clients} clients"
-        about = {"method": baseline.method.title, "data": data}
+        data = f"{baseline.num_records} images of {config.num_clients} clients"
+        about = {"method": baseline.title, "data": data}
     about |= {f"{facts.unit_of_time}s": done, "trust": facts.label["trust_model"]}
     if (accuracy := facts.evaluation.get("downstream_cnn_accuracy")) is not None:
         text = f"{words.number(accuracy)} accuracy of a CNN trained on the samples"
