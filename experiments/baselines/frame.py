@@ -8,7 +8,7 @@ metrics, checkpoint and pictures. A crash in between loses the steps, not their 
 import dataclasses
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,8 +138,12 @@ class BaselineRun:
                 words += flag_words(spec.name, value)
         return words
 
-    def attack(self, trials: int) -> list[Finding]:
+    def attack(self, trials: int, say: Callable[[str], None]) -> list[Finding]:
         """Returns the findings of an attack on one release of each kind.
+
+        Args:
+            trials: for each of the two neighbours.
+            say: called with what is about to be done.
 
         Raises:
             UserError: the method has no attack, or claims no epsilon.
@@ -150,6 +154,7 @@ class BaselineRun:
                 f"RUN = {self.folder.path}: {self.method.name} {what}; "
                 "`fedgs privacy RUN` states its epsilons"
             )
+        say(f"A: {trials} releases of each kind")
         return attack_releases(self.attacked, trials)
 
     @property

@@ -86,8 +86,12 @@ class OtherRun(Protocol):
         """Returns the words of the command that trains such a run again."""
         ...
 
-    def attack(self, trials: int) -> Sequence[Any]:
+    def attack(self, trials: int, say: Callable[[str], None]) -> Sequence[Any]:
         """Returns the findings of an attack on one release of each kind.
+
+        Args:
+            trials: for each of the two neighbours.
+            say: called with what is about to be done.
 
         Raises:
             UserError: the method has no attack, or claims no epsilon.

@@ -70,8 +70,7 @@ def _attack_baseline(
     run = open_other(folder.path)
     if request.full:
         raise UserError("full: is for runs of `fedgs train`; leave out --full")
-    progress.say(f"A: {request.trials} releases of each kind")
-    findings = list(run.attack(request.trials))
+    findings = list(run.attack(request.trials, progress.say))
     whole = upper(run.guarantees()[0].epsilon)
     notes = [f"one release each; the whole run claims {whole}"]
     return findings, [], {"method": run.name}, notes
