@@ -212,7 +212,8 @@ def create(tmp_path: Path, server_process: None, clock: object) -> Callable[...,
 
     def create(name: str, **settings: object) -> RunFolder:
         output = str(tmp_path / name)
-        return RunFolder.create(tiny_config(output=output, **SHORT | own | settings))
+        config = tiny_config(output=output, defaults=SHORT | own, **settings)
+        return RunFolder.create(config)
 
     return create
 

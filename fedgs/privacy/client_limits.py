@@ -180,9 +180,11 @@ class Limits:
         for limit, setting, holds, remedy in self._demands(config):
             if not holds:
                 own = getattr(self, limit)
+                is_phases = setting == "phases"
+                found = config.methods if is_phases else getattr(config, setting)
                 raise ClientRefused(
                     limit,
-                    f"{setting} = {getattr(config, setting)}: outside the client's "
+                    f"{setting} = {found}: outside the client's "
                     f"limit {limit} = {'unset' if own is None else own}; give {remedy}",
                 )
 
@@ -221,10 +223,10 @@ class Limits:
         kinds = {terms.release for terms in all_terms}
         if not self.allow_embeddings:
             remedy = f"other phases, or {_ALLOW_EMBEDDINGS}"
-            yield "allow_embeddings", "methods", "embedding" not in kinds, remedy
+            yield "allow_embeddings", "phases", "embedding" not in kinds, remedy
         if not self.allow_updates:
             remedy = f"gs-wgan, or {_ALLOW_UPDATES}"
-            yield "allow_updates", "methods", "update" not in kinds, remedy
+            yield "allow_updates", "phases", "update" not in kinds, remedy
         if (only := self.clip_bound) is not None:
             holds = all(terms.clip_bound == only for terms in all_terms)
             yield "clip_bound", "clip_bound", holds, f"{only}, in every round"

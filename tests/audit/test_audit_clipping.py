@@ -59,7 +59,7 @@ def test_so_it_is_for_embeddings_and_updates(name, settings, monkeypatch):
         config, one_row = of_method(**settings), True
     else:
         config, one_row = tiny_config(**settings), False
-    event = event_of(config, 3 if "stages" in settings else 1)
+    event = event_of(config, 3 if settings is MOMENTS else 1)
     assert check_clipping(audited(config), event).verdict == HOLDS
     monkeypatch.setattr(rounds, "clip", planted.by(planted.CLIPS[name]))
     expected = HOLDS if one_row and name == "row" else REFUTED

@@ -61,7 +61,7 @@ def test_honest_noise_holds_and_the_row_says_what_was_tested(settings):
     assert 0 < check.found < check.allowed < 6
     assert "in standard errors" in check.tested
     nodes = 1 if settings.get("clients_per_node") == 6 else 2
-    shape = "1 x 1 x 3 x 17" if "stages" in settings else "4 x 1 x 8 x 8"
+    shape = "1 x 1 x 3 x 17" if "phases" in settings else "4 x 1 x 8 x 8"
     assert f"rounds of {nodes} nodes, each {shape}: " in check.tested
 
 

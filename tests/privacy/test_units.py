@@ -265,7 +265,7 @@ def counted(tmp_path_factory) -> Path:
     public = np.random.default_rng(7).integers(0, 256, (30, 16, 16), np.uint8)
     np.savez(folder / "Ada.npz", images=public, labels=np.arange(30) % 3)
     given |= {"public_data": f"npz:{folder / 'Ada.npz'}", "noise_multiplier": 0.9}
-    given |= {"recipe": "moments", "stages": "moments"}
+    given |= {"recipe": "moments", "phases": "moments"}
     del given["target_epsilon"]
     return library.train(data=data, output=folder / "run", **given).path
 

@@ -71,19 +71,25 @@ def run_config(**settings: object) -> RunConfig:
     return RunConfig.from_flat(settings)
 
 
-def tiny_config(kind: Any = ResolvedConfig, **overrides: object) -> Any:
+def tiny_config(
+    kind: Any = ResolvedConfig,
+    defaults: dict[str, Any] | None = None,
+    **overrides: object,
+) -> Any:
     """Returns a resolved and valid configuration of the tiny problem.
 
     A `RunConfig` is one as a user gives it: some settings may be unset.
-    `client_selection="all"` sets clients_per_round to all clients by itself.
+    `client_selection="all"` sets clients_per_round to all clients by itself. Of the
+    `defaults`, settings that no phase of the run has are left out.
     """
-    settings = SETTINGS | overrides
+    base = SETTINGS | (defaults or {})
+    settings = base | overrides
     if settings.get("client_selection") == "all":
         overrides["clients_per_round"] = settings["num_clients"]
     if issubclass(kind, ResolvedConfig):
         # Without a run folder, which draws one: who takes part follows from the seed.
         overrides = {"selection_key": str(settings["seed"])} | overrides
-    return kind.from_flat(overrides, run_config(**SETTINGS)).validate()
+    return kind.from_flat(overrides, run_config(**base)).validate()
 
 
 def tiny_data(config: RunConfig) -> FederatedImages:
