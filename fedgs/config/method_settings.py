@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgs.config.fields import Problem, Trait, option, scalar_type
-from fedgs.config.settings import GROUPS, Settings, types_of
+from fedgs.config.settings import GROUPS, IMAGE_SIZES, Settings, types_of
 from fedgs.config.stages import (
     FEATURES,
     MASS,
@@ -112,8 +112,11 @@ class NetworkSettings(Settings):
 
     @property
     def moment_features(self) -> int:
-        """Number of low frequencies of one image, over all channels."""
-        return self.image_channels * self.moment_size**2
+        """Number of low frequencies of one image, over all channels.
+
+        Those of a grey image as long as no data have been read.
+        """
+        return (self.image_channels or 1) * self.moment_size**2
 
     @property
     def num_parts(self) -> int:
@@ -194,8 +197,9 @@ class GsWganSettings(NetworkSettings):
     @property
     def release_shape(self) -> tuple[int, int, int, int]:
         """Shape (B, channels, side, side) of B gradients in their basis."""
-        side = self.dct_size or self.image_size
-        return (self.batch_size, self.image_channels, side, side)
+        channels, _, side = self.image_shape
+        side = self.dct_size or side
+        return (self.batch_size, channels, side, side)
 
     @property
     def stage_list(self) -> tuple[Stage, ...]:
@@ -214,9 +218,9 @@ class GsWganSettings(NetworkSettings):
         if fakes is not None and fakes < self.batch_size:
             least = f"batch_size = {self.batch_size}"
             yield "fakes_per_round", f"give --fakes-per-round at least {least}"
-        if self.dct_size is not None and self.dct_size > self.image_size:
-            most = f"image_size = {self.image_size}"
-            yield "dct_size", f"give --dct-size at most {most}"
+        most = self.image_size or max(IMAGE_SIZES)
+        if self.dct_size is not None and self.dct_size > most:
+            yield "dct_size", f"give --dct-size at most {most}, the side of an image"
         yield from release_problems(self)
         yield from _stage_problems(self)
 
@@ -266,8 +270,9 @@ def _stage_problems(config: GsWganSettings) -> Iterator[Problem]:
     if config.public_data is not None and config.latent_dim > config.moment_features:
         most = f"the {config.moment_features} low frequencies of moment_size"
         yield "latent_dim", f"give --latent-dim at most {most}"
-    if config.moment_size > config.image_size:
-        yield "moment_size", f"give --moment-size at most {config.image_size}"
+    most = config.image_size or max(IMAGE_SIZES)
+    if config.moment_size > most:
+        yield "moment_size", f"give --moment-size at most {most}, the side of an image"
     kinds = [stage.kind for stage in config.stage_list]
     kinds = kinds[:-1] if config.has_features and len(kinds) > 1 else kinds
     # Each needs what the one before found.

@@ -226,7 +226,7 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
         stages = (*moments_parts().stage_list, *last)
         found |= {"num_rounds": len(stages), "stages": written(stages)}
     # As many coordinates with every number of channels.
-    size = max(2, round(side / config.image_channels**0.5))
+    size = max(2, round(side / (config.image_channels or 1) ** 0.5))
     return found | {"moment_size": size}
 
 

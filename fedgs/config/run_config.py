@@ -188,6 +188,8 @@ class ResolvedConfig(RunConfig, NetworkSettings):
         UserError: a setting is unset.
     """
 
+    image_size: int = again(RunConfig, "image_size")
+    image_channels: int = again(RunConfig, "image_channels")
     num_classes: int = again(RunConfig, "num_classes")
     num_clients: int = again(RunConfig, "num_clients")
     clients_per_round: int = again(RunConfig, "clients_per_round")

@@ -18,6 +18,8 @@ FULL = Plan(**ALL, num_rounds=150, batch_size=32, noise_multiplier=1.2)
 # Two releases of embeddings, then four of gradients.
 STAGED = GsWganConfig(
     **ALL,
+    image_size=28,
+    image_channels=1,
     num_classes=10,
     clients_per_node=49,
     num_rounds=6,
