@@ -5,6 +5,7 @@ to do. `refuse` makes the first one the UserError. This module imports no tensor
 library.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from fedgs.config.integers import why_too_coarse
 from fedgs.config.placement import read_sizes
 from fedgs.config.plugins import GS_WGAN
 from fedgs.config.rounds import rounds_alike
-from fedgs.config.settings import Settings
+from fedgs.config.settings import IMAGE_SIZES, Settings
 from fedgs.config.terms import Terms
 from fedgs.files import NAME_RULE, is_plain_name
 
@@ -31,9 +32,9 @@ NODE_NAME_RULE = (
 
 def model_problems(config: Settings) -> Iterator[Problem]:
     """Yields what is wrong with the shape of images and the device."""
-    if config.image_size not in (16, 28, 32, 64):
+    if config.image_size not in (None, *IMAGE_SIZES):
         yield "image_size", "give --image-size 16, 28, 32 or 64"
-    if config.image_channels not in (1, 3):
+    if config.image_channels not in (None, 1, 3):
         yield "image_channels", "give --image-channels 1 or 3"
     if not re.fullmatch(DEVICE, config.device):
         yield "device", "give --device cpu or cuda; cuda:1 is the second GPU"
@@ -214,6 +215,12 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
 
 def _known_terms(config: Settings) -> list[Terms]:
     """Returns the terms of all rounds; without classes those that have none of them."""
+    # What is too coarse for the smallest image is too coarse for all.
+    config = dataclasses.replace(
+        config,
+        image_size=config.image_size or IMAGE_SIZES[0],
+        image_channels=config.image_channels or 1,
+    )
     if config.num_classes is not None:
         return [alike.terms for alike in rounds_alike(config)]
     found: list[Terms] = []

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedgs.config.fields import Problem, option
-from fedgs.config.settings import PARTS_OF_CLASS, Settings
+from fedgs.config.settings import IMAGE_SIZES, PARTS_OF_CLASS, Settings
 from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 
@@ -117,8 +117,11 @@ class MomentSettings(FeatureSettings):
 
     @property
     def moment_features(self) -> int:
-        """Number of low frequencies of one image, over all channels."""
-        return self.image_channels * self.moment_size**2
+        """Number of low frequencies of one image, over all channels.
+
+        Those of a grey image as long as no data have been read.
+        """
+        return (self.image_channels or 1) * self.moment_size**2
 
     @property
     def num_features(self) -> int:
@@ -143,8 +146,12 @@ class MomentSettings(FeatureSettings):
         if self.public_data is not None and self.latent_dim > self.moment_features:
             most = f"the {self.moment_features} low frequencies of moment_size"
             yield "latent_dim", f"give --latent-dim at most {most}"
-        if self.moment_size > self.image_size:
-            yield "moment_size", f"give --moment-size at most {self.image_size}"
+        most = self.image_size or max(IMAGE_SIZES)
+        if self.moment_size > most:
+            yield (
+                "moment_size",
+                f"give --moment-size at most {most}, the side of an image",
+            )
         if self.num_features > MOST_FEATURES:
             is_scatter = self.method == "scatter"
             name = "moment_size" if is_scatter else "latent_dim"

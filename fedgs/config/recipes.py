@@ -237,7 +237,7 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
         phases = (*moments_parts().phases, *last)
         found |= {"num_rounds": len(phases), "phases": phases}
     # As many coordinates with every number of channels.
-    size = max(2, round(side / config.image_channels**0.5))
+    size = max(2, round(side / (config.image_channels or 1) ** 0.5))
     return found | {"moment_size": size}
 
 

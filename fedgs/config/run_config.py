@@ -16,6 +16,7 @@ from fedgs.config.fields import Scalar, again, entry, refuse, shortened
 from fedgs.config.method_settings import GsWganSettings, NetworkSettings, settings_of
 from fedgs.config.phases import Phase, read_phases, written
 from fedgs.config.plugins import GS_WGAN, settings_of_method
+from fedgs.config.rounds import with_open_settings
 from fedgs.config.settings import (
     REFERENCE_NUM_ROUNDS,
     WITH_ROUNDS,
@@ -232,8 +233,8 @@ def _cost_at_run_noise(config: RunConfig) -> float:
     """Returns what a phase's releases cost, in units of one sample's at noise 1."""
     index = config.phase_index or 0
     first, after = config.first_rounds[index : index + 2]
-    known = {"noise_multiplier": 1.0, "num_classes": config.num_classes or 1}
-    plain = dataclasses.replace(config, **known)
+    known = with_open_settings(config)
+    plain = dataclasses.replace(known, noise_multiplier=1.0)
     total = 0.0
     for round in range(1, after - first + 1):
         terms = plain.phase_terms(round)
@@ -302,6 +303,8 @@ class ResolvedConfig(RunConfig):
         UserError: a setting is unset.
     """
 
+    image_size: int = again(RunConfig, "image_size")
+    image_channels: int = again(RunConfig, "image_channels")
     num_classes: int = again(RunConfig, "num_classes")
     num_clients: int = again(RunConfig, "num_clients")
     clients_per_round: int = again(RunConfig, "clients_per_round")

@@ -34,6 +34,7 @@ REFERENCE_NUM_ROUNDS = 20_000
 
 WITH_ROUNDS = "feature-means-gs-wgan"  # the default recipe, and rounds after it
 GIVEN = "given"  # the setting `data` where a program gave the images itself
+IMAGE_SIZES = (16, 28, 32, 64)  # sides that generators and discriminators are made for
 GROUPS = ("Data", "Federation", "Privacy", "Training", "GS-WGAN", "Model", "Runtime")
 
 PARTS_OF_CLASS = 4  # Gaussians of each class, where a phase releases parts
@@ -110,15 +111,21 @@ class Settings:
         traits=("clients", "of_client"),
         choices=("auto", "iid", "by-client", "dirichlet"),
     )
-    image_size: int = option(
-        28,
+    image_size: int | None = option(
+        None,
         "Data",
-        "Side of the square images: 16, 28, 32 or 64.",
+        "Side of the square images: 16, 28, 32 or 64. Default: that of the data's "
+        "pictures. Give it where these differ in size, or have another one.",
         traits=("images",),
         at_least=16,
     )
-    image_channels: int = option(
-        1, "Data", "1 for grey, 3 for RGB.", traits=("images",), at_least=1, at_most=3
+    image_channels: int | None = option(
+        None,
+        "Data",
+        "1 for grey, 3 for RGB. Default: 1 if all pictures of the data are grey.",
+        traits=("images",),
+        at_least=1,
+        at_most=3,
     )
     num_classes: int | None = option(
         None,
@@ -543,6 +550,18 @@ class Settings:
         """
         terms: Terms = load("phases", self.method).terms(self, round)
         return terms
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Shape (channels, side, side) of an image.
+
+        Raises:
+            UserError: it is unset, and no data have been read yet.
+        """
+        if self.image_size is None or self.image_channels is None:
+            names = "image_size and image_channels are unset"
+            raise UserError(f"{names}: give --image-size and --image-channels, or data")
+        return self.image_channels, self.image_size, self.image_size
 
     @property
     def is_masked(self) -> bool:

@@ -49,7 +49,6 @@ class FederatedImages:
         name: the setting `data` that it was loaded from.
         client_test_records: the records that each client holds out of training, which
             may be none; empty where the clients are not the data's own.
-        counted: settings that were taken from the images, such as their size.
         owners: "kept" where the clients are the owners that the data name, "cut" where
             such owners are cut into shards; "" where the data name none.
 
@@ -71,7 +70,6 @@ class FederatedImages:
     num_classes: int
     name: str
     client_test_records: tuple[NDArray[np.int64], ...] = ()
-    counted: tuple[str, ...] = ()
     owners: str = ""
 
     def __post_init__(self) -> None:

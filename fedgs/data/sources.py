@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.readers import arrays, femnist, folder, fonts, hugging_face
-from fedgs.data.records import Records, fit
+from fedgs.data.records import Records, fit, resize
 from fedgs.errors import UserError, imported, wrap_error
 
 FOLDERS = {
@@ -41,6 +41,7 @@ READERS = {
 NAMES = "digits, fonts, mnist, fashion-mnist, mnist-by-writer, femnist[:PATH], "
 NAMES += "folder:PATH, npz:PATH, hf:NAME"
 QMNIST_LABELS = "QMNIST/raw/qmnist-train-labels-idx2-int"
+DIGITS_SIDE = 28  # of `digits` by default, which are too small to be generated
 QMNIST_LABEL, QMNIST_WRITER = 0, 2  # columns of the 8 in a row
 log = logging.getLogger(__name__)  # the command line prints it
 REMEDY = "give whole files of a layout in docs/data.md, which this user can read"
@@ -53,23 +54,25 @@ def load_records(config: RunConfig) -> Records:
 
     Raises:
         UserError: an unknown source, missing or malformed data, labels beyond
-            `num_classes`, or RGB images for a grey run.
+            `num_classes`, RGB images for a grey run, or pictures without one size that
+            can be generated and no `image_size`.
     """
     return fit(config, read_records(config))
 
 
 def read_records(config: RunConfig) -> Records:
-    """Reads `config.data` as it is; a folder's pictures have the run's size already.
+    """Reads `config.data` as it is; pictures in files have the run's size if it is set.
 
     Privacy: reads private data; output private.
 
     Raises:
-        UserError: an unknown source, or missing or malformed data.
+        UserError: an unknown source, missing or malformed data, or picture files that
+            differ in size without `image_size`.
     """
     kind, _, where = config.data.partition(":")
     read: Callable[[], Records]
     if config.data == "digits":
-        read = _digits
+        read = partial(_digits, config)
     elif config.data == "fonts":
         read = partial(fonts.read, "train")
     elif config.data in FOLDERS:
@@ -175,16 +178,18 @@ def read_idx(path: Path, dtype: str, num_dims: int) -> NDArray[Any]:
     return values
 
 
-def _digits() -> Records:
+def _digits(config: RunConfig) -> Records:
     """Returns scikit-learn's 1797 digits of 8x8 pixels, 0..16 scaled to 0..255.
 
-    They fill their frame; a border of 2 pixels gives them about MNIST's margin.
+    They fill their frame; a border of 2 pixels gives them about MNIST's margin. They
+    are scaled up to the run's size, or else to MNIST's.
     """
     datasets = imported("sklearn.datasets", "data = digits", "scikit-learn")
     pixels, labels = datasets.load_digits(return_X_y=True)
     images = np.rint(np.asarray(pixels) * (255 / 16)).astype(np.uint8)
     framed = np.pad(images.reshape(-1, 1, 8, 8), ((0, 0), (0, 0), (2, 2), (2, 2)))
-    return Records(framed, np.asarray(labels, np.int64), 10)
+    images = resize(framed, config.image_size or DIGITS_SIDE)
+    return Records(images, np.asarray(labels, np.int64), 10)
 
 
 def _mnist(config: RunConfig, split: str) -> Records:

@@ -409,6 +409,7 @@ def test_the_stored_table_knows_all_bugs_at_all_levels_in_all_and_in_half():
 def test_the_epsilon_that_suffices_is_that_of_its_noise():
     sizes = dict.fromkeys(("num_clients", "clients_per_node", "clients_per_round"), 67)
     given = {**sizes, "noise_multiplier": 0.7, "seed": 0, "num_classes": 10}
+    given |= {"image_size": 28, "image_channels": 1}
     config = ResolvedConfig.from_flat(given, class_means())
     noise = calibrate_noise(Plan.from_config(config), 3.0, 1e-5, "release", "zero-out")
     assert power.epsilon_of(config, noise) == pytest.approx(3.0, rel=1e-3)

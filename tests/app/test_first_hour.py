@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def given_images(side: int = 20, channels: int = 1):
+def given_images(side: int = 28, channels: int = 1):
     """Bars of two directions: images, labels and owners."""
     rng = np.random.default_rng(1)
     labels = np.arange(OWNERS * EACH) % 2
@@ -50,7 +50,7 @@ def given_images(side: int = 20, channels: int = 1):
     return images, labels, np.repeat(np.arange(OWNERS), EACH)
 
 
-def write_own(path: Path, side: int = 20, channels: int = 1) -> str:
+def write_own(path: Path, side: int = 28, channels: int = 1) -> str:
     """Writes them; returns the value of `data`."""
     images, labels, owners = given_images(side, channels)
     np.savez(path, images=images, labels=labels, clients=owners)
@@ -94,6 +94,7 @@ def test_the_moments_are_those_of_the_best_row_of_the_table_of_pictures(
 ):
     given = {"num_clients": clients, "clients_per_node": per_node, "num_classes": 10}
     given |= {"target_epsilon": epsilon, "clients_per_round": clients, "seed": 0}
+    given |= {"image_size": 28, "image_channels": 1}
     config = with_noise(overridden(recipe("moments"), given))
     found = moments_for(config)
     assert found["moment_size"] == side
@@ -279,6 +280,7 @@ def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
 
 ROUNDS = {"num_clients": 40, "clients_per_node": 8, "num_rounds": 100}
 ROUNDS |= {"clients_per_round": 10, "warm_start_rounds": 3, "seed": 0, "num_workers": 1}
+ROUNDS |= {"image_size": 28, "image_channels": 1}
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,7 @@ ZERO_OUT = {"relation": "zero-out"}
 IMAGES = np.random.default_rng(0).integers(0, 256, (60, 16, 16), np.uint8)
 SMALL = {"image_size": 16, "num_clients": 6, "target_epsilon": 9.0, "moment_size": 4}
 SMALL |= {"recipe": "class-means", "background": "dark", "latent_dim": 4}
+SMALL["image_channels"] = 1
 
 
 def test_a_program_and_the_command_line_agree_on_records(tmp_path, fedgs):

@@ -15,8 +15,8 @@ from fedgs.app.evaluation.report import rows_by_class
 from fedgs.app.tables import Table, cell
 from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis.diagnosis import (
+    CLEARED,
     DIFFERS,
-    EXCLUDED,
     LEAST_FIT,
     MORE_THAN_ONE,
     NAMED,
@@ -27,7 +27,7 @@ from fedgs.diagnosis.diagnosis import (
     Diagnosis,
     Suspect,
 )
-from fedgs.diagnosis.rule import CONFIDENCE
+from fedgs.diagnosis.rule import INTERVAL_CONFIDENCE
 from fedgs.evaluation.images import LabelledImages
 from fedgs.runs import sample_files
 
@@ -51,7 +51,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
     found = [s for s in diagnosis.ranking if s.decision in FOUND]
     of = "clients" if diagnosis.draws_averages else "images"
     limit = f"{diagnosis.rule.min_effect:.0%} of the {of} or more"
-    cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == EXCLUDED]
+    cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == CLEARED]
     excluded = f"Excluded, each in {limit}: {', '.join(cleared) or 'nothing'}."
     if diagnosis.verdict == MORE_THAN_ONE:
         names = " and ".join(title(s.bug) for s in found)
@@ -178,7 +178,7 @@ def _effect(suspect: Suspect, diagnosis: Diagnosis) -> str:
     if suspect.interval is None:
         return text
     low, high = suspect.interval
-    level = "" if diagnosis.draws_averages else f"{CONFIDENCE:.0%} "
+    level = "" if diagnosis.draws_averages else f"{INTERVAL_CONFIDENCE:.0%} "
     return f"{text}, {level}interval {low:.2f} to {high:.2f}"
 
 
@@ -235,7 +235,7 @@ def _suspects(diagnosis: Mapping[str, Any]) -> Table:
     hidden = ranking[len(shown) - 1 : -1] if len(ranking) > len(shown) else []
     excluded = sum(row["decision"] == "excluded" for row in hidden)
     note = f"{len(hidden)} more explain less, {excluded} of them are excluded."
-    share = f"share [{CONFIDENCE:.0%}]"
+    share = f"share [{INTERVAL_CONFIDENCE:.0%}]"
     if diagnosis["draws_averages"]:
         share = "strength as drawn"
     head = ["suspected", "decision", "explains", share, "adjusted p"]

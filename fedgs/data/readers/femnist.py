@@ -219,7 +219,7 @@ def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:
     # Frees the memory as it goes.
     users = ((user, *parts.pop(user)) for user in sorted(parts))
     count = int(class_map(config.classes).max()) + 1
-    return gathered(config.data, users, capacity, (1, SIDE, SIDE), count, LIGHT)
+    return gathered(config.data, users, capacity, count, LIGHT)
 
 
 def _from_hub(config: RunConfig, name: str) -> Records:

@@ -21,13 +21,13 @@ LAYOUT = "give CLIENT/LABEL/*.png, or CLIENT/*.png without labels"
 def read(config: RunConfig) -> Records:
     """Reads `folder:PATH`.
 
-    Pictures of any size are resized to the run's. Hidden files are ignored.
+    Pictures are resized to `image_size` where that is set. Hidden files are ignored.
 
     Privacy: reads private data; output private. The number of classes is public.
 
     Raises:
-        UserError: another layout, a class without a label, or a picture that cannot be
-            used, named by its file.
+        UserError: another layout, a class without a label, a picture that cannot be
+            used, named by its file, or pictures of two sizes without `image_size`.
     """
     root = Path(config.data.removeprefix("folder:")).expanduser()
     where = f"data = {config.data!r}"
@@ -36,8 +36,9 @@ def read(config: RunConfig) -> Records:
     raise_if_any(where, _file_problems(files, bool(config.class_names)))
     names = {label for pictures in files.values() for label, _ in pictures if label}
     numbers = numbered(config, sorted(names))
-    shape = (config.image_channels, config.image_size, config.image_size)
-    read_one = partial(fitted_picture, channels=shape[0], side=shape[1])
+    read_one = partial(
+        fitted_picture, channels=config.image_channels, side=config.image_size
+    )
     parts = (
         (client.name, read_one(file, str(file))[None], numbers[label] if label else 0)
         for client, pictures in files.items()
@@ -45,7 +46,7 @@ def read(config: RunConfig) -> Records:
     )
     num_classes = number_of_classes(config, numbers.values())
     capacity = sum(map(len, files.values()))
-    return gathered(config.data, parts, capacity, shape, num_classes, DARK)
+    return gathered(config.data, parts, capacity, num_classes, DARK)
 
 
 Pictures = list[tuple[str | None, Path]]  # label, if there is one, and file

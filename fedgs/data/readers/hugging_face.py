@@ -23,7 +23,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.flower_partitions import partitions
 from fedgs.data.readers.labels import number_of_classes, numbered
 from fedgs.data.readers.pictures import fitted_picture
-from fedgs.data.records import DARK, Records, gathered
+from fedgs.data.records import DARK, NO_IMAGES, Records, gathered
 from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.files import check_regular
 
@@ -43,13 +43,13 @@ class Reading:
     """How pictures become images.
 
     Attributes:
-        side: of the images.
-        channels: of the images.
+        side: of the images; None: as they are, all of one size.
+        channels: of the images; None: RGB where one is in colour.
         class_map: new label of each label, or `LEFT_OUT`; None: all stay.
     """
 
-    side: int
-    channels: int
+    side: int | None
+    channels: int | None
     class_map: NDArray[np.int64] | None = None
 
 
@@ -228,7 +228,8 @@ def read_dataset(
         background: what the data set's format declares.
 
     Raises:
-        UserError: columns or partitioner do not suit the data, or a picture is damaged.
+        UserError: columns or partitioner do not suit the data, a picture is damaged, or
+            pictures differ in size and `image_size` is unset.
     """
     import datasets
 
@@ -242,12 +243,11 @@ def read_dataset(
         reading = replace(reading, class_map=class_map)
         num_classes = number_of_classes(config, class_map.tolist())
     dataset = dataset.cast_column(image, datasets.Image(decode=False))
-    shape = (reading.channels, reading.side, reading.side)
     has_clients = source.partitioner is not None or source.client is not None
 
     def parts() -> Iterator[tuple[str | int, NDArray[np.uint8], int]]:
         for client, rows in partitions(config, dataset, source, label):
-            yield client, np.empty((0, *shape), np.uint8), 0
+            yield client, NO_IMAGES, 0
             who = f"client {client}: " if has_clients else ""
             for index, row in enumerate(_rows(rows)):
                 where = f"data = {config.data!r}: {who}image {index}"
@@ -255,7 +255,7 @@ def read_dataset(
                 yield client, _picture(row[image], reading, where)[None], number
 
     capacity = len(dataset)
-    records = gathered(config.data, parts(), capacity, shape, num_classes, background)
+    records = gathered(config.data, parts(), capacity, num_classes, background)
     return records if has_clients else replace(records, clients=None, owners=None)
 
 
