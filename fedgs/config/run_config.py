@@ -288,7 +288,7 @@ def check_names(
         nearest = difflib.get_close_matches(shortened(name), known, 1, 0.0)
         raise UserError(
             f"{name}: unknown setting; the nearest is {nearest[0]}, and `fedgs "
-            "train --help-all` lists them all"
+            "settings` lists them all"
         )
 
 
