@@ -13,7 +13,7 @@ HEAD = """\
 
 Every setting of a run is a flag of `fedgs train`, a key of a TOML file (`--config`) and
 a keyword of `fedgs.train`: `--batch-size 16`, `batch_size = 16`. A flag overrides the
-file, and the file the recipe. `fedgs train --help-all` prints them, too. Those of
+file, and the file the recipe. `fedgs settings` prints them, too. Those of
 GS-WGAN, Training and Model are a method's own, where it reads them; a file may have
 them in a table of its name, `[gs-wgan]`.
 
