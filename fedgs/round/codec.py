@@ -144,7 +144,7 @@ def pack_release(
     Args:
         values: of the release.
         config: the run's.
-        terms: of the round; None: of the run's gradient rounds.
+        terms: of the round; None: of the run's last round.
     """
     step = release_step(config, terms)
     if step is None:
@@ -167,9 +167,9 @@ def stated_release_bytes(config: ResolvedConfig, terms: Terms | None = None) -> 
 
     Args:
         config: the run's.
-        terms: of the round; None: of the run's gradient rounds.
+        terms: of the round; None: of the run's last round.
     """
-    terms = terms or config.terms(0)
+    terms = terms or config.terms(config.num_rounds)
     if config.is_masked:
         return 4 * math.prod(terms.shape)
     size, step = math.prod(terms.shape[1:]), release_step(config, terms)
@@ -191,7 +191,7 @@ def unpack_release(
     Raises:
         UserError: too large, malformed, of another shape or type, or not finite.
     """
-    terms = terms or config.terms(0)
+    terms = terms or config.terms(config.num_rounds)
     shape, step = terms.shape, release_step(config, terms)
     size = math.prod(shape)
     if step is None:

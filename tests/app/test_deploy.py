@@ -31,6 +31,7 @@ from clients.client_command import Client
 from clients.deployed_client import OWN_SETTINGS
 from command_line import flags
 from fedgs.app.cli.deploy_flags import CLIENT_DATA
+from fedgs.config.phases import Phase
 from fedgs.config.run_config import RunConfig
 from fedgs.deployment import check_name
 from refusals import assert_refused
@@ -385,8 +386,7 @@ def test_a_target_epsilon_alone_submits_the_default_recipe(control, fedgs):
     settings = control.app["config"]
     del settings["run_folder"]
     sent = RunConfig.from_flat(settings)
-    assert sent.stages is not None
-    assert sent.stages.endswith("pretrained-features:1")
+    assert sent.phases[-1] == Phase("pretrained-features", share=1.0)
     assert sent.moment_size == 10
 
 

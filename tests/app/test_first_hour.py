@@ -122,7 +122,7 @@ def test_a_flag_changes_a_setting_of_the_default_and_never_the_algorithm(given):
     named = configure("feature-means", None, given)
     assert changed == named
     assert changed.recipe == plain.recipe == "feature-means"
-    assert changed.stages == plain.stages
+    assert changed.phases == plain.phases
     assert changed.client_selection == "all"
     for name, value in given.items():
         assert getattr(changed, name) == value
@@ -147,19 +147,19 @@ def test_a_setting_of_rounds_that_a_recipe_has_not_is_refused(given, name):
         given = {"num_rounds": 4}
     (setting,) = given
     values = given | {"num_clients": 9}
-    assert_refused(f"^{setting} = ", configure, name, None, values)
+    assert_refused(f"^{setting}( =|:) ", configure, name, None, values)
     more = {"num_rounds": 60, "batch_size": 16}
     assert configure("feature-means-gs-wgan", None, more).num_rounds == 60
 
 
-def test_stages_of_ones_own_are_as_many_rounds():
-    own = {"stages": "means:0.5,scatter:0.5", "generator": "gaussian"}
+def test_phases_of_ones_own_are_as_many_rounds():
+    own = {"phases": "means:0.5,scatter:0.5", "generator": "gaussian"}
     assert configure("moments", None, own).num_rounds == 2
 
 
 def test_target_alone_trains_the_best_recipe_of_own_data(trained):
     config = RunFolder.open(trained).config
-    kinds = [stage.kind for stage in config.stage_list]
+    kinds = [phase.method for phase in config.phases]
     assert kinds == ["means", "scatter", "moments", "pretrained-features"]
     assert (config.num_clients, config.num_classes) == (OWNERS, 2)
     assert (config.image_size, config.image_channels) == (28, 1)
@@ -173,7 +173,7 @@ def test_python_chooses_the_same_recipe_and_holds_nothing_out(tmp_path, trained)
     run = library.train(
         images, labels, clients, target_epsilon=100, output=tmp_path / "run", seed=0
     )
-    same = ("stages", "num_rounds", "moment_size", "image_size", "noise_multiplier")
+    same = ("phases", "num_rounds", "moment_size", "image_size", "noise_multiplier")
     cli = RunFolder.open(trained).config
     assert [getattr(run.config, n) for n in same] == [getattr(cli, n) for n in same]
     assert run.config.test_fraction == 0

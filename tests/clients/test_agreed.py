@@ -299,7 +299,7 @@ def test_what_is_agreed_counts_the_noise_that_the_client_trusts(trusted, shares)
 
 def test_a_client_refuses_public_data_of_the_family_of_its_own(tmp_path):
     names = {"nodes": "a,b,c", "engine": "flower", "public_data": "mnist"}
-    start = {"stages": "moments", "generator": "gaussian"}
+    start = {"phases": "moments", "generator": "gaussian"}
     start |= {"latent": "normal", "client_selection": "all", "clients_per_node": 2}
     settings = public_settings(tiny_config(**start | names, moment_size=4))
     site = DeploymentConfig("a", tmp_path, {"data": "hf:ylecun/mnist"})

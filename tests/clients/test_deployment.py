@@ -23,7 +23,7 @@ from tiny import WITH_RELEASES, write_tiny_npz
 
 def test_what_crosses_the_network_in_a_run_and_what_stays(deploy, tmp_path):
     public = write_tiny_npz(tmp_path / "public.npz")
-    start = {"public_data": public, "stages": "moments"}
+    start = {"public_data": public, "phases": "moments,gs-wgan"}
     run = deploy(**WITH_RELEASES | start, message_precision="compact")
     requests = list[Message]()
     run.grid.on_push = lambda name, request: requests.append(request) or True

@@ -70,9 +70,9 @@ def test_too_few_nodes_end_the_run_and_their_attempt_counts(create):
 def test_clients_whose_limit_is_reached_say_so_before_anybody_releases_in_vain(
     create, monkeypatch
 ):
-    # Room for two and a half stages of weight 1, which cost 1 / sigma^2 each.
+    # Room for two and a half releases of share 1, which cost 1 / sigma^2 each.
     limit = epsilon_from_mu((2.5 / 0.5**2) ** 0.5, 1e-5)
-    mode = MODES["moments"] | {"stages": "means:1,scatter:1,moments:1", "batch_size": 1}
+    mode = MODES["moments"] | {"phases": "means:1,scatter:1,moments:1"}
     folder = create("run", **mode, **MASKED)
     limit_clients(monkeypatch, limit)
     reason = "refused by its clients' limit: client_epsilon"
@@ -83,7 +83,7 @@ def test_clients_whose_limit_is_reached_say_so_before_anybody_releases_in_vain(
 
 def test_the_budget_is_asked_before_a_repeat_with_its_smaller_noise(create):
     """Room for rounds 1 and 2, and for an attempt of three nodes, not one of two."""
-    # A stage of weight w costs w (2 C / noise)^2 = w / (n sigma^2), with replace-one.
+    # A release of share w costs w (2 C / noise)^2 = w / (n sigma^2), with replace-one.
     weights, nodes, sigma = (0.5, 1.0, 1.0), 3, 0.5
     cost = (weights[0] + 2.1 * weights[1]) / (nodes * sigma**2)
     target = {"target_epsilon": epsilon_from_mu(cost**0.5, 1e-5)}
