@@ -88,6 +88,7 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
         words: of the command line; this process's own when None.
     """
     code, problem = 2, ""
+    _RUNNING.set(frozenset())
     try:
         code = app(words, standalone_mode=False) or 0
         if code == INTERRUPTED:  # typer makes it of Ctrl-C
@@ -97,7 +98,7 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
             where = error.ctx.command_path if error.ctx else "fedgs"
             problem = f"{problem} See `{where} --help`."
     except UserError as error:
-        problem = str(error)
+        problem = _FLAG.sub(_as_set, str(error))
     except OSError as error:  # what no command explains better
         problem = f"{refused_by_system(error)}; look at its path, rights and disk"
     except (MemoryError, RuntimeError) as error:
@@ -110,7 +111,6 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
         problem = f"standard output cannot be written: {reason_of(error)}"
         code = code or 2
     if problem:
-        problem = _FLAG.sub(_as_set, problem)
         print(folded(f"Error: {problem}", sys.stderr), file=sys.stderr)
     return code
 
