@@ -21,7 +21,9 @@ from fedgs.app.tables import folded
 from fedgs.config.recipes import HELD_OUT, configure, moments_for, overridden, recipe
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
+from fedgs.methods import phases_of
 from fedgs.round import local
+from fedgs.methods import phases_of
 from fedgs.round.preparation import with_noise
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
@@ -269,7 +271,7 @@ def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
     small = flags(discriminator_dim=4, generator_dim=4)
     out = printed(fedgs("train", *given, *small, "--dry-run"), "")
     assert out.startswith(
-        "recipe algorithm-2: 30000 rounds of gs-wgan, 1 of 30 clients"
+        "recipe algorithm-2: 30000 rounds of gs-wgan; 1 of 30 clients in each"
     )
     assert "will not be possible" not in out
     assert re.search(r"time: +about \d+ (days|hours|minutes), by rounds of a few", out)
@@ -301,7 +303,9 @@ def test_time_of_gradients_counts_every_clients_steps(monkeypatch, given, second
         run_config(**ROUNDS | {"num_classes": 2, "noise_multiplier": 1.0} | given)
     )
     monkeypatch.setattr(forecast, "_timed_round", lambda *_: (2.0, 0.1))
-    assert forecast.seconds_of_gradients(config, None) == pytest.approx(seconds)
+    (phase,) = phases_of(config)
+    found = forecast.seconds_of_rounds(config, phase, None)
+    assert found == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +370,9 @@ def test_every_command_of_the_page_works(walk):
     assert "npz:mine.npz" in out[0]
     of_folder = out[1].replace("folder:mine", "npz:mine.npz")
     assert of_folder.splitlines()[1:] == out[0].splitlines()[1:]
-    assert out[2].startswith("recipe feature-means: 3 releases of all clients")
+    assert out[2].startswith(
+        "recipe feature-means: means, scatter, moments; all of 20 clients in each"
+    )
     assert "will not be possible" not in out[2]
     assert "epsilon      9.9" in out[3]
     assert len([*Path("drawn").glob("*/*.png")]) == 4 * 100

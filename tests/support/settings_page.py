@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from fedgs.config.method_settings import settings_of
+from fedgs.config.method_settings import KnownSettings, settings_of
 from fedgs.config.recipes import recipe
+from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GROUPS
 from tiny import run_config
 
@@ -11,12 +12,11 @@ PAGE = "settings.md"
 HEAD = """\
 # All settings
 
-Every setting of a run is given by `--set KEY=VALUE` of `fedgs train`, as a key of a
-TOML file (`--config`), plain or in the table of its group, and as a keyword of
-`fedgs.train`. The most used ones have a flag of their own. A flag overrides the file,
-and the file the recipe. `fedgs settings` prints all of them. Settings of GS-WGAN and
-some of Training are those of a method: a run has them if one of its phases is of that
-method.
+Every setting of a run is a flag of `fedgs train`, a key of a TOML file (`--config`) and
+a keyword of `fedgs.train`: `--batch-size 16`, `batch_size = 16`. A flag overrides the
+file, and the file the recipe. `fedgs train --help-all` prints them, too. Those of
+GS-WGAN, Training and Model are a method's own, where it reads them; a file may have
+them in a table of its name, `[gs-wgan]`.
 
 The recipe of all commands is `feature-means` unless another one is named. It also takes
 size and channels of the images, low frequencies by the number of clients, and holds out
@@ -40,9 +40,7 @@ def page() -> str:
     for group in GROUPS:
         parts.append(f"\n## {group}\n\n{COLUMNS}|---|---|---|---|---|\n")
         for spec in settings_of(group):
-            default, *others = (
-                getattr(config, spec.name, spec.default) for config in configs
-            )
+            default, *others = (_value(config, spec.name) for config in configs)
             choices = ", ".join(f"`{name}`" for name in spec.metadata["choices"])
             text = spec.metadata["help"] + (f" One of {choices}." if choices else "")
             for special, escaped in (("|", "\\|"), ("*", "\\*"), ("<", "&lt;")):
@@ -51,6 +49,13 @@ def page() -> str:
             cells = [f"`{spec.name}`", text, _word(default), *words]
             parts.append(f"| {' | '.join(cells)} |\n")
     return "".join(parts)
+
+
+def _value(config: RunConfig, name: str) -> object:
+    """Returns a setting; its own default where no phase has it."""
+    if name == "phases":
+        return config.to_flat()["phases"]
+    return getattr(config, name, getattr(KnownSettings, name))
 
 
 def _word(value: object) -> str:
