@@ -53,7 +53,7 @@ PIXEL_LEVELS = (255, 127, 63, 31, 15, 7, 3, 2)  # L: the values are 0, 1/L, ...,
 FAKE_BYTES = 0.26  # per pixel after compression; three values always fit
 HEADER_BYTES = 1024  # at most, of a safetensors file with two tensors
 TENSOR_BYTES = 200  # at most, of one more tensor in the header
-FAKES = {"images", "labels"}  # of a request that is compressed
+FAKES_TENSORS = {"images", "labels"}  # of a request that is compressed
 LABEL_BYTES = 8
 
 
@@ -78,7 +78,7 @@ def rounded(request: Request, config: ResolvedConfig) -> Request:
 
 
 def _is_compact(names: Iterable[str], config: ResolvedConfig) -> bool:
-    return {*names} == FAKES and config.message_precision == "compact"
+    return {*names} == FAKES_TENSORS and config.message_precision == "compact"
 
 
 def _pixels(images: Images, levels: int) -> Tensor:

@@ -14,13 +14,14 @@ from fedgs.mechanism.masks import Announced, Attempt, MaskingKey
 from fedgs.methods import gs_wgan as round
 from fedgs.methods import new_state
 from fedgs.privacy.client_limits import ClientRefused
+from fedgs.round.messages import MaskedRequest
 from fedgs.round.run import RunStopped
 from runs import at_round, events, ignore, num_answers
 from server.launch.certs import make_certificates
 from server.launch.submit import _public_key
 from server.strategy import FederatedGan
 from simulated_grid import as_on_a_network, round_of
-from tiny import changed, next_request, record_calls
+from tiny import next_request, record_calls
 
 MASKED = {"mode": "moments", "secure_aggregation": True, "noise_multiplier": 0.5}
 
@@ -108,7 +109,7 @@ def test_an_answer_of_a_node_that_is_not_listed_ends_no_run(masked):
     strategy.nodes.find(run.grid)
     keys = {node: Announced(MaskingKey.generate().public, b"") for node in (0, 1)}
     first = next_request(run.folder.config, new_state(run.folder.config))
-    request = changed(first, attempt=Attempt(1, keys))
+    request = MaskedRequest(first, Attempt(1, keys))
     for node in (1, 2):
         strategy.nodes.roll.add_release(node, request)
     own = (strategy.nodes.roll.start, 1, keys[1].public.hex())

@@ -143,7 +143,7 @@ def test_joining_again_takes_the_limits_as_they_are_now(deploy):
     for most in (8, 64):
         limits.write_text(f"{LIMITS}max_batch_size = {most}\n")
         place.join(settings)
-        assert place.worker().node(0).limits.max_batch_size == most
+        assert place.worker().node(0).limits.permitted.max_batch_size == most
     limits.write_text(f"{LIMITS}max_batch_size = 1\n")
     assert "max_batch_size = 1" in str(place.join(settings).refusal)
     assert_refused("max_batch_size = 1", place.worker)

@@ -24,7 +24,7 @@ SETTINGS = {"image_size": 16, "num_rounds": 2, "clients_per_round": 4, "seed": 3
 @pytest.fixture
 def fedgs(fedgs, monkeypatch):
     """The command line, with a server that never sleeps."""
-    monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(roll_call, "ROLL_CALL_POLL_SECONDS", 0.0)
     return fedgs
 
 

@@ -93,7 +93,7 @@ def test_second_launcher_is_refused_and_harms_nothing(tmp_path, monkeypatch):
         env=environment(**{TOKEN_VARIABLE: token}),
         stdin=subprocess.PIPE,
     )
-    monkeypatch.setattr(flower_engine, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(flower_engine, "LAUNCHER_LOCK_SECONDS", 0.2)
     with sleeper:
         with pytest.raises(UserError, match=r"another process trains .*; wait"):
             flower_engine.train(folder, lambda metrics: None, threading.Event())

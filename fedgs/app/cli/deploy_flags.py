@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from clients.client_command import Client
+from clients.client_command import ClientOptions
 from fedgs.app.flags import (
     MOST_USED,
     ConfigOption,
@@ -15,7 +15,7 @@ from fedgs.app.flags import (
     settings_flags,
 )
 from fedgs.config.method_settings import settings_with
-from server.launch.server_command import Server
+from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
 
 app = typer.Typer(
@@ -48,7 +48,7 @@ def certs(
 
 
 @app.command()
-@request_flags(Server)
+@request_flags(ServerOptions)
 def server(*, given: dict[str, Any]) -> None:
     """Run the server (a Flower SuperLink and SuperExec) in the foreground.
 
@@ -57,17 +57,17 @@ def server(*, given: dict[str, Any]) -> None:
     """
     from fedgs.app.commands import deploy
 
-    deploy.serve(Server(**given))
+    deploy.serve(ServerOptions(**given))
 
 
 @app.command()
 @settings_flags(*CLIENT_DATA)
-@request_flags(Client)
+@request_flags(ClientOptions)
 def client(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Run a client (a Flower SuperNode) in the foreground."""
     from fedgs.app.commands import deploy
 
-    deploy.join(Client(**given, settings=settings))
+    deploy.join(ClientOptions(**given, settings=settings))
 
 
 @app.command()
