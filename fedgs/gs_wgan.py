@@ -155,7 +155,9 @@ class Client:
 
     def __init__(self, config: GsWganConfig, data: FederatedImages, k: int) -> None:
         """Initialises the discriminator (18)."""
-        self.config, self.data, self.k = config, data, k
+        self.config = config
+        self.data = data
+        self.k = k
         seed = derived_seed(config.seed, "discriminator", k)
         self.discriminator = models.build_discriminator(config, seed)
         rate = config.discriminator_learning_rate
@@ -168,7 +170,8 @@ class Client:
             fakes: of the untrained G, shape (F, C, S, S).
             labels: shape (F,).
         """
-        config, steps = self.config, range(1, self.config.warm_start_rounds + 1)
+        config = self.config
+        steps = range(1, self.config.warm_start_rounds + 1)
         if config.is_warm_start_public:
             for step in steps:
                 self.train("warm-start-data", step, fakes, labels, is_one_set=True)
@@ -204,7 +207,8 @@ class Client:
             is_one_set: draw from all fakes such as have the labels of the real images,
                 rather than use them up in turn.
         """
-        config, data = self.config, self.data
+        config = self.config
+        data = self.data
         rng = stream(config.seed, purpose, self.k, round)
         mine = data.client_records[self.k]  # 29: S_k
         shape = config.discriminator_steps, config.discriminator_batch_size

@@ -110,7 +110,10 @@ def planned(
     """
     given = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}
     recipe = recipe or DEFAULT
-    config = named_recipe(recipe) if isinstance(recipe, str) else recipe
+    if isinstance(recipe, str):
+        config = named_recipe(recipe)
+    else:
+        config = recipe
     is_open = isinstance(recipe, str) and is_fitted(config)
     load_images: Load = load_data
     if images is not None:
@@ -156,11 +159,15 @@ class TrainingRun:
     def __repr__(self) -> str:
         """Says where it is, what was trained on how many clients, and epsilon."""
         try:
-            label, config = privacy_label(self.path), self.config
+            label = privacy_label(self.path)
+            config = self.config
         except UserError as error:  # a published folder, or a broken one
             return str(error)
         method = config.methods
-        method = label["mechanism"][0] if self.folder.is_baseline else method
+        if self.folder.is_baseline:
+            method = label["mechanism"][0]
+        else:
+            method = method
         epsilon = label["guarantee"]
         if label["epsilon"] is not None:
             terms = f"{label['adversary']}, {label['relation']}, delta "

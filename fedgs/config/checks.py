@@ -99,7 +99,8 @@ def node_size_problems(config: Settings) -> Iterator[Problem]:
 
 def federation_problems(config: Settings) -> Iterator[Problem]:
     """Yields what is wrong with the clients, nodes and participants of a round."""
-    num_clients, per_round = config.num_clients, config.clients_per_round
+    num_clients = config.num_clients
+    per_round = config.clients_per_round
     if config.client_selection == "all":
         if num_clients is not None and per_round not in (None, num_clients):
             what = f"client_selection = all means all {num_clients} clients"
@@ -252,7 +253,10 @@ def _source(data: str) -> str:
     path = Path(where.partition("?")[0] if kind == "hf" else where).expanduser()
     if where and (kind in ("npz", "folder") or (kind == "hf" and path.is_dir())):
         return str(path.resolve())
-    name = where.partition("?")[0].lower() if kind == "hf" else kind
+    if kind == "hf":
+        name = where.partition("?")[0].lower()
+    else:
+        name = kind
     if re.search("fashion.?mnist", name):
         return "fashion-mnist"
     return "nist" if re.search("(?<![a-z])(q|e|fe)?mnist", name) else name

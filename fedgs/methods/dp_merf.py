@@ -40,8 +40,12 @@ from fedgs.shapes import Images, Labels
 
 NUM_FEATURES = 10_000  # D, and s of the features' kernel: those of the published code
 KERNEL_VARIANCE = 105.0
-STEPS, FAKES = 3000, 100  # of the generator's fit
-DECAY, DECAY_STEPS = 0.9, 600  # of its learning rate, by epoch
+# Of the generator's fit
+STEPS = 3000
+FAKES = 100
+# Of its learning rate, by epoch
+DECAY = 0.9
+DECAY_STEPS = 600
 IMAGES_AT_ONCE = 500
 _BELOW = 1 - 1e-6  # float32 must not round a norm above 1
 

@@ -202,7 +202,10 @@ def most_signal_to_noise(config: ResolvedConfig, round: int) -> float:
         config: the resolved configuration; infinite without noise.
         round: whose terms count.
     """
-    terms, clients = terms_at(config, round), config.clients_per_round
+    terms = terms_at(config, round)
+    clients = config.clients_per_round
     nodes = min(config.num_nodes, clients)
     noise = 4 * terms.noise_multiplier**2 * nodes * math.prod(terms.shape[1:])
-    return clients**2 / noise if noise else math.inf
+    if noise:
+        return clients**2 / noise
+    return math.inf

@@ -93,7 +93,8 @@ def pack_request(tensors: TensorDict, config: ResolvedConfig) -> bytes:
     """Encodes the tensors of a request that `rounded` has seen; the same for all."""
     if not _is_compact(tensors, config):
         return save({name: value.contiguous() for name, value in tensors.items()})
-    images, labels = tensors["images"], tensors["labels"]
+    images = tensors["images"]
+    labels = tensors["labels"]
     # The values tell an L that loses nothing, so that no request has to carry it.
     for levels in PIXEL_LEVELS:
         pixels = _pixels(images, levels)
@@ -172,12 +173,16 @@ def stated_release_bytes(config: ResolvedConfig, terms: Terms | None = None) -> 
     terms = terms or config.terms(config.num_rounds)
     if config.is_masked:
         return 4 * math.prod(terms.shape)
-    size, step = math.prod(terms.shape[1:]), release_step(config, terms)
+    size = math.prod(terms.shape[1:])
+    step = release_step(config, terms)
     deviation = math.hypot(terms.noise_std, terms.clip_bound / math.sqrt(size))
     # No draw of the run: all runs with these settings are to state the same size.
     rng = np.random.default_rng(0)
     values = torch.from_numpy(rng.normal(0, deviation, terms.shape))
-    rounded = values if step is None else to_grid(values, step)
+    if step is None:
+        rounded = values
+    else:
+        rounded = to_grid(values, step)
     return len(pack_release(rounded.float(), config, terms))
 
 
@@ -192,7 +197,8 @@ def unpack_release(
         UserError: too large, malformed, of another shape or type, or not finite.
     """
     terms = terms or config.terms(config.num_rounds)
-    shape, step = terms.shape, release_step(config, terms)
+    shape = terms.shape
+    step = release_step(config, terms)
     size = math.prod(shape)
     if step is None:
         values = _load(content, 4 * size, {"gradients"})["gradients"]
@@ -267,7 +273,8 @@ def _load(content: object, size: int, names: set[str]) -> TensorDict:
 def _inflate(content: object, size: int) -> bytearray:
     """Returns exactly `size` bytes; never holds more than one byte above that."""
     most = size + size // 8 + 64  # zlib makes no more of what cannot be compressed
-    compressed, inflater = _bytes(content, most), zlib.decompressobj()
+    compressed = _bytes(content, most)
+    inflater = zlib.decompressobj()
     try:
         data = inflater.decompress(compressed, size + 1)
     except zlib.error:

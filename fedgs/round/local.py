@@ -79,7 +79,9 @@ class LocalNodes:
         self, config: ResolvedConfig, data: FederatedImages, private: Path
     ) -> None:
         """Starts the worker threads; the nodes' states are in the private folder."""
-        self.config, self.data, self.private = config, data, private
+        self.config = config
+        self.data = data
+        self.private = private
         self.nodes: dict[int, Node] = {}
         self.failures: list[str] = []
         self.pool = ThreadPoolExecutor(

@@ -138,7 +138,10 @@ def decode_request(
             is used, and the text quotes nothing of it.
     """
     round, participants, trainees, keep_round = _decode_asked(payload, config)
-    phase = phase_at(config, round) if round else phase_with_discriminators(config)
+    if round:
+        phase = phase_at(config, round)
+    else:
+        phase = phase_with_discriminators(config)
     if phase is None:
         raise UserError("request of round 0, which the run's phases lack: refused")
     declared = phase.method.declared(phase.config, round - phase.config.rounds_before)
@@ -165,7 +168,10 @@ def _decode_asked(
     Raises:
         UserError: as `decode_request`.
     """
-    masked = ATTEMPT_FIELDS if config.is_masked else frozenset[str]()
+    if config.is_masked:
+        masked = ATTEMPT_FIELDS
+    else:
+        masked = frozenset[str]()
     _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS | masked)
     round = _integer(payload, "round", 0, config.num_rounds)
     participants = _split(payload, "participants", config)
@@ -286,7 +292,10 @@ def _decode_answer(
         if participating:
             raise UserError("empty, though its clients take part")
         return None
-    own = {NEXT_KEY} if config.is_masked else set[str]()
+    if config.is_masked:
+        own = {NEXT_KEY}
+    else:
+        own = set[str]()
     _check_fields(payload, ANSWER_FIELDS | own)
     if not participating:
         raise UserError("gradients, though none of its clients takes part")
@@ -305,7 +314,10 @@ def _decode_answer(
         masked = unpack_masked(payload["tensors"], terms)
         key = payload[NEXT_KEY]
         # None is announced by a node whose limits allow no further release.
-        next_key = b"" if key == b"" else Announced.unpack(key).pack()
+        if key == b"":
+            next_key = b""
+        else:
+            next_key = Announced.unpack(key).pack()
         return received_masked(masked, request.round, node_id, next_key)
     values = unpack_release(payload["tensors"], config, terms)
     check_norms(values, config, participating, terms)
@@ -330,7 +342,10 @@ def sum_of(
     terms = terms_at(config, request.round)
     masked = [answer for answer in answers if isinstance(answer, MaskedSum)]
     plain = [answer.values for answer in answers if isinstance(answer, IntegerSum)]
-    total = unmask(masked) if masked else torch.stack(plain).sum(0)
+    if masked:
+        total = unmask(masked)
+    else:
+        total = torch.stack(plain).sum(0)
     units = config.units(terms)
     values = from_integers(total, units / terms.clip_bound).float()
     # Of the sum, by the noise that was added: its integer std is rounded up.
@@ -369,7 +384,8 @@ def _integer(payload: Mapping[str, object], name: str, least: int, most: int) ->
 
 def _split(payload: Mapping[str, object], name: str, config: ResolvedConfig) -> Clients:
     """Reads "all", or the increasing numbers of clients exactly as `joined` writes."""
-    text, num_clients = payload[name], config.num_clients
+    text = payload[name]
+    num_clients = config.num_clients
     if text == EVERYONE:
         return EVERYONE
     problem = f"message whose {name} is no list of clients below {num_clients}: refused"

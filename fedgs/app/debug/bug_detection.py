@@ -247,7 +247,8 @@ def _continue(
 ) -> dict[str, Any]:
     """Does what is left: the selection, the groups, the runs, the diagnosis."""
     plan, _ = read_debug(path)
-    config, request = config_of(plan), request_of(plan)
+    config = config_of(plan)
+    request = request_of(plan)
     go_on = f"continue with: fedgs debug --output {path}"
     with exit_if_stopped(go_on), stopping_on_failure():
         if plan["clients_per_group"] is None:
@@ -394,7 +395,8 @@ def _planted(
     config = config_of(plan)
     if not plan["request"]["is_experiment"]:
         return {"planted": None, "outcome": None}
-    bug, fraction = config.corruption, config.corruption_fraction
+    bug = config.corruption
+    fraction = config.corruption_fraction
     counts = planted_counts(config, members)
     planted = {"bug": bug, "fraction": fraction, "counts": counts}
     return {"planted": planted, "outcome": outcome(verdict, bug)}
