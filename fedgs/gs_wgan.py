@@ -220,11 +220,16 @@ class Client:
             chosen = client_training.draw_matching(rng, wanted, labels.numpy())
         real = torch.from_numpy(data.images[records]).float() / 255
         real_labels = torch.from_numpy(data.labels[records])
-        drawn = fakes[chosen], labels[chosen], mix
-        # One batch for each of the n_dis steps.
-        for batch in zip(real, real_labels, *drawn, strict=True):
+        for step in range(config.discriminator_steps):
             models.advance_in_place(self.discriminator)
-            loss = losses.discriminator_loss(self.discriminator, *batch)
+            loss = losses.discriminator_loss(
+                self.discriminator,
+                real[step],
+                real_labels[step],
+                fakes[chosen[step]],
+                labels[chosen[step]],
+                mix[step],
+            )
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()  # 31

@@ -209,8 +209,9 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
     if config.noise_multiplier is None:
         return
     for terms in _known_terms(config):
-        asked = (config.units(terms), math.prod(terms.shape[1:]))
-        if why := why_too_coarse(terms.noise_multiplier, *asked):
+        numbers = math.prod(terms.shape[1:])
+        why = why_too_coarse(terms.noise_multiplier, config.units(terms), numbers)
+        if why:
             yield "secure_aggregation", why
 
 

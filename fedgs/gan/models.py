@@ -242,9 +242,11 @@ class GeneratorDCGAN(Generator):
         else:
             kernels = ((4, 2, 1),) * 3
         self.linear = nn.Linear(self.input_dim, 4 * d * self.start**2)
-        self.deconvs = nn.ModuleList(
-            nn.ConvTranspose2d(widths[i], widths[i + 1], *kernels[i]) for i in range(3)
-        )
+        self.deconvs = nn.ModuleList()
+        for index, (kernel, stride, padding) in enumerate(kernels):
+            inputs, outputs = widths[index : index + 2]
+            layer = nn.ConvTranspose2d(inputs, outputs, kernel, stride, padding)
+            self.deconvs.append(layer)
 
     def _logits(self, inputs: Tensor) -> Tensor:
         first, second, last = self.deconvs
@@ -412,8 +414,13 @@ class Refiner(nn.Module):
         def convolution(inputs: int, outputs: int, stride: int = 1) -> _Conv2d:
             return _Conv2d(inputs, outputs, 3, stride=stride, padding=1)
 
-        sizes = zip((channels, *widths[:2]), widths, (1, 2, 2), strict=True)
-        self.down = nn.ModuleList(convolution(*size) for size in sizes)
+        self.down = nn.ModuleList(
+            [
+                convolution(channels, d),
+                convolution(d, 3 * d, stride=2),
+                convolution(3 * d, 4 * d, stride=2),
+            ]
+        )
         self.same = nn.ModuleList(convolution(width, width) for width in widths)
         self.up = nn.ModuleList([convolution(7 * d, 3 * d), convolution(4 * d, d)])
         self.last = convolution(d, channels)

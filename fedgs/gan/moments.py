@@ -219,7 +219,8 @@ def _with_scatter(model: Model, target: Tensor, noise: Tensor) -> Model:
     scale = lengths.clamp_min(1e-9).sqrt()
     to_axes = torch.zeros_like(model.axes)
     back = torch.zeros_like(model.back)
-    to_axes[:, :count], back[:count] = axes / scale, (axes * scale).T
+    to_axes[:, :count] = axes / scale
+    back[:count] = (axes * scale).T
     centre = model.mean @ to_axes
     # Beside the axes, where there is more noise than signal, all classes are alike.
     mean = overall + (centre - overall @ to_axes) @ back
@@ -268,7 +269,7 @@ _UPDATES: dict[str, Callable[[Model, Tensor, Tensor], Model]] = {
     "means": lambda model, target, noise: replace(model, mean=model.mean + target),
     "scatter": _with_scatter,
     "moments": _with_moments,
-    "parts": lambda model, *released: _with_moments(in_parts(model), *released),
+    "parts": lambda model, target, noise: _with_moments(in_parts(model), target, noise),
 }
 
 

@@ -79,7 +79,7 @@ def reference(config: FeatureConfig, generator: Generator) -> tuple[TensorDict, 
         axes = torch.cat([_axes(deep) for deep in parts[3::4]])
         network = {"mean": mean, "scale": scale, "axes": axes}
         network = {name: value.float().contiguous() for name, value in network.items()}
-        sums = [class_means(config, network, *drawn) for drawn in samples]
+        sums = [class_means(config, network, drawn, y) for drawn, y in samples]
     centre = torch.stack(sums).mean(0)
     return {n: v.cpu() for n, v in network.items()}, centre.cpu()
 

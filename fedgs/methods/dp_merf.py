@@ -178,5 +178,11 @@ def _of(state: State) -> Embedding:
 
 def _embedding(config: NetworkConfig) -> Embedding:
     size = config.image_channels * config.image_size**2
-    made = (NUM_FEATURES, KERNEL_VARIANCE, config.seed)
-    return Embedding(config.num_classes, size, *made).to(config.device)
+    embedding = Embedding(
+        classes=config.num_classes,
+        size=size,
+        num_features=NUM_FEATURES,
+        variance=KERNEL_VARIANCE,
+        seed=config.seed,
+    )
+    return embedding.to(config.device)

@@ -261,8 +261,15 @@ def _trained(
         def score(images: Tensor, of: Tensor) -> Tensor:
             return functional_call(template, params, (images, of))
 
-        seen = (real[step], labels[step], fakes[step], labels[step], mix[step])
-        return discriminator_loss(score, *seen, drift_weight=0.0)
+        return discriminator_loss(
+            score,
+            real[step],
+            labels[step],
+            fakes[step],
+            labels[step],  # fakes have the labels of the real images beside them
+            mix[step],
+            drift_weight=0.0,
+        )
 
     params = start
     rate = config.discriminator_learning_rate

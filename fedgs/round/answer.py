@@ -145,10 +145,11 @@ def release(
     if not parts:
         return None
     noise = NoiseStream(config.noise_seed, node_id, round)
-    place = (terms.noise_std, noise, round, node_id)
-    if units := config.units(terms):
-        return sanitize_integers(parts, units, *place)
-    return sanitize(parts, *place, release_step(config, terms))
+    units = config.units(terms)
+    if units:  # a secure aggregation adds integers
+        return sanitize_integers(parts, units, terms.noise_std, noise, round, node_id)
+    step = release_step(config, terms)
+    return sanitize(parts, terms.noise_std, noise, round, node_id, step)
 
 
 def per_sample(

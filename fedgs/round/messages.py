@@ -353,8 +353,9 @@ def sum_of(
     of_sum = replace(terms, noise_multiplier=multiplier * len(answers) ** 0.5)
     participants = clients_of(request.participants, range(config.num_clients))
     check_norms(values, config, len(participants), of_sum)
-    place = (request.round, answers[0].node_id)
-    return received(values, *place, of_sum.noise_std, terms.clip_bound)
+    node_id = answers[0].node_id  # of a sum of all: any
+    noise_std = of_sum.noise_std
+    return received(values, request.round, node_id, noise_std, terms.clip_bound)
 
 
 def one_line(text: object) -> str:

@@ -335,8 +335,8 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
     target = config.target_epsilon
     if config.noise_multiplier is not None:
         if target is not None:
-            asked = (config.adversary, config.relation, selections)
-            Target(target, config.delta, *asked).check()
+            relation = config.relation
+            Target(target, config.delta, config.adversary, relation, selections).check()
         return ResolvedConfig.from_flat({}, config)
     if target is None:
         raise UserError(
