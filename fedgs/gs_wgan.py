@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.optim import Adam
 
 from fedgs.config.run_config import GsWganConfig
@@ -102,19 +103,8 @@ def train(config: GsWganConfig, data: FederatedImages) -> Trained:
         for k in trainees[config.discriminator_training]:
             one_set = config.fakes_per_round is not None
             clients[k].train("data", round, fakes, labels, one_set)  # 7, 9
-        # Each node adds noise once to the sum of those of its clients that take part.
-        total = torch.zeros(config.release_shape, dtype=torch.float64)
-        for node in range(config.num_nodes):
-            hosted = [k for k in config.hosting.hosted(node) if k in participants]
-            answers = [clients[k].answer(fakes[split:], labels[split:]) for k in hosted]
-            if answers:
-                noise = NoiseStream(config.noise_seed, node, round)
-                # 32, Eq. 9: the privacy barrier. One Gaussian release of the node.
-                release = sanitizer.sanitize(
-                    answers, config.noise_std, noise, round, node
-                )
-                total += release.values
-
+        answering = {k: clients[k] for k in participants}
+        total = summed(config, answering, fakes[split:], labels[split:], round)
         image_grads = total / (len(participants) * config.batch_size)  # mean over m, B
         if config.dct_size is not None:
             image_grads = sanitizer.from_dct(image_grads, config.image_size)
@@ -124,6 +114,32 @@ def train(config: GsWganConfig, data: FederatedImages) -> Trained:
         models.update_ema(average, generator, round - 1, config.ema_decay)
     cost = statements(Plan.from_config(config), config.delta)  # 12, known in advance
     return Trained(generator, average, cost)  # 14
+
+
+def summed(
+    config: GsWganConfig,
+    clients: "dict[int, Client]",
+    fakes: Images,
+    labels: Labels,
+    round: int,
+) -> Tensor:
+    """Returns the sum of the nodes' releases of a round, in the shape of one.
+
+    Each node adds noise once to the sum of those of its clients that take part.
+
+    Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release of each
+    node that hosts one of the clients.
+    """
+    total = torch.zeros(config.release_shape, dtype=torch.float64)
+    for node in range(config.num_nodes):
+        hosted = [k for k in config.hosting.hosted(node) if k in clients]
+        answers = [clients[k].answer(fakes, labels) for k in hosted]
+        if answers:
+            noise = NoiseStream(config.noise_seed, node, round)
+            # 32, Eq. 9: the privacy barrier. One Gaussian release of the node.
+            release = sanitizer.sanitize(answers, config.noise_std, noise, round, node)
+            total += release.values
+    return total
 
 
 def select(config: GsWganConfig, round: int) -> list[int]:
