@@ -166,14 +166,16 @@ class TrainingRun:
         method = config.methods
         if self.folder.is_baseline:
             method = label["mechanism"][0]
-        else:
-            method = method
         epsilon = label["guarantee"]
         if label["epsilon"] is not None:
-            terms = f"{label['adversary']}, {label['relation']}, delta "
-            terms += f"{upper(config.delta, 6)}, unit: {label['unit_of_privacy']}"
+            # An epsilon says nothing without its adversary, relation, delta and unit.
+            terms = (
+                f"{label['adversary']}, {label['relation']}, "
+                f"delta {upper(config.delta, 6)}, unit: {label['unit_of_privacy']}"
+            )
             epsilon = f"epsilon {upper(label['epsilon'])} ({terms})"
-            epsilon += "".join(f"; {text}" for text in config.public_conditions)
+            for condition in config.public_conditions:
+                epsilon += f"; {condition}"
         return (
             f"{self.path}: {method}, {config.num_clients} clients, round "
             f"{self.folder.last_round} of {config.num_rounds}, {epsilon}"
@@ -252,8 +254,10 @@ class TrainingRun:
             if row.guarantee and row.epsilon is not None:
                 guaranteed.append(row.epsilon)
         if wanted not in known:
-            states = f"this run states {'; '.join(map(', '.join, known))}"
-            raise UserError(f"adversary, relation = {', '.join(wanted)}: {states}")
+            stated = "; ".join(", ".join(pair) for pair in known)
+            raise UserError(
+                f"adversary, relation = {', '.join(wanted)}: this run states {stated}"
+            )
         return min(known[wanted], default=math.inf)
 
     def resume(
@@ -286,15 +290,20 @@ class TrainingRun:
         _check_engine(self.config, f"fedgs resume {self.path}")
         if images is not None:
             self._data = _reader(self.config, images, labels, clients)(self.config)
-        data = self._data = self._data or load_data(self.config)
+        if self._data is None:
+            self._data = load_data(self.config)
+        report = progress or (lambda metrics: None)
         stop = stop or threading.Event()
         num_threads = torch.get_num_threads()
         try:
-            local.train(self.folder, data, progress or (lambda metrics: None), stop)
+            local.train(self.folder, self._data, report, stop)
         except RunStopped:
-            if not (self.is_finished or stop.is_set()):  # not as planned
+            # A run whose budget is spent, or that was told to stop, ended as planned.
+            is_planned = self.is_finished or stop.is_set()
+            if not is_planned:
                 raise
         finally:
+            # The local engine sets one thread; the caller's program had its own number.
             torch.set_num_threads(num_threads)
         return self
 

@@ -50,8 +50,13 @@ REQUEST_FIELDS = frozenset(
 ATTEMPT_FIELDS = frozenset({"attempt", "masking_keys"})  # with secure aggregation
 ANSWER_FIELDS = frozenset(
     {
-        *("is_empty", "round", "node_id", "request"),
-        *("noise_std", "clip_bound", "tensors"),
+        "is_empty",
+        "round",
+        "node_id",
+        "request",
+        "noise_std",
+        "clip_bound",
+        "tensors",
     }
 )
 NEXT_KEY = "next_key"  # of a masked answer
@@ -175,9 +180,13 @@ def _decode_asked(
     _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS | masked)
     round = _integer(payload, "round", 0, config.num_rounds)
     participants = _split(payload, "participants", config)
-    most = config.clients_per_round if round > 0 else 0  # nobody answers a warm start
-    everyone = config.num_clients
-    if (everyone if participants == EVERYONE else len(participants)) > most:
+    most = 0  # nobody answers a warm start
+    if round > 0:
+        most = config.clients_per_round
+    num_participants = len(participants)
+    if participants == EVERYONE:
+        num_participants = config.num_clients
+    if num_participants > most:
         raise UserError(f"request with more than {most} participants: refused")
     trainees = _split(payload, "trainees", config)
     # A later one would have the node delete what a resumed run goes on from.
@@ -225,27 +234,29 @@ def encode_answer(
     """
     if answer is None:
         return {"is_empty": 1}
-    only = MaskedSum if config.is_masked else SanitizedGradients
+    only = SanitizedGradients
+    if config.is_masked:
+        only = MaskedSum
     # The very type: a subclass could carry more.
     if type(answer) is not only:
         raise TypeError(
             f"{type(answer).__name__} must not leave a client: only {only.__name__}"
         )
     terms = terms_at(config, content_of(sent).round)
-    if isinstance(answer, MaskedSum):
-        own: Payload = {"tensors": pack_masked(answer.values)}
-        own |= {NEXT_KEY: answer.next_key}
-    else:
-        own = {"tensors": pack_release(answer.values, config, terms)}
-    return {
+    payload: Payload = {
         "is_empty": 0,
         "round": answer.round,
         "node_id": answer.node_id,
         "noise_std": terms.noise_std,
         "clip_bound": terms.clip_bound,
         "request": bytes.fromhex(sent.digest()),
-        **own,
     }
+    if isinstance(answer, MaskedSum):
+        payload["tensors"] = pack_masked(answer.values)
+        payload[NEXT_KEY] = answer.next_key
+    else:
+        payload["tensors"] = pack_release(answer.values, config, terms)
+    return payload
 
 
 def decode_answer(
@@ -292,11 +303,10 @@ def _decode_answer(
         if participating:
             raise UserError("empty, though its clients take part")
         return None
+    fields = set(ANSWER_FIELDS)
     if config.is_masked:
-        own = {NEXT_KEY}
-    else:
-        own = set[str]()
-    _check_fields(payload, ANSWER_FIELDS | own)
+        fields.add(NEXT_KEY)
+    _check_fields(payload, fields)
     if not participating:
         raise UserError("gradients, though none of its clients takes part")
     agreed = {
@@ -312,12 +322,10 @@ def _decode_answer(
             raise UserError(f"another {name} than this run and round have")
     if config.is_masked:
         masked = unpack_masked(payload["tensors"], terms)
-        key = payload[NEXT_KEY]
-        # None is announced by a node whose limits allow no further release.
-        if key == b"":
-            next_key = b""
-        else:
-            next_key = Announced.unpack(key).pack()
+        next_key = b""
+        # A node whose limits allow no further release announces no key.
+        if payload[NEXT_KEY] != b"":
+            next_key = Announced.unpack(payload[NEXT_KEY]).pack()
         return received_masked(masked, request.round, node_id, next_key)
     values = unpack_release(payload["tensors"], config, terms)
     check_norms(values, config, participating, terms)
@@ -341,10 +349,10 @@ def sum_of(
     """
     terms = terms_at(config, request.round)
     masked = [answer for answer in answers if isinstance(answer, MaskedSum)]
-    plain = [answer.values for answer in answers if isinstance(answer, IntegerSum)]
     if masked:
         total = unmask(masked)
-    else:
+    else:  # the local engine's
+        plain = [answer.values for answer in answers if isinstance(answer, IntegerSum)]
         total = torch.stack(plain).sum(0)
     units = config.units(terms)
     values = from_integers(total, units / terms.clip_bound).float()
@@ -353,9 +361,13 @@ def sum_of(
     of_sum = replace(terms, noise_multiplier=multiplier * len(answers) ** 0.5)
     participants = clients_of(request.participants, range(config.num_clients))
     check_norms(values, config, len(participants), of_sum)
-    node_id = answers[0].node_id  # of a sum of all: any
-    noise_std = of_sum.noise_std
-    return received(values, request.round, node_id, noise_std, terms.clip_bound)
+    return received(
+        values=values,
+        round=request.round,
+        node_id=answers[0].node_id,
+        noise_std=of_sum.noise_std,
+        clip_bound=terms.clip_bound,
+    )
 
 
 def one_line(text: object) -> str:
@@ -364,7 +376,7 @@ def one_line(text: object) -> str:
     Privacy: public; of public texts only.
     """
     start = str(text)[:FOREIGN_CHARACTERS]
-    return "".join(c if c.isprintable() else "?" for c in start)
+    return "".join(each if each.isprintable() else "?" for each in start)
 
 
 def _check_fields(
@@ -386,17 +398,18 @@ def _integer(payload: Mapping[str, object], name: str, least: int, most: int) ->
 def _split(payload: Mapping[str, object], name: str, config: ResolvedConfig) -> Clients:
     """Reads "all", or the increasing numbers of clients exactly as `joined` writes."""
     text = payload[name]
-    num_clients = config.num_clients
     if text == EVERYONE:
         return EVERYONE
-    problem = f"message whose {name} is no list of clients below {num_clients}: refused"
+    num_clients = config.num_clients
     longest = num_clients * (len(str(num_clients)) + 1)
     if isinstance(text, str) and len(text) <= longest:
         with suppress(ValueError):
             clients = tuple(int(part) for part in text.split(",") if part)
-            is_increasing = all(a < b for a, b in pairwise((-1, *clients, num_clients)))
-            if (
-                is_increasing and joined(clients) == text
-            ):  # not " 1", "+1", "01", "1,,2"
+            bounded = (-1, *clients, num_clients)
+            is_increasing = all(low < high for low, high in pairwise(bounded))
+            # One form for each list: not " 1", "+1", "01" or "1,,2".
+            if is_increasing and joined(clients) == text:
                 return clients
-    raise UserError(problem)
+    raise UserError(
+        f"message whose {name} is no list of clients below {num_clients}: refused"
+    )

@@ -76,6 +76,7 @@ class Node:
         self.peers = peers
         folder = node_folder(private, node_id)
         permitted = limits or ALLOW_ALL
+        # Names, not numbers: the count goes on over runs that number clients anew.
         names = [data.client_names[client] for client in self.hosted]
         count = ClientLedger(permitted.state_dir or folder, names)
         run = source.partition("/")[0]
@@ -115,6 +116,7 @@ class Node:
         common_digest = None
         if isinstance(sent, MaskedRequest):
             common_digest = request.common_digest()
+        # Under masks a void attempt is repeated with other nodes, and with fresh noise.
         is_next_attempt = (
             common_digest is not None and common_digest == self.state.common_digest
         )
@@ -188,7 +190,7 @@ class Node:
             UserError: asked without masks, or not under this node's last key.
         """
         event = self.limits.event_of(request)
-        if event is None:
+        if event is None:  # its clients train, and there is nothing to mask
             return self._computed(request)
         if not isinstance(sent, MaskedRequest):
             raise UserError(
@@ -196,6 +198,7 @@ class Node:
                 "secure_aggregation = true: refused"
             )
         key = self._masks.key_for(sent.attempt, self.limits.least_nodes)
+        # With the key, so that the count refuses a second sum under it.
         self.limits.charge(dataclasses.replace(event, context=key.public.hex()))
         node_sum = self._computed(request)
         has_room = self._has_room_after(request.round)

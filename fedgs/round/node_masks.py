@@ -98,6 +98,7 @@ class NodeMasks:
                 f"min_honest_nodes = {least_nodes}: the list has {len(attempt.keys)} "
                 "nodes",
             )
+        # A server could list keys of its own in the place of the other nodes'.
         if self._peers is not None:
             names = self._config.node_names
             keys = {names[node]: each for node, each in attempt.keys.items()}
@@ -134,7 +135,9 @@ class NodeMasks:
             raise TypeError("only an IntegerSum can be masked")
         # Before the sum is masked, so that the last key is gone when the sum leaves.
         announced = self.new_key()
-        next_key = announced.pack() if may_release_again else b""
+        next_key = b""
+        if may_release_again:
+            next_key = announced.pack()
         asked = self._told(sent.request)
         return mask(node_sum, key, sent.attempt, asked, next_key)
 

@@ -154,6 +154,7 @@ class NodeState:
         if self.discriminators is not None:
             tensors = self.discriminators.state()
         metadata = {_DIGEST: self.digest}
+        # What is kept here is what the same request gets again, from any process.
         if isinstance(self.answer, IntegerSum):
             metadata[_DIGEST] = ""  # the local engine is never asked again for it
         elif self.answer is not None:
@@ -162,6 +163,7 @@ class NodeState:
             metadata[NEXT_KEY] = self.answer.next_key.hex()
         if self.common_digest is not None:
             metadata[_COMMON_DIGEST] = self.common_digest
+        # An old file is written over: new pages of the disk cost three times as much.
         old = old_states(self.folder, keep_round)
         path = state_path(self.folder, self.round)
         spare = old.pop() if old else None
