@@ -252,7 +252,8 @@ def test_one_round_refutes_the_published_composition():
     claimed = autodp_epsilon(noise_multiplier, batch_size, rate, DELTA)
     drawn = {"num_clients": num_clients, "clients_per_round": 1, "num_classes": 10}
     noise = {"noise_multiplier": noise_multiplier, "batch_size": batch_size}
-    config = GsWganConfig(**drawn, **noise, seed=0)
+    images = {"image_size": 28, "image_channels": 1}
+    config = GsWganConfig(**drawn, **noise, **images, seed=0)
     total = int(trials * (1 + CHOICE_SHARE))
     is_asked = np.random.default_rng(0).random(total) < rate
     inside = node_scores(config, np.where(is_asked, 1.0, -1.0))

@@ -19,7 +19,11 @@ from fedgs.randomness import stream
 from tiny import run_config
 
 CONFIG = run_config(
-    num_classes=3, image_size=16, discriminator_dim=2, spectral_norm=False
+    num_classes=3,
+    image_size=16,
+    image_channels=1,
+    discriminator_dim=2,
+    spectral_norm=False,
 )
 FACTS = Facts(540, 60_000, 111, 10, (1, 28, 28))
 DELTA = 1e-5
