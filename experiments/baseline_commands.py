@@ -15,7 +15,7 @@ from fedgs.app.tables import Table
 from fedgs.config.recipes import HELD_OUT
 
 if TYPE_CHECKING:
-    from experiments.baselines.contract import Baseline
+    from experiments.baselines.baseline import Baseline
 
 LIST_NOTE = (
     "By default settings; `fedgs baseline NAME --help` lists them. Who runs them sees "
@@ -91,14 +91,16 @@ def command_of(name: str) -> click.Command:
     return _command(method, method.recipe, flagged)
 
 
-def settings_of(method: "Baseline") -> list[str]:
+def settings_of(method: "type[Baseline[Any]]") -> list[str]:
     """Returns the settings of a run that a method reads and does not have itself."""
     own = {spec.name for spec in dataclasses.fields(method.Settings)}
     return [spec.name for spec in settings_read(method) if spec.name not in own]
 
 
 def _command(
-    method: "Baseline", defaults: Mapping[str, Any], flagged: Callable[..., None]
+    method: "type[Baseline[Any]]",
+    defaults: Mapping[str, Any],
+    flagged: Callable[..., None],
 ) -> click.Command:
     recipe = ", ".join(f"{key} = {value}" for key, value in defaults.items())
     flagged.__doc__ = f"{method.title}. Guarantee: {method.unit}."

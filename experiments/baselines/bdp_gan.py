@@ -26,18 +26,21 @@ https://github.com/AlekseiTriastcyn/bayesian-differential-privacy.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
 from experiments.baselines import bayesian_accounting as bayesian
-from experiments.baselines import dp_sgd, dp_sgd_gan
-from experiments.baselines.contract import SECRET, Event, Facts, Statement
-from fedgs.config.fields import Scalar, again, entry
+from experiments.baselines import dp_sgd
+from experiments.baselines.baseline import SECRET, Facts, StepEvent
+from experiments.baselines.dp_sgd_gan import DPSGDGan, DPSGDGanSettings
+from fedgs.config.fields import again, entry
 from fedgs.errors import UserError
+from fedgs.privacy.accountant import Statement
 from fedgs.randomness import secret, stream
 
 COSTS = f"{SECRET}bayesian_costs"
@@ -54,19 +57,30 @@ KEPT_BACK = (
 
 
 @dataclass(frozen=True)
-class Settings(dp_sgd_gan.Settings):
+class BdpGanSettings(DPSGDGanSettings):
     """What BDP-GAN is asked for; defaults are the paper's for MNIST, with B = 1024."""
 
-    noise_per_clip: float | None = again(dp_sgd_gan.Settings, "noise_per_clip", 20.48)
-    clip: float = again(dp_sgd_gan.Settings, "clip", 0.5)
-    expected_batch: int = again(dp_sgd_gan.Settings, "expected_batch", 1024)
-    steps: int = again(dp_sgd_gan.Settings, "steps", 23_437)
+    noise_per_clip: float | None = again(DPSGDGanSettings, "noise_per_clip", 20.48)
+    clip: float = again(DPSGDGanSettings, "clip", 0.5)
+    expected_batch: int = again(DPSGDGanSettings, "expected_batch", 1024)
+    steps: int = again(DPSGDGanSettings, "steps", 23_437)
     steps_per_generator_step: int = entry(1, at_least=1)
-    optimizer: str = again(dp_sgd_gan.Settings, "optimizer", "adam")
+    optimizer: str = again(DPSGDGanSettings, "optimizer", "adam")
 
 
-class BdpGanTrainer(dp_sgd_gan.DPSGDGanTrainer[Settings]):
-    """A training of BDP-GAN under way; see `experiments.baselines.contract.Trainer`."""
+class BdpGan(DPSGDGan[BdpGanSettings]):
+    """The baseline `bdp-gan`."""
+
+    name = "bdp-gan"
+    title = "BDP-GAN: DP-SGD with an epsilon of images drawn at random"
+    Settings = BdpGanSettings
+    recipe = MappingProxyType(
+        {
+            **DPSGDGan.recipe,
+            "discriminator_learning_rate": 1e-4,
+            "generator_learning_rate": 1e-4,
+        }
+    )
 
     def build(self) -> None:
         """Builds the networks.
@@ -111,24 +125,10 @@ class BdpGanTrainer(dp_sgd_gan.DPSGDGanTrainer[Settings]):
         grads = dp_sgd.clipped_rows(self.discriminator, self.real_losses, rows, clip)
         return torch.cat([*grads]).norm(dim=1).double().cpu().numpy()
 
-
-class BdpGan:
-    """The method; see `experiments.baselines.contract.Baseline`."""
-
-    name = "bdp-gan"
-    title = "BDP-GAN: DP-SGD with an epsilon of images drawn at random"
-    unit = "record"
-    Settings = Settings
-    trainer = BdpGanTrainer
-    recipe: Mapping[str, Scalar] = {
-        **dp_sgd_gan.dp_sgd_gan.recipe,
-        "discriminator_learning_rate": 1e-4,
-        "generator_learning_rate": 1e-4,
-    }
-
+    @classmethod
     def calibrated(
-        self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
-    ) -> Settings:
+        cls, settings: BdpGanSettings, facts: Facts, target_epsilon: float, delta: float
+    ) -> BdpGanSettings:
         """Refuses: a Bayesian epsilon is no target of differential privacy."""
         raise UserError(
             f"target_epsilon = {target_epsilon:g}: the epsilon of bdp-gan is Bayesian, "
@@ -137,8 +137,13 @@ class BdpGan:
             "dp-sgd-gan, which trains alike and takes a target"
         )
 
+    @classmethod
     def guarantees(
-        self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
+        cls,
+        settings: BdpGanSettings,
+        facts: Facts,
+        events: Sequence[StepEvent],
+        delta: float,
     ) -> list[Statement]:
         """Returns the Bayesian line, the classical ones, and the reference's.
 
@@ -166,8 +171,3 @@ class BdpGan:
             theorem="Bayesian accountant, no bound over its orders",
         )
         return [line, *classical, published]
-
-    audit_scores = staticmethod(dp_sgd.audit_scores)
-
-
-METHOD = BdpGan()

@@ -23,7 +23,8 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -31,8 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.baselines import dp_sgd
-from experiments.baselines.contract import AuditScores, Event, Facts, Statement
-from experiments.baselines.trainer import NetworkTrainer, descend
+from experiments.baselines.baseline import AuditScores, Baseline, Facts, StepEvent
 from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.config.run_config import NetworkConfig
 from fedgs.errors import UserError
@@ -44,7 +44,8 @@ from fedgs.gan.models import (
     sample_latents,
 )
 from fedgs.mechanism.noise import NoiseStream
-from fedgs.methods.dp_merf import DECAY, DECAY_STEPS, IMAGES_AT_ONCE, Embedding
+from fedgs.methods.dp_merf import Embedding
+from fedgs.privacy.accountant import Statement
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy.poisson import GAUSSIAN_THEOREM, Releases, smallest_noise
 from fedgs.randomness import derived_seed, stream
@@ -57,7 +58,7 @@ AUDITED_FEATURES = 64  # noise and norms are the same for any number
 
 
 @dataclass(frozen=True)
-class Settings:
+class CentralDPMerfSettings:
     """Settings of both methods; those without a flag are of the published code."""
 
     noise_multiplier: float | None = flag(
@@ -98,13 +99,13 @@ def _given(noise: float | None) -> float:
 
 
 @dataclass(frozen=True)
-class AutoencoderSettings(Settings):
+class AutoencoderDPMerfSettings(CentralDPMerfSettings):
     """What `dp-merf-ae` is asked for."""
 
-    kernel_variance: float = again(Settings, "kernel_variance", 80.0)
+    kernel_variance: float = again(CentralDPMerfSettings, "kernel_variance", 80.0)
     release: str = entry("batches", choices=("batches",))
-    generator_steps: int = again(Settings, "generator_steps", 840)
-    fakes_per_step: int = again(Settings, "fakes_per_step", 500)
+    generator_steps: int = again(CentralDPMerfSettings, "generator_steps", 840)
+    fakes_per_step: int = again(CentralDPMerfSettings, "fakes_per_step", 500)
     autoencoder_steps: int = flag(1200, "Steps of the autoencoder.", at_least=1)
     # Its noise / its clip bound, set by a target; else noise_multiplier, as published.
     autoencoder_noise: float | None = entry(None, **NOISE)
@@ -121,32 +122,57 @@ class AutoencoderSettings(Settings):
         return _given(self.noise_multiplier) if noise is None else noise
 
 
-AnySettings = TypeVar("AnySettings", bound=Settings)
-
-# ------------------------------------------------------------------ training
+AnyDPMerfSettings = TypeVar("AnyDPMerfSettings", bound=CentralDPMerfSettings)
 
 
-class _Trainer(NetworkTrainer[AnySettings]):
-    """The release and the generator's fit; x is the image."""
+class CentralDPMerf(Baseline[AnyDPMerfSettings]):
+    """The baseline `dp-merf`: one release or many, and the generator's fit to them.
+
+    What is embedded, x, is the image; `AutoencoderDPMerf` embeds an image's code.
+    """
+
+    name = "dp-merf"
+    title = "DP-MERF: noisy mean embedding of random Fourier features"
+    unit = "record"
+    Settings: ClassVar[type] = CentralDPMerfSettings
+    recipe: ClassVar[Mapping[str, Scalar]] = {
+        "generator": "upsample",
+        "generator_dim": 8,
+        "latent": "normal",
+        "latent_dim": 5,
+        "generator_learning_rate": 0.01,
+    }
 
     def build(self) -> None:
-        config, settings = self.config, self.settings
+        """Draws the random features.
+
+        Raises:
+            UserError: no noise, or an odd number of features.
+        """
+        config = self.config
+        settings = self.settings
         _given(settings.noise_multiplier)
         self.images, self.labels = dp_sgd.pooled(self.data)
-        self.optimizer = torch.optim.Adam(self._trained())
-        size = self._size()
+        self.optimizer = torch.optim.Adam(self.trained())
         if settings.num_features % 2:
             number = settings.num_features
             raise UserError(f"num_features = {number}: give an even number")
-        made = (settings.num_features, settings.kernel_variance, self.seed)
-        embedding = Embedding(config.num_classes, size, *made)
+        embedding = Embedding(
+            classes=config.num_classes,
+            size=self.vector_size,
+            num_features=settings.num_features,
+            variance=settings.kernel_variance,
+            seed=self.seed,
+        )
         self.embedding = embedding.to(config.device)
         self.parts |= {"adam": self.optimizer, "embedding": self.embedding}
-        fits = math.ceil(settings.generator_steps / UPDATES_AT_ONCE)
-        is_once = settings.release == "once"
-        self.num_steps = 1 + fits if is_once else settings.generator_steps
+        self.num_steps = settings.generator_steps
+        if settings.release == "once":
+            # The release is a step of its own; each step after it is several updates.
+            self.num_steps = 1 + math.ceil(settings.generator_steps / UPDATES_AT_ONCE)
 
     def step(self, index: int) -> dict[str, Any] | None:
+        """Releases an embedding or moves the generator; by batches it does both."""
         if self.settings.release == "batches":
             event = self._release(index)
             self._update(index)
@@ -161,59 +187,136 @@ class _Trainer(NetworkTrainer[AnySettings]):
 
     def _release(self, step: int) -> dict[str, Any]:
         """Makes the target of the fit: the noisy mean of embeddings."""
-        total, count = self._batch_sum(step)
         settings = self.settings
+        images = self.images
+        labels = self.labels
+        count = settings.rate * len(labels)  # expected: how many are drawn is private
+        if settings.rate < 1:
+            seed = self.config.noise_seed
+            rows = dp_sgd.poisson_batch(seed, step, len(labels), settings.rate)
+            images = images[rows]
+            labels = labels[rows]
+        with torch.no_grad():
+            total = self.embedding.total(images, labels, self.vectors)
         source = dp_sgd.noise_source(self.config, step)
         released = dp_sgd.noisy(total, settings.noise_std, source)
         self.embedding.target = released / count
         return dp_sgd.event(settings.rate, settings.noise_std, what="mean embedding")
 
-    def _batch_sum(self, step: int) -> tuple[Tensor, float]:
-        """Returns the sum over a batch, or all images, and how many are expected."""
-        images, labels = self.images, self.labels
-        rate, count = self.settings.rate, len(labels)
-        if rate < 1:
-            rows = dp_sgd.poisson_batch(self.config.noise_seed, step, count, rate)
-            images, labels = images[rows], labels[rows]
-        return self._sum(images, labels), rate * count
-
-    @torch.no_grad()
-    def _sum(self, images: Images, labels: Labels) -> Tensor:
-        total = torch.zeros_like(self.embedding.target)
-        for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE):
-            there = images[rows].to(self.config.device)
-            at = labels[rows].to(self.config.device)
-            total += self.embedding.sum(self._vectors(there), at)
-        return total
-
     def _update(self, update: int) -> None:
         """Takes one step of the generator towards the target, with classes alike."""
-        config, count = self.config, self.settings.fakes_per_step
-        labels = torch.arange(count) % config.num_classes
+        config = self.config
+        count = self.settings.fakes_per_step
+        labels = (torch.arange(count) % config.num_classes).to(config.device)
         rng = stream(self.seed, "latent", update)
         z = sample_latents(config, rng, count).to(config.device)
-        labels = labels.to(config.device)
-        fakes = self.embedding.sum(self._fake_vectors(z, labels), labels) / count
-        loss = (self.embedding.target - fakes).square().sum()
-        # By the update's number, so that a resumed training has the same rate.
-        for group in self.optimizer.param_groups:
-            decay = DECAY ** (update / DECAY_STEPS)
-            group["lr"] = config.generator_learning_rate * decay
-        descend(self.optimizer, loss)
+        vectors = self.fake_vectors(z, labels)
+        rate = config.generator_learning_rate
+        self.embedding.approach(vectors, labels, self.optimizer, rate, update)
 
-    # What x is: the image; `_CodeTrainer` has the code of an image in its place.
+    # What x is: the image; `AutoencoderDPMerf` has the code of an image in its place.
 
-    def _size(self) -> int:
+    @property
+    def vector_size(self) -> int:
+        """Numbers of x."""
         return self.config.image_channels * self.config.image_size**2
 
-    def _trained(self) -> list[nn.Parameter]:
+    def trained(self) -> list[nn.Parameter]:
+        """Returns the weights that the fit moves."""
         return list(self.net.parameters())
 
-    def _vectors(self, images: Images) -> Tensor:
+    def vectors(self, images: Images) -> Tensor:
+        """Returns x of real images, shape (B, vector_size).
+
+        Privacy: reads private data; output private.
+        """
         return images.flatten(1)
 
-    def _fake_vectors(self, z: Tensor, labels: Labels) -> Tensor:
+    def fake_vectors(self, z: Tensor, labels: Labels) -> Tensor:
+        """Returns x of fakes, shape (B, vector_size)."""
         return self.net(z, labels).flatten(1)
+
+    # -------------------------------------------------------------- what it costs
+
+    @classmethod
+    def calibrated(
+        cls, settings: Any, facts: Facts, target_epsilon: float, delta: float
+    ) -> Any:
+        """Sets sigma for replace-one; by batches add-or-remove."""
+        if settings.release == "once":  # noise / sensitivity of the relation, 1 or 2
+            sigma = 1 / mu_from_epsilon(target_epsilon, delta)
+        else:
+            rate = settings.rate
+            count = settings.generator_steps
+            sigma = smallest_noise(
+                lambda noise: [Releases(rate, 2 * noise, count)], target_epsilon, delta
+            )
+        return dataclasses.replace(settings, noise_multiplier=sigma)
+
+    @classmethod
+    def guarantees(
+        cls, settings: Any, facts: Facts, events: Sequence[StepEvent], delta: float
+    ) -> list[Statement]:
+        """Returns what was released so far, first by the relation of `calibrated`."""
+        if settings.release == "batches":
+            lines = dp_sgd.add_or_remove(facts, events, delta)
+            code = "DP-MERF by batches"
+        else:
+            lines = _unsampled(facts, events, delta)
+            code = "DP-MERF, sigma"
+        sigma = _given(settings.noise_multiplier)
+        return lines + dp_sgd.published(sigma, events, delta, code)
+
+    @classmethod
+    def audit_scores(
+        cls, settings: Any, facts: Facts, event: StepEvent, relation: str, trials: int
+    ) -> AuditScores:
+        """Plays a release with a blank image of class 0, and with its neighbour.
+
+        The neighbour has no image, or, to replace one, a blank image of class 1.
+        """
+        if float(event["sampling_rate"]) < 1:
+            return dp_sgd.audit_scores(event, trials)
+        embedding = Embedding(
+            classes=2,
+            size=1,
+            num_features=AUDITED_FEATURES,
+            variance=settings.kernel_variance,
+            seed=0,
+        )
+        inside = embedding.sum(torch.zeros(1, 1), torch.tensor([0]))
+        outside = torch.zeros_like(inside)
+        if relation == "replace-one":
+            outside = embedding.sum(torch.zeros(1, 1), torch.tensor([1]))
+        along = inside - outside
+        noise_std = float(event["noise_per_clip"])
+        scores = np.empty((2, trials))
+        for row, total in enumerate((outside, inside)):
+            for trial in range(trials):
+                source = NoiseStream(None, row, trial)
+                noisy = dp_sgd.noisy(total, noise_std, source)
+                scores[row, trial] = float((noisy * along).sum())
+        return scores[0], scores[1]
+
+
+def _unsampled(
+    facts: Facts, events: Sequence[StepEvent], delta: float
+) -> list[Statement]:
+    """Returns valid lines of sums over all images, to which a record adds norm 1."""
+    square = 0.0
+    for each in dp_sgd.releases(events):
+        noise = each.noise_per_clip
+        square += each.times / noise**2 if noise else math.inf
+    lines: list[Statement] = []
+    for unit, size in dp_sgd.units(facts):
+        for relation, moved in (("replace-one", 2 * size), ("zero-out", size)):
+            epsilon = epsilon_from_mu(moved * math.sqrt(square), delta)
+            theorem = f"{GAUSSIAN_THEOREM}, sensitivity {moved}"
+            lines.append(Statement("valid", unit, relation, epsilon, delta, theorem))
+    return lines
+
+
+# ------------------------------------------------------------------ on codes
 
 
 class _Autoencoder(nn.Module):
@@ -222,8 +325,9 @@ class _Autoencoder(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         size = config.image_channels * config.image_size**2
-        widths = ((size, 300), (300, 100), (100, CODE_DIM))
-        first, second, last = (nn.Linear(*width) for width in widths)
+        first = nn.Linear(size, 300)
+        second = nn.Linear(300, 100)
+        last = nn.Linear(100, CODE_DIM)
         self.encoder = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
         self.decoder = coded_decoder(config)
 
@@ -231,17 +335,31 @@ class _Autoencoder(nn.Module):
         return self.decoder(self.encoder(images))
 
 
-class _CodeTrainer(_Trainer[AutoencoderSettings]):
-    """The autoencoder's DP-SGD, and then all of `_Trainer` on its codes.
+class AutoencoderDPMerf(CentralDPMerf[AutoencoderDPMerfSettings]):
+    """The baseline `dp-merf-ae`: DP-SGD of an autoencoder, then DP-MERF on its codes.
 
     Raises:
         UserError: the generator is not `coded`, or Opacus is not installed.
     """
 
+    name = "dp-merf-ae"
+    title = "DP-MERF on the codes of an autoencoder that DP-SGD trained"
+    Settings = AutoencoderDPMerfSettings
+    recipe = MappingProxyType(
+        {
+            **CentralDPMerf.recipe,
+            "generator": "coded",
+            "generator_dim": 100,
+            "latent_dim": 10,
+            "generator_learning_rate": 0.001,
+        }
+    )
     net: GeneratorCoded
 
     def build(self) -> None:
-        config, settings = self.config, self.settings
+        """Builds the autoencoder as well."""
+        config = self.config
+        settings = self.settings
         if config.generator != "coded":
             remedy = "give --generator coded: its decoder is the autoencoder's"
             raise UserError(f"generator = {config.generator!r}: {remedy}")
@@ -255,14 +373,17 @@ class _CodeTrainer(_Trainer[AutoencoderSettings]):
         self.num_steps += settings.autoencoder_steps
 
     def step(self, index: int) -> dict[str, Any] | None:
+        """Trains the autoencoder first, then as DP-MERF by batches."""
         if index >= self.settings.autoencoder_steps:
             return super().step(index - self.settings.autoencoder_steps)
         return self._train_autoencoder(index)
 
     def _train_autoencoder(self, index: int) -> dict[str, Any]:
         """Takes one step of DP-SGD with encoder and decoder; the loss is per image."""
-        settings, device = self.settings, self.config.device
-        clip, rate = AUTOENCODER_CLIP, settings.sampling_rate
+        settings = self.settings
+        device = self.config.device
+        clip = AUTOENCODER_CLIP
+        rate = settings.sampling_rate
         count = len(self.images)
         at = self.num_steps + index  # embeddings draw their noise from streams before
         drawn = dp_sgd.poisson_batch(self.config.noise_seed, at, count, rate)
@@ -282,126 +403,34 @@ class _CodeTrainer(_Trainer[AutoencoderSettings]):
         self.net.decoder.load_state_dict(self.autoencoder.decoder.state_dict())
         return dp_sgd.event(rate, settings.encoder_noise, what="autoencoder")
 
-    def _size(self) -> int:
+    @property
+    def vector_size(self) -> int:
+        """Numbers of a code."""
         return CODE_DIM
 
-    def _trained(self) -> list[nn.Parameter]:
+    def trained(self) -> list[nn.Parameter]:
+        """Returns the weights that make codes: the decoder is DP-SGD's."""
         named = self.net.named_parameters()
         return [p for name, p in named if not name.startswith("decoder.")]
 
-    def _vectors(self, images: Images) -> Tensor:
+    def vectors(self, images: Images) -> Tensor:
+        """Returns the codes of real images.
+
+        Privacy: reads private data; output private.
+        """
         return self.autoencoder.encoder(images.flatten(1))
 
-    def _fake_vectors(self, z: Tensor, labels: Labels) -> Tensor:
+    def fake_vectors(self, z: Tensor, labels: Labels) -> Tensor:
+        """Returns the codes that fakes are decoded from."""
         return self.net.codes(z, labels)
 
-
-# ------------------------------------------------------------------ accounting
-
-
-class DPMerf:
-    """The baseline `dp-merf`."""
-
-    name = "dp-merf"
-    title = "DP-MERF: noisy mean embedding of random Fourier features"
-    unit = "record"
-    Settings: type = Settings
-    trainer = _Trainer
-    recipe: Mapping[str, Scalar] = {
-        "generator": "upsample",
-        "generator_dim": 8,
-        "latent": "normal",
-        "latent_dim": 5,
-        "generator_learning_rate": 0.01,
-    }
-
+    @classmethod
     def calibrated(
-        self, settings: Any, facts: Facts, target_epsilon: float, delta: float
-    ) -> Any:
-        """Sets sigma for replace-one; by batches add-or-remove."""
-        if settings.release == "once":  # noise / sensitivity of the relation, 1 or 2
-            sigma = 1 / mu_from_epsilon(target_epsilon, delta)
-        else:
-            rate, count = settings.rate, settings.generator_steps
-            sigma = smallest_noise(
-                lambda noise: [Releases(rate, 2 * noise, count)], target_epsilon, delta
-            )
-        return dataclasses.replace(settings, noise_multiplier=sigma)
-
-    def guarantees(
-        self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Statement]:
-        """Returns what was released so far, first by the relation of `calibrated`."""
-        if settings.release == "batches":
-            lines = dp_sgd.add_or_remove(facts, events, delta)
-        else:
-            lines = _bounded(facts, events, delta)
-        sigma = _given(settings.noise_multiplier)
-        code = "DP-MERF, sigma" if settings.release == "once" else "DP-MERF by batches"
-        return lines + dp_sgd.published(sigma, events, delta, code)
-
-    def audit_scores(
-        self, settings: Any, facts: Facts, event: Event, relation: str, trials: int
-    ) -> AuditScores:
-        """Plays a release with a blank image of class 0, and with its neighbour.
-
-        The neighbour has no image, or, to replace one, a blank image of class 1.
-        """
-        if float(event["sampling_rate"]) < 1:
-            return dp_sgd.audit_scores(settings, facts, event, relation, trials)
-        made = (AUDITED_FEATURES, settings.kernel_variance, 0)
-        embedding = Embedding(2, 1, *made)
-        inside, other = (
-            embedding.sum(torch.zeros(1, 1), torch.tensor([label])) for label in (0, 1)
-        )
-        outside = other if relation == "replace-one" else torch.zeros_like(inside)
-        along = inside - outside
-        scores = np.empty((2, trials))
-        for row, total in enumerate((outside, inside)):
-            for trial in range(trials):
-                source = NoiseStream(None, row, trial)
-                noisy = dp_sgd.noisy(total, float(event["noise_per_clip"]), source)
-                scores[row, trial] = float((noisy * along).sum())
-        return scores[0], scores[1]
-
-
-def _bounded(facts: Facts, events: Sequence[Event], delta: float) -> list[Statement]:
-    """Returns valid lines of unsampled sums, to which a record adds norm 1."""
-    square = sum(
-        each.times / each.noise_per_clip**2 if each.noise_per_clip else math.inf
-        for each in dp_sgd.releases(events)
-    )
-    lines: list[Statement] = []
-    for unit, size in dp_sgd.units(facts):
-        for relation, moved in (("replace-one", 2 * size), ("zero-out", size)):
-            found = epsilon_from_mu(moved * math.sqrt(square), delta)
-            theorem = f"{GAUSSIAN_THEOREM}, sensitivity {moved}"
-            lines.append(Statement("valid", unit, relation, found, delta, theorem))
-    return lines
-
-
-class DPMerfAutoencoder:
-    """The baseline `dp-merf-ae`."""
-
-    name = "dp-merf-ae"
-    title = "DP-MERF on the codes of an autoencoder that DP-SGD trained"
-    unit = "record"
-    Settings: type = AutoencoderSettings
-    trainer = _CodeTrainer
-    recipe: Mapping[str, Scalar] = {
-        **DPMerf.recipe,
-        "generator": "coded",
-        "generator_dim": 100,
-        "latent_dim": 10,
-        "generator_learning_rate": 0.001,
-    }
-    audit_scores = staticmethod(dp_sgd.audit_scores)
-
-    def calibrated(
-        self, settings: Any, facts: Facts, target_epsilon: float, delta: float
+        cls, settings: Any, facts: Facts, target_epsilon: float, delta: float
     ) -> Any:
         """Sets both noises: first the autoencoder's by its share, then the rest."""
-        rate, count = settings.sampling_rate, settings.generator_steps
+        rate = settings.sampling_rate
+        count = settings.generator_steps
 
         def first(noise: float) -> Releases:
             return Releases(rate, noise, settings.autoencoder_steps)
@@ -417,8 +446,9 @@ class DPMerfAutoencoder:
             settings, noise_multiplier=sigma, autoencoder_noise=encoder
         )
 
+    @classmethod
     def guarantees(
-        self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
+        cls, settings: Any, facts: Facts, events: Sequence[StepEvent], delta: float
     ) -> list[Statement]:
         """Returns what was released so far, by autoencoder and embeddings together."""
         lines = dp_sgd.add_or_remove(facts, events, delta)
@@ -426,7 +456,3 @@ class DPMerfAutoencoder:
         if settings.encoder_noise != sigma:  # the published code has one sigma
             return lines
         return lines + dp_sgd.published(sigma, events, delta, "DP-MERF AE")
-
-
-dp_merf = DPMerf()
-dp_merf_ae = DPMerfAutoencoder()

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.baselines.contract import AuditScores, Event, Facts, Statement
+from experiments.baselines.baseline import AuditScores, Facts, StepEvent
 from fedgs.config.run_config import NetworkConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.errors import imported
 from fedgs.mechanism.noise import NoiseStream
+from fedgs.privacy.accountant import Statement
 from fedgs.privacy.oracle import autodp_epsilon
 from fedgs.privacy.poisson import Releases, epsilon, theorem
 from fedgs.randomness import stream
@@ -169,7 +170,7 @@ def event(rate: float, noise_per_clip: float, **more: Any) -> dict[str, Any]:
     return {"kind": "gaussian-sum", **more, **cost}
 
 
-def releases(events: Sequence[Event]) -> tuple[Releases, ...]:
+def releases(events: Sequence[StepEvent]) -> tuple[Releases, ...]:
     """Returns what events of `event` cost, for `fedgs.privacy.poisson`."""
     counts: dict[tuple[float, float], int] = {}
     for each in events:
@@ -185,7 +186,7 @@ def units(facts: Facts) -> list[tuple[str, int]]:
 
 
 def add_or_remove(
-    facts: Facts, events: Sequence[Event], delta: float
+    facts: Facts, events: Sequence[StepEvent], delta: float
 ) -> list[Statement]:
     """Returns the valid lines of sums over Poisson batches: of a record, of a user.
 
@@ -208,7 +209,7 @@ def add_or_remove(
 
 
 def published(
-    sigma: float, events: Sequence[Event], delta: float, code: str
+    sigma: float, events: Sequence[StepEvent], delta: float, code: str
 ) -> list[Statement]:
     """Returns the line that GS-WGAN's table made of a method, by autodp; or none.
 
@@ -231,9 +232,7 @@ def published(
     return [Statement(*line)]
 
 
-def audit_scores(
-    settings: Any, facts: Facts, event: Event, relation: str, trials: int
-) -> AuditScores:
+def audit_scores(event: StepEvent, trials: int) -> AuditScores:
     """Plays one release with and without a record whose gradient is clipped.
 
     The score is the release along that gradient, whose other numbers are noise alone.

@@ -22,18 +22,25 @@ al., "DPImageBench", 2025 (the strong recipe).
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.baselines import dp_sgd
-from experiments.baselines.contract import Event, Facts, Statement
-from experiments.baselines.trainer import NetworkTrainer, descend
+from experiments.baselines.baseline import (
+    AuditScores,
+    Baseline,
+    Facts,
+    StepEvent,
+    descend,
+)
 from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.errors import UserError
 from fedgs.gan.models import Discriminator, build, update_ema
+from fedgs.privacy.accountant import Statement
 from fedgs.privacy.oracle import poisson_rdp_epsilon
 from fedgs.privacy.poisson import Releases, smallest_noise
 from fedgs.randomness import derived_seed, stream
@@ -41,11 +48,10 @@ from fedgs.shapes import Images, Labels, Scores
 
 BETA2 = 0.999  # Adam's default
 SGD_DECAY, SGD_DECAY_STEPS = 0.48, 10_000  # DP-CGAN's rate: linear, 0.1 to 0.052
-# Settings of `RunConfig` that the methods read beside the shared ones: Adam's.
 
 
 @dataclass(frozen=True)
-class Settings:
+class DPSGDGanSettings:
     """What `dp-sgd-gan` is asked for; learning rates are RunConfig's."""
 
     noise_per_clip: float | None = flag(
@@ -62,18 +68,20 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class StrongSettings(Settings):
+class StrongDPSGDGanSettings(DPSGDGanSettings):
     """What `dp-sgd-gan-strong` is asked for."""
 
-    clip: float = again(Settings, "clip", 1e-3)
-    expected_batch: int = again(Settings, "expected_batch", 4096)
-    steps: int = again(Settings, "steps", 2200)
-    steps_per_generator_step: int = again(Settings, "steps_per_generator_step", 5)
-    optimizer: str = again(Settings, "optimizer", "adam")
-    beta1: float = again(Settings, "beta1", 0.0)
+    clip: float = again(DPSGDGanSettings, "clip", 1e-3)
+    expected_batch: int = again(DPSGDGanSettings, "expected_batch", 4096)
+    steps: int = again(DPSGDGanSettings, "steps", 2200)
+    steps_per_generator_step: int = again(
+        DPSGDGanSettings, "steps_per_generator_step", 5
+    )
+    optimizer: str = again(DPSGDGanSettings, "optimizer", "adam")
+    beta1: float = again(DPSGDGanSettings, "beta1", 0.0)
 
 
-AnySettings = TypeVar("AnySettings", bound=Settings)
+AnyDPSGDSettings = TypeVar("AnyDPSGDSettings", bound=DPSGDGanSettings)
 
 
 class LayeredDiscriminator(Discriminator):
@@ -91,8 +99,25 @@ class LayeredDiscriminator(Discriminator):
         return scores + (self.embedding(labels) * h).sum(1)
 
 
-class DPSGDGanTrainer(NetworkTrainer[AnySettings]):
-    """A training under way; see `experiments.baselines.contract.Trainer`."""
+class DPSGDGan(Baseline[AnyDPSGDSettings]):
+    """The baseline `dp-sgd-gan`: DP-CGAN."""
+
+    name = "dp-sgd-gan"
+    title = "DP-CGAN with one global clip: DP-SGD on the discriminator"
+    unit = "record"
+    Settings: ClassVar[type] = DPSGDGanSettings
+    recipe: ClassVar[Mapping[str, Scalar]] = {
+        "generator": "upsample",
+        "generator_dim": 16,
+        "discriminator_dim": 16,
+        "spectral_norm": False,
+        "latent": "normal",
+        "latent_dim": 100,
+        "discriminator_learning_rate": 0.1,
+        "generator_learning_rate": 0.001,
+        "ema_decay": 0.0,
+    }
+    is_dp_cgan: ClassVar[bool] = True
 
     def build(self) -> None:
         """Builds the networks.
@@ -184,35 +209,9 @@ class DPSGDGanTrainer(NetworkTrainer[AnySettings]):
         done = index // self.settings.steps_per_generator_step
         update_ema(self.average, self.net, done, self.config.ema_decay)
 
-
-def sampling_rate(settings: Settings, num_records: int) -> float:
-    """Returns the chance of a record to be in a batch.
-
-    Raises:
-        UserError: a batch would be larger than the data.
-    """
-    if settings.expected_batch > num_records:
-        remedy = (
-            f"give --expected-batch at most {num_records}, the images that there are"
-        )
-        raise UserError(f"expected_batch = {settings.expected_batch}: {remedy}")
-    return settings.expected_batch / num_records
-
-
-@dataclass(frozen=True)
-class DPSGDGan:
-    """The baselines `dp-sgd-gan` and `dp-sgd-gan-strong`."""
-
-    name: str
-    title: str
-    Settings: type
-    recipe: Mapping[str, Scalar]
-    is_dp_cgan: bool
-    unit: str = "record"
-    trainer = DPSGDGanTrainer
-
+    @classmethod
     def calibrated(
-        self, settings: Any, facts: Facts, target_epsilon: float, delta: float
+        cls, settings: Any, facts: Facts, target_epsilon: float, delta: float
     ) -> Any:
         """Sets the noise for a record that is added or removed.
 
@@ -225,8 +224,9 @@ class DPSGDGan:
         )
         return dataclasses.replace(settings, noise_per_clip=noise)
 
+    @classmethod
     def guarantees(
-        self, settings: Any, facts: Facts, events: Sequence[Event], delta: float
+        cls, settings: Any, facts: Facts, events: Sequence[StepEvent], delta: float
     ) -> list[Statement]:
         """Returns what was released so far; published by GS-WGAN's table and the code.
 
@@ -235,7 +235,7 @@ class DPSGDGan:
         lines = dp_sgd.add_or_remove(facts, events, delta)
         sigma = settings.noise_per_clip or 0.0
         accounted, what = sigma, "sigma"
-        if self.is_dp_cgan:
+        if cls.is_dp_cgan:
             lines += dp_sgd.published(sigma, events, delta, "GS-WGAN, Table 1")
             accounted, what = sigma * settings.clip, "sigma C"
         made = dp_sgd.releases(events)
@@ -247,35 +247,42 @@ class DPSGDGan:
             lines.append(Statement(*line))
         return lines
 
-    audit_scores = staticmethod(dp_sgd.audit_scores)
+    @classmethod
+    def audit_scores(
+        cls, settings: Any, facts: Facts, event: StepEvent, relation: str, trials: int
+    ) -> AuditScores:
+        """Plays one release with and without a record whose gradient is clipped."""
+        return dp_sgd.audit_scores(event, trials)
 
 
-dp_sgd_gan = DPSGDGan(
-    "dp-sgd-gan",
-    "DP-CGAN with one global clip: DP-SGD on the discriminator",
-    Settings,
-    {
-        "generator": "upsample",
-        "generator_dim": 16,
-        "discriminator_dim": 16,
-        "spectral_norm": False,
-        "latent": "normal",
-        "latent_dim": 100,
-        "discriminator_learning_rate": 0.1,
-        "generator_learning_rate": 0.001,
-        "ema_decay": 0.0,
-    },
-    is_dp_cgan=True,
-)
-dp_sgd_gan_strong = DPSGDGan(
-    "dp-sgd-gan-strong",
-    "DP-SGD GAN, strong recipe: many discriminator steps, large batches, small clip",
-    StrongSettings,
-    {
-        **dp_sgd_gan.recipe,
-        "discriminator_learning_rate": 5e-4,
-        "generator_learning_rate": 2e-4,
-        "ema_decay": 0.999,
-    },
-    is_dp_cgan=False,
-)
+class StrongDPSGDGan(DPSGDGan[StrongDPSGDGanSettings]):
+    """The baseline `dp-sgd-gan-strong`: the recipe of later work."""
+
+    name = "dp-sgd-gan-strong"
+    title = (
+        "DP-SGD GAN, strong recipe: many discriminator steps, large batches, small clip"
+    )
+    Settings = StrongDPSGDGanSettings
+    recipe = MappingProxyType(
+        {
+            **DPSGDGan.recipe,
+            "discriminator_learning_rate": 5e-4,
+            "generator_learning_rate": 2e-4,
+            "ema_decay": 0.999,
+        }
+    )
+    is_dp_cgan = False
+
+
+def sampling_rate(settings: DPSGDGanSettings, num_records: int) -> float:
+    """Returns the chance of a record to be in a batch.
+
+    Raises:
+        UserError: a batch would be larger than the data.
+    """
+    if settings.expected_batch > num_records:
+        remedy = (
+            f"give --expected-batch at most {num_records}, the images that there are"
+        )
+        raise UserError(f"expected_batch = {settings.expected_batch}: {remedy}")
+    return settings.expected_batch / num_records

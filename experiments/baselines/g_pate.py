@@ -31,7 +31,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,17 +41,18 @@ from torch import Tensor
 from torch.func import grad
 
 from experiments.baselines import pate_accounting as accounting
-from experiments.baselines.contract import AuditScores, Event, Facts, Statement
+from experiments.baselines.baseline import AuditScores, Facts, StepEvent
 from experiments.baselines.teachers import (
     RECIPE,
+    PateBaseline,
     TeacherSettings,
-    VoteTraining,
     trial_scores,
     valid_guarantees,
 )
 from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.gan.models import build_discriminator
 from fedgs.mechanism.noise import NoiseStream
+from fedgs.privacy.accountant import Statement
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.randomness import stream
 from fedgs.shapes import ImageGrads, Images, Labels
@@ -61,7 +62,7 @@ REPLACED = math.sqrt(2)  # how far a histogram moves where one vote changes its 
 
 
 @dataclass(frozen=True)
-class Settings(TeacherSettings):
+class GPateSettings(TeacherSettings):
     """What G-PATE is asked for; defaults are the reference's for MNIST at epsilon 10.
 
     Raises:
@@ -81,8 +82,18 @@ class Settings(TeacherSettings):
     )
 
 
-class GPateTrainer(VoteTraining[Settings]):
-    """A training of G-PATE under way; see `experiments.baselines.contract.Trainer`."""
+class GPate(PateBaseline[GPateSettings]):
+    """The baseline `g-pate`."""
+
+    name = "g-pate"
+    title = "G-PATE: teachers vote on gradients of fakes"
+    unit = "user"
+    Settings = GPateSettings
+    recipe: ClassVar[Mapping[str, Scalar]] = {
+        **RECIPE,
+        "discriminator_dim": 8,
+        "spectral_norm": False,
+    }
 
     build_teacher = staticmethod(build_discriminator)
 
@@ -148,30 +159,21 @@ class GPateTrainer(VoteTraining[Settings]):
             ).tolist()
         return np.where(is_answered, middles, 0.0), event
 
-
-class GPate:
-    """The method; see `experiments.baselines.contract.Baseline`."""
-
-    name = "g-pate"
-    title = "G-PATE: teachers vote on gradients of fakes"
-    unit = "user"
-    Settings = Settings
-    trainer = GPateTrainer
-    recipe: Mapping[str, Scalar] = {
-        **RECIPE,
-        "discriminator_dim": 8,
-        "spectral_norm": False,
-    }
-
+    @classmethod
     def calibrated(
-        self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
-    ) -> Settings:
+        cls, settings: GPateSettings, facts: Facts, target_epsilon: float, delta: float
+    ) -> GPateSettings:
         """Returns settings with the noise for replace-one of a user's data set."""
         noise = smallest_noise(settings, REPLACED, target_epsilon, delta)
         return dataclasses.replace(settings, answer_noise=noise)
 
+    @classmethod
     def guarantees(
-        self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
+        cls,
+        settings: GPateSettings,
+        facts: Facts,
+        events: Sequence[StepEvent],
+        delta: float,
     ) -> list[Statement]:
         """Returns what the queries so far cost."""
         users = "GDP of every query, answered or not"
@@ -183,8 +185,14 @@ class GPate:
         )
         return [*lines, _as_published(events, delta)]
 
+    @classmethod
     def audit_scores(
-        self, settings: Settings, facts: Facts, event: Event, relation: str, trials: int
+        cls,
+        settings: GPateSettings,
+        facts: Facts,
+        event: StepEvent,
+        relation: str,
+        trials: int,
     ) -> AuditScores:
         """Returns scores of the aggregation with and without a vote that decides.
 
@@ -262,7 +270,7 @@ def aggregate(
 
 
 def smallest_noise(
-    settings: Settings, distance: float, epsilon: float, delta: float
+    settings: GPateSettings, distance: float, epsilon: float, delta: float
 ) -> float:
     """Returns the noise of a count with which all queries stay within epsilon.
 
@@ -279,7 +287,7 @@ def smallest_noise(
     return mu / mu_from_epsilon(epsilon, delta)
 
 
-def _epsilon(events: Sequence[Event], distance: float, delta: float) -> float:
+def _epsilon(events: Sequence[StepEvent], distance: float, delta: float) -> float:
     squares = [
         accounting.confident_gnmax_mu(
             event["num_queries"], event["threshold_std"], event["answer_std"], distance
@@ -290,7 +298,7 @@ def _epsilon(events: Sequence[Event], distance: float, delta: float) -> float:
     return epsilon_from_mu(math.sqrt(sum(squares)), delta)
 
 
-def _as_published(events: Sequence[Event], delta: float) -> Statement:
+def _as_published(events: Sequence[StepEvent], delta: float) -> Statement:
     """Returns the reference's accountant, by the votes where they were revealed."""
     orders = accounting.GNMAX_ORDERS
     total, theorem = np.zeros_like(orders), "RDP orders 1.1 to 199"
@@ -306,6 +314,3 @@ def _as_published(events: Sequence[Event], delta: float) -> Statement:
     epsilon = accounting.rdp_epsilon(total, delta) if events else 0.0
     line = ("as published", "user", "replace-one", epsilon, delta, theorem)
     return Statement(*line)
-
-
-METHOD = GPate()

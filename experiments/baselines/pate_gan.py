@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,19 +42,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from experiments.baselines import pate_accounting as accounting
-from experiments.baselines.contract import AuditScores, Event, Facts, Statement
+from experiments.baselines.baseline import AuditScores, Facts, StepEvent, descend
 from experiments.baselines.teachers import (
     RECIPE,
+    PateBaseline,
     TeacherSettings,
-    VoteTraining,
     trial_scores,
     valid_guarantees,
 )
-from experiments.baselines.trainer import descend
 from fedgs.config.fields import Scalar, again, entry, flag
 from fedgs.config.run_config import NetworkConfig
 from fedgs.gan.models import build
 from fedgs.mechanism.noise import NoiseStream
+from fedgs.privacy.accountant import Statement
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Scores
 
@@ -65,7 +65,7 @@ REVEALED = MappingProxyType({"moments_of_code": False, "moments_of_votes": True}
 
 
 @dataclass(frozen=True)
-class Settings(TeacherSettings):
+class PateGanSettings(TeacherSettings):
     """What PATE-GAN is asked for; B, n_S and lambda are the reference's.
 
     Raises:
@@ -101,8 +101,14 @@ class Judge(nn.Module):
         return self.output(F.relu(self.hidden(inputs))).squeeze(1)
 
 
-class PateGanTrainer(VoteTraining[Settings]):
-    """A training of PATE-GAN under way; see `baselines.contract.Trainer`."""
+class PateGan(PateBaseline[PateGanSettings]):
+    """The baseline `pate-gan`."""
+
+    name = "pate-gan"
+    title = "PATE-GAN: teachers label fakes for a student"
+    unit = "user"
+    Settings = PateGanSettings
+    recipe: ClassVar[Mapping[str, Scalar]] = RECIPE
 
     build_teacher = staticmethod(partial(build, Judge))
 
@@ -163,26 +169,25 @@ class PateGanTrainer(VoteTraining[Settings]):
                 event[name] = moments.tolist()
         return event
 
-
-class PateGan:
-    """The method; see `experiments.baselines.contract.Baseline`."""
-
-    name = "pate-gan"
-    title = "PATE-GAN: teachers label fakes for a student"
-    unit = "user"
-    Settings = Settings
-    trainer = PateGanTrainer
-    recipe: Mapping[str, Scalar] = RECIPE
-
+    @classmethod
     def calibrated(
-        self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
-    ) -> Settings:
+        cls,
+        settings: PateGanSettings,
+        facts: Facts,
+        target_epsilon: float,
+        delta: float,
+    ) -> PateGanSettings:
         """Returns settings with the noise for replace-one of a user's data set."""
         inverse = largest_inverse_noise(settings, 2.0, target_epsilon, delta)
         return dataclasses.replace(settings, inverse_noise=inverse)
 
+    @classmethod
     def guarantees(
-        self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
+        cls,
+        settings: PateGanSettings,
+        facts: Facts,
+        events: Sequence[StepEvent],
+        delta: float,
     ) -> list[Statement]:
         """Returns what the labels so far cost."""
         pure = "optimal composition of pure DP"
@@ -194,8 +199,14 @@ class PateGan:
         )
         return lines + _as_published(events, delta)
 
+    @classmethod
     def audit_scores(
-        self, settings: Settings, facts: Facts, event: Event, relation: str, trials: int
+        cls,
+        settings: PateGanSettings,
+        facts: Facts,
+        event: StepEvent,
+        relation: str,
+        trials: int,
     ) -> AuditScores:
         """Returns how many fakes were labelled real, where one vote decides.
 
@@ -220,7 +231,7 @@ class PateGan:
 
 
 def largest_inverse_noise(
-    settings: Settings, moved: float, epsilon: float, delta: float
+    settings: PateGanSettings, moved: float, epsilon: float, delta: float
 ) -> float:
     """Returns the lambda with which all labels stay within epsilon.
 
@@ -270,7 +281,7 @@ def label(
     return ones + scale * noise[1] > zeros + scale * noise[0]
 
 
-def _epsilon(events: Sequence[Event], moved: float, delta: float) -> float:
+def _epsilon(events: Sequence[StepEvent], moved: float, delta: float) -> float:
     """Returns epsilon where one client moves both counts by `moved` in all."""
     if not events:
         return 0.0
@@ -281,7 +292,7 @@ def _epsilon(events: Sequence[Event], moved: float, delta: float) -> float:
     return accounting.pure_epsilon(moved / scales.pop(), queries, delta)
 
 
-def _as_published(events: Sequence[Event], delta: float) -> list[Statement]:
+def _as_published(events: Sequence[StepEvent], delta: float) -> list[Statement]:
     """Returns the reference's accountant, by the votes where they were revealed."""
     if events and all(name in event for name in REVEALED for event in events):
         why = {
@@ -313,6 +324,3 @@ def _as_published(events: Sequence[Event], delta: float) -> list[Statement]:
         )
         for theorem, moments in sums.items()
     ]
-
-
-METHOD = PateGan()

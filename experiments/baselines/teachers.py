@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from experiments.baselines.contract import SECRET, Statement
-from experiments.baselines.trainer import NetworkTrainer, descend
+from experiments.baselines.baseline import SECRET, Baseline, descend
 from fedgs.config.fields import Scalar, entry, flag
 from fedgs.config.run_config import NetworkConfig
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import ModuleStack
 from fedgs.gan.models import advance_in_place
+from fedgs.privacy.accountant import Statement
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Positions
 
@@ -60,7 +60,7 @@ class TeacherSettings:
     )
 
 
-AnySettings = TypeVar("AnySettings", bound=TeacherSettings)
+AnyTeacherSettings = TypeVar("AnyTeacherSettings", bound=TeacherSettings)
 
 
 def valid_guarantees(
@@ -122,8 +122,8 @@ def _loss(
     return F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
 
 
-class VoteTraining(NetworkTrainer[AnySettings]):
-    """A training under way; see `experiments.baselines.contract.Trainer`.
+class PateBaseline(Baseline[AnyTeacherSettings]):
+    """What both methods are.
 
     Attributes:
         teachers: what votes.

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from experiments.baselines import find, frame
+from experiments.baselines import find
+from experiments.baselines.baseline_run import new_run
 from experiments.baselines.target import Asked
 from fedgs.app.commands import forecast
 from fedgs.app.commands.terminal import say
@@ -28,7 +29,7 @@ def train_baseline(name: str, given: Mapping[str, Any]) -> None:
         for kind in kinds
     )
     settings = {n: v for n, v in given.items() if n not in own and n not in asked}
-    run, data = frame.new_run(name, own, Asked(**asked), settings)
+    run, data = new_run(name, own, Asked(**asked), settings)
     for warning in forecast.warnings_of(run.config, data, run.target_epsilon):
         say(f"Warning: {warning}", is_error=True)
     say(f"scores: {forecast.evaluation_note(run.config, data)}")

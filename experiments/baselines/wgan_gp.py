@@ -15,13 +15,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from experiments.baselines.contract import SECRET, Event, Facts, Statement
-from experiments.baselines.trainer import NetworkTrainer
+from experiments.baselines.baseline import SECRET, Baseline, Facts, StepEvent
 from fedgs.config.fields import Scalar, entry, flag
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -29,13 +28,14 @@ from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.models import ADAM_BETAS, advance_in_place, update_ema
 from fedgs.methods.gs_wgan import jacobian_step
+from fedgs.privacy.accountant import Statement
 from fedgs.randomness import stream
 
 NOT_PRIVATE = "not-private"  # a step that read private images and added no noise
 
 
 @dataclass(frozen=True)
-class Settings:
+class WganGpSettings:
     """What wgan-gp can be told; the rest are settings of `RunConfig`."""
 
     steps: int = flag(20_000, "Updates of the generator.", at_least=1)
@@ -49,11 +49,19 @@ class Settings:
     )
 
 
-class Wgan(NetworkTrainer[Settings]):
-    """A training under way; see `experiments.baselines.contract.Trainer`.
+class WganGp(Baseline[WganGpSettings]):
+    """The baseline `wgan-gp`.
 
     Privacy: nothing is sanitized: everything in here tells of private data.
     """
+
+    name = "wgan-gp"
+    title = "WGAN-GP, not private: the ceiling"
+    unit = "none"
+    Settings = WganGpSettings
+    recipe: ClassVar[Mapping[str, Scalar]] = MappingProxyType(
+        {"generator": "resnet", "generator_dim": 64, "discriminator_dim": 64}
+    )
 
     def build(self) -> None:
         """Builds the networks."""
@@ -92,6 +100,28 @@ class Wgan(NetworkTrainer[Settings]):
         update_ema(self.average, self.net, index, self.settings.ema_decay)
         return {"kind": NOT_PRIVATE}
 
+    @classmethod
+    def calibrated(
+        cls, settings: WganGpSettings, facts: Facts, target_epsilon: float, delta: float
+    ) -> WganGpSettings:
+        """Refuses: there is no noise to calibrate."""
+        raise UserError(
+            f"target_epsilon = {target_epsilon:g}: wgan-gp adds no noise and "
+            "guarantees nothing; leave out --target-epsilon, or use a private method "
+            "(`fedgs baseline --list`) or `fedgs train`"
+        )
+
+    @classmethod
+    def guarantees(
+        cls,
+        settings: WganGpSettings,
+        facts: Facts,
+        events: Sequence[StepEvent],
+        delta: float,
+    ) -> list[Statement]:
+        """Returns nothing: every image of every client shaped the generator."""
+        return []
+
 
 def pooled(data: FederatedImages) -> FederatedImages:
     """Returns the data as that of one client, who owns all records.
@@ -102,35 +132,3 @@ def pooled(data: FederatedImages) -> FederatedImages:
     return dataclasses.replace(
         data, client_records=everything, client_names=("all",), client_test_records=()
     )
-
-
-class WganGp:
-    """The method; see `experiments.baselines.contract.Baseline`."""
-
-    name = "wgan-gp"
-    title = "WGAN-GP, not private: the ceiling"
-    unit = "none"
-    Settings = Settings
-    trainer = Wgan
-    recipe: Mapping[str, Scalar] = MappingProxyType(
-        {"generator": "resnet", "generator_dim": 64, "discriminator_dim": 64}
-    )
-
-    def calibrated(
-        self, settings: Settings, facts: Facts, target_epsilon: float, delta: float
-    ) -> Settings:
-        """Refuses: there is no noise to calibrate."""
-        raise UserError(
-            f"target_epsilon = {target_epsilon:g}: wgan-gp adds no noise and "
-            "guarantees nothing; leave out --target-epsilon, or use a private method "
-            "(`fedgs baseline --list`) or `fedgs train`"
-        )
-
-    def guarantees(
-        self, settings: Settings, facts: Facts, events: Sequence[Event], delta: float
-    ) -> list[Statement]:
-        """Returns nothing: every image of every client shaped the generator."""
-        return []
-
-
-METHOD = WganGp()

@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.baselines import METHODS as REGISTERED
 from experiments.baselines import find, g_pate, pate_gan
-from experiments.baselines.frame import made_settings, unit_of
+from experiments.baselines.baseline_run import made_settings
 from experiments.comparison.options import CompareRequest
 from experiments.grid.cells import NO_NOISE, Cells, Method, Settings, Source
 from fedgs.config.run_config import RunConfig
@@ -110,15 +110,10 @@ def _of_others(method: Method) -> Method:
 
 
 def unit(method: Method) -> str:
-    """Returns whom a row's guarantee is about: "user", "record" or "none".
-
-    Raises:
-        UserError: a setting out of range.
-    """
+    """Returns whom a row's guarantee is about: "user", "record" or "none"."""
     if not method.baseline:
         return "user"
-    found = find(method.baseline, is_typed=True)
-    return unit_of(found, _made(method.baseline, method.settings))
+    return find(method.baseline, is_typed=True).unit
 
 
 def _made(baseline: str, settings: Mapping[str, Any]) -> Any:

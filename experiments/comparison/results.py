@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.baselines.contract import RELATIONS
+from experiments.baselines.baseline import RELATIONS
 from experiments.comparison.methods import EPSILONS
 from experiments.comparison.published import beside_the_paper, by_classifier
 from experiments.comparison.rows import Row

@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.baselines.frame import CURATOR, BaselineRun, open_run
-from experiments.baselines.one_release import attack_releases
+from experiments.baselines.baseline_run import CURATOR, BaselineRun, open_run
 from experiments.grid.cells import Cell
 from experiments.store import Line
 from fedgs.app.report.communication import communication
@@ -85,7 +84,7 @@ def _of_baseline(run: BaselineRun) -> Line:
         "releases": len(run.releases),
         "rounds": run.config.num_rounds,
         "bytes_per_client": None,
-        "audit": _strongest(attack_releases(run.attacked, TRIALS)),
+        "audit": _strongest(run.findings(TRIALS)),
     }
 
 

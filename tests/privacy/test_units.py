@@ -14,8 +14,8 @@ import pytest
 import fedgs as library
 from command_line import flags, printed, refused
 from experiments.baselines import dp_sgd
-from experiments.baselines.contract import Facts
-from experiments.baselines.dp_merf import DPMerf
+from experiments.baselines.baseline import Facts
+from experiments.baselines.dp_merf import CentralDPMerf, CentralDPMerfSettings
 from fedgs.app.commands import forecast, run_outcome
 from fedgs.audit.mechanism import claims_of_one_round
 from fedgs.config.recipes import RECIPES, configure, overridden, recipe
@@ -168,8 +168,8 @@ def test_a_record_of_a_central_method_moves_its_own_part_alone():
     """Sums over records: there zero-out of a record is what it says."""
     event = dp_sgd.event(1.0, 2.0, what="embedding")
     facts = Facts(3, 30, None, 2, (1, 16, 16))
-    rows = DPMerf().guarantees(
-        DPMerf.Settings(noise_multiplier=2.0), facts, [event], 1e-5
+    rows = CentralDPMerf.guarantees(
+        CentralDPMerfSettings(noise_multiplier=2.0), facts, [event], 1e-5
     )
     valid = {r.relation: r.epsilon for r in rows if r.label == "valid"}
     assert valid["zero-out"] == pytest.approx(epsilon_from_mu(0.5, 1e-5))

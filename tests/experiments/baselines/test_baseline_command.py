@@ -13,13 +13,13 @@ import torch
 from baselines import DIGITS
 from command_line import flags, printed, refused
 from experiments.baselines import METHODS
-from experiments.baselines.contract import Statement
-from experiments.baselines.frame import CURATOR, open_run
+from experiments.baselines.baseline import Baseline
+from experiments.baselines.baseline_run import CURATOR, open_run
 from fedgs.app.commands.run_outcome import to_quote
 from fedgs.config.fields import flag
 from fedgs.config.method_settings import settings_with
-from fedgs.gan.models import build_generator
 from fedgs.mechanism.noise import NoiseStream
+from fedgs.privacy.accountant import Statement
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.privacy_label import HOLDS, privacy_label
 from fedgs.runs.data_card import NO_GUARANTEE
@@ -98,7 +98,7 @@ def test_bad_input_is_one_line(fedgs, run, words, message):
 
 
 # A method that is not of fedgs: a user's mean images by class, in one release.
-PLACE = "test_baseline_command:METHOD"
+PLACE = "test_baseline_command:ClassMeans"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,23 +113,25 @@ def released(sums, settings, noise):
     )
 
 
-class Trainer:
-    num_steps = 1
+class ClassMeans(Baseline[Settings]):
+    name, title, unit = "class-means", "Noisy class means", "user"
+    Settings = Settings
+    recipe = MappingProxyType(
+        {"generator": "gaussian", "latent": "normal", "latent_dim": 4}
+    )
 
-    def __init__(self, settings, config, data):
-        self.settings, self.config, self.data = settings, config, data
-        self.generator = build_generator(config, config.seed)
+    def build(self):
+        self.num_steps = 1
 
     def step(self, index):
         sums = 0.0
         for client in range(self.data.num_clients):
             means = self.means(*self.data.client(client))
             sums = sums + means * min(1.0, self.settings.clip_bound / means.norm())
-        config = self.config
-        noise = NoiseStream(config.noise_seed, 0, index)
+        noise = NoiseStream(self.config.noise_seed, 0, index)
         noisy = released(sums.numpy(), self.settings, noise) / self.data.num_clients
         with torch.no_grad():
-            self.generator.mean.copy_(torch.from_numpy(noisy))
+            self.net.mean.copy_(torch.from_numpy(noisy))
         return {"kind": "class-means", "noise_per_clip": self.settings.noise_per_clip}
 
     def means(self, images, labels):
@@ -140,44 +142,27 @@ class Trainer:
         counts = torch.bincount(torch.tensor(labels), minlength=len(sums))
         return sums / counts.clamp(min=1).view(-1, 1, 1, 1)
 
-    def state(self):
-        return {"mean": self.generator.mean, "factor": self.generator.factor}
-
-    def load(self, state):
-        self.generator.load_state_dict(state)
-
-
-class ClassMeans:
-    name, title, unit = "class-means", "Noisy class means", "user"
-    Settings = Settings
-    recipe = MappingProxyType(
-        {"generator": "gaussian", "latent": "normal", "latent_dim": 4}
-    )
-
-    def calibrated(self, settings, facts, target_epsilon, delta):
+    @classmethod
+    def calibrated(cls, settings, facts, target_epsilon, delta):
         noise = 1 / mu_from_epsilon(target_epsilon, delta)
         return dataclasses.replace(settings, noise_per_clip=noise)
 
-    def guarantees(self, settings, facts, events, delta):
+    @classmethod
+    def guarantees(cls, settings, facts, events, delta):
         ratios = [event["noise_per_clip"] for event in events]
         costs = [1 / ratio**2 if ratio else math.inf for ratio in ratios]
         epsilon = epsilon_from_mu(math.sqrt(sum(costs)), delta)
         theorem = "exact curve of Gaussian noise"
         return [Statement("valid", "user", "zero-out", epsilon, delta, theorem)]
 
-    def trainer(self, settings, config, data, seed):
-        return Trainer(settings, config, data)
-
-    def audit_scores(self, settings, facts, event, relation, trials):
+    @classmethod
+    def audit_scores(cls, settings, facts, event, relation, trials):
         size = torch.zeros(trials).numpy()  # a client of zeros, and one of norm C
         there, gone = (
             released(size + c, settings, NoiseStream(None, 0, 0))
             for c in (settings.clip_bound, 0.0)
         )
         return gone, there
-
-
-METHOD = ClassMeans()
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from baselines import small_run, small_trainer, train
 from experiments.baselines import bayesian_accounting as bayesian
 from experiments.baselines import bdp_gan
-from experiments.baselines.bdp_gan import COSTS, METHOD
-from experiments.baselines.contract import Facts
-from experiments.baselines.dp_sgd_gan import DPSGDGanTrainer, LayeredDiscriminator
-from experiments.baselines.frame import Asked, open_run
+from experiments.baselines.baseline import Facts
+from experiments.baselines.baseline_run import open_run
+from experiments.baselines.bdp_gan import COSTS, BdpGan
+from experiments.baselines.dp_sgd_gan import DPSGDGan, LayeredDiscriminator
+from experiments.baselines.target import Asked
 from fedgs.files import read_json_lines
 from fedgs.gan.models import build
 from fedgs.randomness import stream
@@ -59,7 +60,7 @@ def test_estimating_changes_nothing_of_the_training(tmp_path):
     training, alone = (small_trainer("bdp-gan", tmp_path / name) for name in "ab")
     for index in range(2):
         training.step(index)
-        DPSGDGanTrainer.step(alone, index)
+        DPSGDGan.step(alone, index)
     first, second = training.state(), alone.state()
     assert all(torch.equal(first[name], second[name]) for name in second)
 
@@ -67,7 +68,7 @@ def test_estimating_changes_nothing_of_the_training(tmp_path):
 def test_lines_are_bayesian_classical_and_published(tmp_path):
     training = small_trainer("bdp-gan", tmp_path)
     events = [training.step(index) for index in range(4)]
-    rows = METHOD.guarantees(training.settings, FACTS, events, DELTA)
+    rows = BdpGan.guarantees(training.settings, FACTS, events, DELTA)
     assert [(r.label, r.unit, r.relation) for r in rows] == [
         ("distributional", "record", "add-or-remove"),
         ("valid", "record", "add-or-remove"),
@@ -92,7 +93,7 @@ def test_costs_without_noise_are_in_the_private_folder_alone(tmp_path):
     telling = [path for path in files if b"bayesian_costs" in path.read_bytes()]
     assert {path.parent.name for path in telling} == {"private"}
     lines = read_json_lines(tmp_path / "run" / "private" / "costs.jsonl")
-    assert [line["step"] for line in lines] == [r.step for r in run.releases]
+    assert [line["round"] for line in lines] == [r.round for r in run.releases]
     costs = np.sum([line[COSTS] for line in lines], axis=0)
     first, *others = run.guarantees(with_private=True)
     epsilon = bayesian.bayesian_epsilon(costs, len(lines), run.config.delta)
@@ -115,7 +116,7 @@ def test_a_repeated_step_counts_with_the_costs_of_each_attempt(tmp_path, monkeyp
             train(run, data)
     train(run, data)
     lines = read_json_lines(tmp_path / "run" / "private" / "costs.jsonl")
-    numbers = [(line["step"], line["attempt"]) for line in lines]
+    numbers = [(line["round"], line["attempt"]) for line in lines]
     assert numbers[:2] == [(1, 1), (1, 2)]
     costs = np.sum([line[COSTS] for line in lines], axis=0)
     stated = run.guarantees(with_private=True)[0].epsilon
@@ -124,7 +125,7 @@ def test_a_repeated_step_counts_with_the_costs_of_each_attempt(tmp_path, monkeyp
 
 def test_without_noise_no_line_is_bounded(tmp_path):
     training = small_trainer("bdp-gan", tmp_path, noise_per_clip=0.0)
-    rows = METHOD.guarantees(training.settings, FACTS, [training.step(0)], DELTA)
+    rows = BdpGan.guarantees(training.settings, FACTS, [training.step(0)], DELTA)
     assert {row.epsilon for row in rows} == {None}
 
 

@@ -8,12 +8,12 @@ import torch
 
 from baselines import small_run, small_trainer
 from experiments.baselines import dp_sgd
-from experiments.baselines.contract import Facts
+from experiments.baselines.baseline import Facts
 from experiments.baselines.dp_merf import (
-    AutoencoderSettings,
-    Settings,
-    dp_merf,
-    dp_merf_ae,
+    AutoencoderDPMerf,
+    AutoencoderDPMerfSettings,
+    CentralDPMerf,
+    CentralDPMerfSettings,
 )
 from experiments.baselines.one_release import distinct_events
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -46,7 +46,7 @@ def test_a_replaced_record_moves_the_released_sum_by_two_at_most(
     images[data.client_records[0][:records]] = 255
     sums = []
     for each in (data, dataclasses.replace(data, images=images)):
-        trainer = dp_merf.trainer(settings, run.config, each, 3)
+        trainer = CentralDPMerf(settings, run.config, each)
         trainer.step(0)
         sums.append(trainer.embedding.target.double() * run.facts.num_records)
     assert least < float((sums[0] - sums[1]).norm()) <= most
@@ -59,9 +59,9 @@ def test_an_unsampled_release_costs_by_what_a_unit_moves():
     """The paper: sigma 5 is "epsilon < 1", 25 is "< 0.2"; exactly .726 and .125."""
     moved = {"record": 1, "user": 111}  # by the cap
     for sigma, of_one in ((5.0, 0.726), (25.0, 0.125)):
-        settings = Settings(noise_multiplier=sigma)
+        settings = CentralDPMerfSettings(noise_multiplier=sigma)
         event = dp_sgd.event(1.0, settings.noise_std)
-        rows = dp_merf.guarantees(settings, FACTS, [event], DELTA)
+        rows = CentralDPMerf.guarantees(settings, FACTS, [event], DELTA)
         valid = [row for row in rows if row.label == "valid"]
         assert (valid[0].unit, valid[0].relation) == ("record", "replace-one")
         found = {(row.unit, row.relation): row.epsilon for row in valid}
@@ -78,14 +78,16 @@ def test_an_unsampled_release_costs_by_what_a_unit_moves():
     [
         # Noise 2 sigma, and one image more or less moves the sum by 1, not 2.
         (
-            dp_merf,
-            Settings(noise_multiplier=0.588, release="batches", generator_steps=600),
+            CentralDPMerf,
+            CentralDPMerfSettings(
+                noise_multiplier=0.588, release="batches", generator_steps=600
+            ),
             10.017,
             0.854,
         ),
         pytest.param(
-            dp_merf_ae,
-            AutoencoderSettings(noise_multiplier=0.686),
+            AutoencoderDPMerf,
+            AutoencoderDPMerfSettings(noise_multiplier=0.686),
             9.999,
             4.536,
             marks=pytest.mark.slow,
@@ -97,7 +99,7 @@ def test_the_rows_of_gs_wgans_table_come_from_its_call(
 ):
     pytest.importorskip("autodp")
     released = [(settings.noise_std, settings.generator_steps)]
-    if method is dp_merf_ae:
+    if method is AutoencoderDPMerf:
         released += [(settings.encoder_noise, settings.autoencoder_steps)]
     events = [dp_sgd.event(1 / 120, noise) | {"count": n} for noise, n in released]
     facts = dataclasses.replace(FACTS, max_images_per_user=None)
@@ -109,13 +111,13 @@ def test_the_rows_of_gs_wgans_table_come_from_its_call(
 
 @pytest.mark.usefixtures("coarse_poisson")
 def test_the_autoencoder_gets_its_share_of_the_budget():
-    settings = AutoencoderSettings(autoencoder_steps=10, generator_steps=10)
-    found = dp_merf_ae.calibrated(settings, FACTS, 4.0, DELTA)
+    settings = AutoencoderDPMerfSettings(autoencoder_steps=10, generator_steps=10)
+    found = AutoencoderDPMerf.calibrated(settings, FACTS, 4.0, DELTA)
     facts = dataclasses.replace(FACTS, max_images_per_user=None)
     first = dp_sgd.event(1 / 120, found.encoder_noise) | {"count": 10}
     second = dp_sgd.event(1 / 120, found.noise_std) | {"count": 10}
     for events, spent in (([first], 2.0), ([first, second], 4.0)):
-        (row,) = dp_merf_ae.guarantees(found, facts, events, DELTA)
+        (row,) = AutoencoderDPMerf.guarantees(found, facts, events, DELTA)
         assert row.epsilon == pytest.approx(spent, rel=0.02)
 
 

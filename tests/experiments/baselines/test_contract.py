@@ -11,15 +11,18 @@ import pytest
 import torch
 
 from baselines import SMALL, small_run, train
-from experiments.baselines import METHODS, dp_sgd, frame
-from experiments.baselines.contract import RELATIONS, SECRET
-from experiments.baselines.frame import Asked, load_run_data, open_run
-from experiments.baselines.releases import Release, ReleaseLedger
+from experiments.baselines import METHODS, dp_sgd
+from experiments.baselines.baseline import RELATIONS, SECRET
+from experiments.baselines.baseline_run import NUMBER, capped, open_run
+from experiments.baselines.releases import BaselineLedger, BaselineRelease
+from experiments.baselines.target import Asked
 from fedgs.app.commands.run_outcome import to_quote
+from fedgs.data.load import load_data
 from fedgs.files import read_tensors
 from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy.gaussian import mu_from_epsilon
 from fedgs.privacy_label import privacy_label
+from fedgs.round.run import RunStopped
 from fedgs.runs.data_card import NO_GUARANTEE
 from fedgs.runs.run_folder import RunFolder, read_state
 from fedgs.runs.sample import draw_samples
@@ -68,10 +71,10 @@ def test_a_run_leaves_a_folder_that_samples_and_is_read_again(name, finished):
     rounds = [line["round"] for line in run.folder.metrics()]
     assert rounds == list(range(1, run.config.num_rounds + 1))
     assert (run.folder.path / f"samples/round-{rounds[-1]:07d}.png").exists()
-    training = run.method.trainer(run.settings, run.config, load_run_data(run), 3)
+    training = run.training(run.load_data())
     assert bits(training.generator.state_dict()) != generator(finished(name))
     check_private(training.state(), run.folder.path)
-    rates = {r.step: r.event.get("sampling_rate", 1) for r in run.releases}
+    rates = {r.round: r.event.get("sampling_rate", 1) for r in run.releases}
     for line in run.folder.metrics():  # no time tells how many were drawn
         assert ("seconds" in line) == (rates.get(line["round"], 1) == 1)
     folder = RunFolder.open(finished(name))  # no code of GS-WGAN accounts it
@@ -80,8 +83,8 @@ def test_a_run_leaves_a_folder_that_samples_and_is_read_again(name, finished):
     assert folder.config.noise_multiplier == 0
 
 
-def events(folder: Path) -> Sequence[Release]:
-    return ReleaseLedger.read(folder / "ledger.jsonl").events
+def events(folder: Path) -> Sequence[BaselineRelease]:
+    return BaselineLedger.read(folder / "ledger.jsonl").events
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -91,16 +94,16 @@ def test_a_run_that_is_stopped_and_killed_ends_with_the_same_bytes(
     """What it released and lost has left no line, and nothing else either."""
     run, data = small_run(name, tmp_path / "run", checkpoint_every=10**6)
     stop, last = threading.Event(), run.config.num_rounds
-    with pytest.raises(frame.RunStopped, match="stopped after step 2"):
+    with pytest.raises(RunStopped, match="stopped after step 2"):
         train(run, data, at_round(2, stop.set), stop)
     again = open_run(tmp_path / "run")
-    data = load_run_data(again)
+    data = again.load_data()
     with pytest.raises(KeyboardInterrupt):
         train(again, data, interrupt_at(last))
     committed = [line["round"] for line in run.folder.metrics()]
     assert 2 in committed
     assert last not in committed
-    assert {release.step for release in run.releases} <= {*committed}
+    assert {release.round for release in run.releases} <= {*committed}
     train(again, data)
     assert generator(tmp_path / "run") == generator(finished(name))
     assert events(tmp_path / "run") == events(finished(name))
@@ -149,7 +152,7 @@ def test_guarantees_are_of_the_ledger_and_name_the_methods_unit(name, finished):
     assert {row.relation for row in rows} <= {*RELATIONS}
     for row in rows:
         assert not row.guarantee
-        assert {f"noise: {SEEDED}", frame.NUMBER} <= {*row.conditions}
+        assert {f"noise: {SEEDED}", NUMBER} <= {*row.conditions}
     label = privacy_label(run.folder.path)
     assert label["guarantee"] == f"{NO_GUARANTEE}; noise {SEEDED}"
     assert to_quote(label) == f"none to quote: {NO_GUARANTEE}; noise {SEEDED}"
@@ -196,7 +199,7 @@ def test_an_audit_finds_what_a_release_is_said_to_cost(name, event, finished):
 def test_a_place_in_a_folder_is_code_and_is_not_run_unasked(tmp_path, monkeypatch):
     train(*small_run("wgan-gp", tmp_path / "run"))
     path = tmp_path / "run" / "baseline.json"
-    place = "experiments.baselines.wgan_gp:METHOD"
+    place = "experiments.baselines.wgan_gp:WganGp"
     content = json.loads(path.read_text()) | {"name": place}
     path.write_text(json.dumps(content))
     assert_refused(f"FEDGS_METHODS={place}", open_run, tmp_path / "run")
@@ -209,10 +212,10 @@ def test_a_user_over_the_cap_keeps_as_many_images_and_one_more_changes_one(tmp_p
     run, data = small_run("wgan-gp", tmp_path / "run", Asked(max_images_per_user=7))
     assert set(data.sizes) == {7}
     assert (run.facts.num_records, run.facts.max_images_per_user) == (84, 7)
-    whole = frame.load_data(run.config)
+    whole = load_data(run.config)
     first, *others = whole.client_records
     shorter = dataclasses.replace(whole, client_records=(first[1:], *others))
-    kept = [frame.capped(d, 7, 3).client_records[0] for d in (whole, shorter)]
+    kept = [capped(d, 7, 3).client_records[0] for d in (whole, shorter)]
     assert len({*kept[0]} ^ {*kept[1]}) in (0, 2)
 
 

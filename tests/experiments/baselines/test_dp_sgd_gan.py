@@ -8,8 +8,12 @@ import torch
 
 from baselines import small_trainer
 from experiments.baselines import dp_sgd
-from experiments.baselines.contract import Facts
-from experiments.baselines.dp_sgd_gan import LayeredDiscriminator, Settings, dp_sgd_gan
+from experiments.baselines.baseline import Facts
+from experiments.baselines.dp_sgd_gan import (
+    DPSGDGan,
+    DPSGDGanSettings,
+    LayeredDiscriminator,
+)
 from fedgs.gan.models import Discriminator, build
 from fedgs.randomness import stream
 from tiny import run_config
@@ -105,9 +109,9 @@ def test_records_join_a_poisson_batch_each_by_itself():
 def test_the_epsilons_of_dp_cgan_and_of_its_users_who_have_one_by_the_cap():
     """GS-WGAN's Table 1 says 10; DP-CGAN's code accounts sigma C = 2.31."""
     pytest.importorskip("autodp")
-    settings, rate = Settings(noise_per_clip=2.1), 600 / 60_000
+    settings, rate = DPSGDGanSettings(noise_per_clip=2.1), 600 / 60_000
     events = [dp_sgd.event(rate, settings.noise_per_clip) | {"count": 30_000}]
-    rows = dp_sgd_gan.guarantees(settings, FACTS, events, DELTA)
+    rows = DPSGDGan.guarantees(settings, FACTS, events, DELTA)
     assert [(r.label, r.unit) for r in rows] == [
         ("valid", "record"),
         ("valid", "user"),

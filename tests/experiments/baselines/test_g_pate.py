@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from baselines import small_run, small_trainer
-from experiments.baselines.contract import Facts
-from experiments.baselines.g_pate import METHOD, REPLACED, Settings, aggregate, bin_of
+from experiments.baselines.baseline import Facts
+from experiments.baselines.g_pate import (
+    REPLACED,
+    GPate,
+    GPateSettings,
+    aggregate,
+    bin_of,
+)
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.randomness import stream
 
@@ -43,7 +49,7 @@ def test_a_client_changes_one_vote_of_each_query(tmp_path):
     images[mine] = 255 - images[mine]
     other = dataclasses.replace(data, images=images)
     votes = votes_of(small_trainer("g-pate", tmp_path))
-    changed = votes_of(METHOD.trainer(run.settings, run.config, data, 3), other)
+    changed = votes_of(GPate(run.settings, run.config, data), other)
     moved = np.abs(votes - changed).sum(axis=-1)
     assert set(np.unique(moved)) <= {0, 2}  # left one bin, came into another
     assert moved.any()
@@ -53,7 +59,7 @@ def test_a_client_changes_one_vote_of_each_query(tmp_path):
 
 
 def test_valid_epsilon_does_not_read_the_votes_and_counts_every_query():
-    rows = METHOD.guarantees(Settings(), FACTS, events(Settings(), 10), DELTA)
+    rows = GPate.guarantees(GPateSettings(), FACTS, events(GPateSettings(), 10), DELTA)
     mu = math.sqrt(6_400 * (1 / 600**2 + 2 / 100**2))
     assert rows[0].epsilon == pytest.approx(epsilon_from_mu(mu, DELTA), rel=1e-9)
     assert [(r.label, r.relation) for r in rows] == [
@@ -72,14 +78,14 @@ def test_revealed_votes_are_accounted_by_the_published_code(tmp_path):
     training = small_trainer("g-pate", tmp_path, reveal_votes=True, answer_noise=1.0)
     event = training.step(0)
     settings = training.settings
-    *rows, published = METHOD.guarantees(settings, FACTS, [event], DELTA)
+    *rows, published = GPate.guarantees(settings, FACTS, [event], DELTA)
     assert "itself private" in published.theorem
     hidden = {n: v for n, v in event.items() if n != "rdp_of_votes"}
     counts = {"kind", "num_queries", "num_answered", "threshold"}
     assert set(hidden) == counts | {"threshold_std", "answer_std"}
     training.settings = dataclasses.replace(settings, reveal_votes=False)
     assert set(training.step(1)) == set(hidden)  # nothing of the votes unasked
-    unseen = METHOD.guarantees(settings, FACTS, [hidden], DELTA)
+    unseen = GPate.guarantees(settings, FACTS, [hidden], DELTA)
     assert published.epsilon < unseen[-1].epsilon
     assert unseen[0].epsilon == rows[0].epsilon
     # The valid line holds of a folder whose ledger is kept back, and says so.

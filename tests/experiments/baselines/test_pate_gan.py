@@ -10,8 +10,8 @@ from scipy import stats
 
 from baselines import small_run, small_trainer
 from experiments.baselines import pate_accounting as accounting
-from experiments.baselines.contract import Facts
-from experiments.baselines.pate_gan import METHOD, Settings, label, laplace
+from experiments.baselines.baseline import Facts
+from experiments.baselines.pate_gan import PateGan, PateGanSettings, label, laplace
 from fedgs.randomness import stream
 
 FACTS = Facts(10, 60_000, None, 10, (1, 28, 28))
@@ -59,7 +59,7 @@ def test_a_client_changes_one_vote_whatever_its_data_are(tmp_path):
     other = dataclasses.replace(data, images=images)
     ones = []
     for each in (data, other):
-        training = METHOD.trainer(run.settings, run.config, each, 3)
+        training = PateGan(run.settings, run.config, each)
         shown, labels = fakes(training)
         for index in range(30):
             training.teach(shown, labels, index)
@@ -96,8 +96,8 @@ def test_the_student_learns_from_labels_alone_and_the_generator_from_it(tmp_path
 
 
 def test_valid_epsilon_is_of_bits_of_two_lambda():
-    settings = Settings(inverse_noise=0.01)
-    rows = METHOD.guarantees(settings, FACTS, events(settings, 10), DELTA)
+    settings = PateGanSettings(inverse_noise=0.01)
+    rows = PateGan.guarantees(settings, FACTS, events(settings, 10), DELTA)
     users, left_out = rows[0], rows[1]
     assert users.epsilon == accounting.pure_epsilon(0.02, 640, DELTA)
     assert left_out.relation == "zero-out"
@@ -106,13 +106,13 @@ def test_valid_epsilon_is_of_bits_of_two_lambda():
 
 def test_published_settings_cost_far_more_than_the_published_epsilon():
     """Lambda 1, 64 fakes, all teachers agree: its code would stop after this step."""
-    settings = Settings()
+    settings = PateGanSettings()
     gaps = np.full(64, 10)
     event = events(settings)[0] | {
         "moments_of_code": accounting.laplace_moments(gaps, 1.0, False).tolist(),
         "moments_of_votes": accounting.laplace_moments(gaps, 1.0, True).tolist(),
     }
-    rows = METHOD.guarantees(settings, FACTS, [event], DELTA)
+    rows = PateGan.guarantees(settings, FACTS, [event], DELTA)
     published = [row for row in rows if row.label == "as published"]
     assert len(published) == 2
     assert all("itself private" in row.theorem for row in published)

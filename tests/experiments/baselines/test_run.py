@@ -1,18 +1,20 @@
-"""The frame: what is counted when a run is killed, and what a target then allows."""
+"""The loop: what is counted when a run is killed, and what a target then allows."""
 
 import threading
 
 import pytest
 
 from baselines import small_run, train
-from experiments.baselines.frame import Asked, RunStopped, open_run
-from experiments.baselines.releases import Release
+from experiments.baselines.baseline_run import open_run
+from experiments.baselines.releases import BaselineRelease
+from experiments.baselines.target import Asked
 from fedgs.errors import UserError
 from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder
 from runs import at_round, keep_lines
 
-STEPS = "baselines:STEPS"
+STEPS = "baselines:Steps"
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +35,7 @@ def killed_before_its_checkpoint(run, data, monkeypatch) -> None:
 
 
 def attempts(run) -> list[tuple[int, int]]:
-    return [(release.step, release.attempt) for release in run.releases]
+    return [(release.round, release.attempt) for release in run.releases]
 
 
 def test_a_step_that_is_repeated_after_a_crash_counts_again(tmp_path, monkeypatch):
@@ -82,10 +84,8 @@ def test_a_ledger_of_another_method_is_refused(tmp_path):
         open_run(tmp_path / "run").guarantees()
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"kind": "gaussian"}, {"step": 0}, {"event": 3}, {"noise_source": "me"}]
-)
+@pytest.mark.parametrize("wrong", [{"round": 0}, {"event": 3}, {"noise_source": "me"}])
 def test_a_release_is_checked(wrong):
-    values = {"method": "m", "step": 1, "attempt": 1, "noise_source": "os"}
+    values = {"round": 1, "attempt": 1, "noise_source": "os"}
     with pytest.raises(UserError, match=next(iter(wrong))):
-        Release(**values | wrong)
+        BaselineRelease(**values | wrong)

@@ -10,7 +10,7 @@ from fedgs.randomness import stream
 def test_the_generator_follows_a_discriminator_of_everybodys_images(tmp_path):
     """Its step is that of the loss -mean D(G(z)), differentiated in one piece."""
     run, data = small_run("wgan-gp", tmp_path / "run")
-    wgan = run.method.trainer(run.settings, run.config, data, 3)
+    wgan = run.training(data)
     assert (wgan.data.num_clients, wgan.data.sizes.sum()) == (1, data.sizes.sum())
     assert len(wgan.discriminator) == 1
     draws = Draws(wgan.config, wgan.everything, "wgan-gp", 0, None)
