@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedgs.cohorts.files import EXCLUDED
+from fedgs.cohorts.cohort_file import EXCLUDED
 from fedgs.errors import wrap_error
 from fedgs.files import read_json
 from fedgs.privacy import accountant

@@ -45,7 +45,7 @@ from fedgs.app.commands.run_outcome import (
 from fedgs.app.commands.select_clients import planted_counts, split_selectable
 from fedgs.app.commands.terminal import say
 from fedgs.app.commands.train import go_back, train_from_checkpoint
-from fedgs.cohorts.files import read_cohort
+from fedgs.cohorts.cohort_file import read_cohort
 from fedgs.config.recipes import CLASS_MEANS, configure
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data import sources

@@ -22,7 +22,7 @@ from fedgs.baselines import find
 from fedgs.baselines.contract import SECRET, Baseline, Facts, Trainer
 from fedgs.baselines.releases import Release, ReleaseLedger
 from fedgs.baselines.target import Asked
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.fields import coerce_fields
 from fedgs.config.plugins import CENTRAL
 from fedgs.config.recipes import overridden

@@ -309,7 +309,7 @@ def statements(
         delta: above 0 and below 1.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
         at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
-        selections: private ones of the run's cohort; see `fedgs.cohorts.files`.
+        selections: private ones of the run's cohort; see `fedgs.cohorts.cohort_file`.
 
     Raises:
         UserError: an argument is out of range, or there is no noise multiplier.
@@ -371,7 +371,7 @@ def statements_of_runs(
         at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
         is_reshuffled: whether the unit is a record, in another shard in every run.
         selections: private ones of all the runs' cohorts, each once; see
-            `fedgs.cohorts.files`.
+            `fedgs.cohorts.cohort_file`.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
 
     Raises:

@@ -296,7 +296,7 @@ def budget_of(
     Args:
         config: resolved.
         events: of the run's ledger.
-        selections: private ones of the run's cohort; see `fedgs.cohorts.files`.
+        selections: private ones of the run's cohort; see `fedgs.cohorts.cohort_file`.
 
     Raises:
         UserError: as `Budget`.

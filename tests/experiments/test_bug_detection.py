@@ -17,7 +17,7 @@ from experiments.debug import bug_detection, power
 from experiments.debug import cohorts as debug_cohorts
 from experiments.debug import debug_folder as debug_plan
 from experiments.debug.debug_folder import read_debug
-from fedgs.cohorts.files import (
+from fedgs.cohorts.cohort_file import (
     EXCLUDED,
     Cohort,
     read_cohort,
