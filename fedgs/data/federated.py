@@ -81,7 +81,8 @@ class FederatedImages:
         is_there = (owned >= 0) & (owned < count)
         if owned.dtype != np.int64 or not is_there.all():
             raise ValueError(f"client_records must be int64 in [0, {count})")
-        if np.bincount(owned, minlength=1).max() > 1:
+        is_owned_twice = np.bincount(owned, minlength=1) > 1
+        if is_owned_twice.any():
             raise ValueError("a record must not belong to two clients or twice to one")
 
     @property
@@ -121,7 +122,8 @@ class FederatedImages:
             client_id: in [0, num_clients).
         """
         records = self.client_records[client_id]
-        images, labels = self.images[records], self.labels[records]
+        images = self.images[records]
+        labels = self.labels[records]
         if not len(records):
             images = np.zeros((1, *self.images.shape[1:]), np.uint8)
             labels = np.zeros(1, np.int64)

@@ -103,9 +103,10 @@ def gathered(
         end = part.stop
     if not end:
         raise UserError(f"data = {data!r}: has no images; give other data")
-    users, counts = np.array([*sizes]), [*sizes.values()]
-    owners = np.repeat(users, counts)
-    is_without = ~np.isin(users, owners[labels[:end] != LEFT_OUT])
+    users = np.array(list(sizes))
+    owners = np.repeat(users, list(sizes.values()))
+    is_kept = labels[:end] != LEFT_OUT
+    is_without = ~np.isin(users, owners[is_kept])
     if is_without.any():
         warnings.warn(
             f"data = {data!r}: {is_without.sum()} of {len(users)} users have no images "
@@ -114,7 +115,12 @@ def gathered(
             stacklevel=2,
         )
     return Records(
-        images[:end], labels[:end], num_classes, owners, background, owners=users
+        images=images[:end],
+        labels=labels[:end],
+        num_classes=num_classes,
+        clients=owners,
+        background=background,
+        owners=users,
     )
 
 
@@ -143,13 +149,16 @@ def guess_polarity(images: NDArray[np.uint8]) -> str:
     >>> guess_polarity(np.full((1, 1, 4, 4), 255, np.uint8))
     'light'
     """
-    part = images[:: -(-len(images) // GUESSED_FROM)] > 127
-    middle = part[:, :, 1:-1]
-    border = [part[:, :, [0, -1]], middle[..., [0, -1]]]
-    share = np.concatenate([pixels.ravel() for pixels in border]).mean()
-    if 1 - CLEAR_SHARE < share < CLEAR_SHARE:
-        return UNCLEAR
-    return LIGHT if share >= CLEAR_SHARE else DARK
+    step = -(-len(images) // GUESSED_FROM)  # rounded up
+    is_light = images[::step] > 127
+    rows = is_light[:, :, [0, -1]]
+    columns = is_light[:, :, 1:-1, [0, -1]]  # without the corners, which rows have
+    share = np.concatenate([rows.ravel(), columns.ravel()]).mean()
+    if share >= CLEAR_SHARE:
+        return LIGHT
+    if share <= 1 - CLEAR_SHARE:
+        return DARK
+    return UNCLEAR
 
 
 def fit(config: RunConfig, records: Records) -> Records:
@@ -176,7 +185,9 @@ def fit(config: RunConfig, records: Records) -> Records:
     if own_channels < channels:
         images = np.repeat(images, channels, axis=1)
     guess = guess_polarity(images)
-    declared = records.background if config.background == "auto" else config.background
+    declared = config.background
+    if declared == "auto":
+        declared = records.background
     if guess not in (declared, UNCLEAR):
         warnings.warn(
             f"background = {config.background}: data = {config.data!r} is read as "
@@ -186,6 +197,7 @@ def fit(config: RunConfig, records: Records) -> Records:
             stacklevel=2,
         )
     if declared == LIGHT:
+        # In place where that is possible: a large data set fits once into memory.
         target = images if images.flags.writeable else None
         images = np.subtract(np.uint8(255), images, out=target)
     return dataclasses.replace(
@@ -202,12 +214,14 @@ def _problems(
 ) -> Iterator[Problem]:
     """Yields labels that no class has, and colours that the run has not."""
     most = max(config.num_classes or 0, MOST_CLASSES)
-    for wrong, remedy in (
-        (labels >= most, f"labels below {most}"),
-        (labels >= num_classes, f"--num-classes above {labels.max(initial=0)}"),
+    largest = labels.max(initial=0)
+    for limit, remedy in (
+        (most, f"labels below {most}"),
+        (num_classes, f"--num-classes above {largest}"),
     ):
-        if wrong.any():
-            index = int(wrong.argmax())
+        is_wrong = labels >= limit
+        if is_wrong.any():
+            index = int(is_wrong.argmax())
             yield "data", f"image {index} has the label {labels[index]}; give {remedy}"
     if config.image_channels is not None and channels > config.image_channels:
         remedy = "give --image-channels 3"

@@ -58,7 +58,7 @@ def read_picture(
                 )
             pixels = pixels_of(ImageOps.exif_transpose(opened), where)
     if channels == 3:
-        return np.repeat(pixels, 3, axis=0) if len(pixels) == 1 else pixels
+        return np.repeat(pixels, 3 // len(pixels), axis=0)
     if (pixels == pixels[:1]).all():
         return pixels[:1]
     if channels == 1:
