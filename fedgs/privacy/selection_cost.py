@@ -325,10 +325,11 @@ class Target(NamedTuple):
         alone = with_selections(
             _NOTHING, self.selections, self.adversary, self.relation
         )
-        cost = upper(alone.epsilon(self.delta))
+        delta = self.delta
+        cost = upper(alone.epsilon(delta))
         return UserError(
             f"{target} alone costs {cost} ({self.relation}, delta "
-            f"{self.delta:g}); give a larger --target-epsilon, or a cohort of your own"
+            f"{delta:g}); give a larger --target-epsilon, or a cohort of your own"
         )
 
 
