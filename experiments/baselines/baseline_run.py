@@ -16,7 +16,7 @@ from experiments.baselines.one_release import attack_releases
 from experiments.baselines.releases import BaselineLedger, BaselineRelease
 from experiments.baselines.target import Asked, settings_read
 from fedgs.audit.finding import Finding
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.fields import coerce_fields, flag_words
 from fedgs.config.plugins import CENTRAL
 from fedgs.config.recipes import overridden

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.amplification_rules import PUBLIC_SELECTION
 from fedgs.config.checks import model_problems
 from fedgs.config.fields import refuse

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.mechanism.masks import LEAST_NODES

@@ -14,7 +14,7 @@ import torch
 from fedgs.app.commands.run_outcome import in_words, near
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.feature_settings import OF_MOMENTS, OF_TRUNKS
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError

@@ -25,9 +25,9 @@ from fedgs.app.commands.run_outcome import (
 )
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.tables import Table
-from fedgs.cohorts import files
+from fedgs.cohorts import cohort_file
 from fedgs.cohorts.selection import (
-    ASKED,
+    ASKED_FILE,
     CLASSIFIER,
     OUTCOME,
     REST,
@@ -95,7 +95,7 @@ def resume(path: Path) -> None:
     """
     check_entries(path)
     config, selection = read_plan(path)
-    is_asked = selection.is_private and (path / ASKED).exists()
+    is_asked = selection.is_private and (path / ASKED_FILE).exists()
     if is_asked or (path / SUMMARY).exists():
         raise UserError(
             f"{path}: its clients have been asked for their cohorts; select again "
@@ -145,7 +145,7 @@ def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
         raise UserError(
             f"data = {config.data}: has one class only; a classifier needs labels"
         )
-    files.check_names(data.client_names)
+    cohort_file.check_names(data.client_names)
     return data
 
 
@@ -236,9 +236,12 @@ def _write(
     names = members.data.client_names
     if cost is None:
         selection_id = ""
+        kind = cohort_file.SELECTED_OPENLY
+        condition_of_runs = cohort_file.EXCLUDED
     else:
         selection_id = secrets.token_hex(8)
-    kind = files.NOT_PRIVATE if cost is None else "private"
+        kind = cohort_file.SELECTED_PRIVATELY
+        condition_of_runs = cohort_file.INCLUDED
     chosen = [*zip(names, outcome["cohorts"], strict=True)]
     cohorts = {
         cohort: tuple(name for name, of in chosen if of == cohort)
@@ -248,11 +251,11 @@ def _write(
         if own:
             title = f"{cohort}: {len(own)} of {len(names)} clients"
             title = f"{title} of {config.data.splitlines()[0]}"
-            file = files.Cohort(own, kind, cost, selection_id)
-            files.write_cohort(path / f"{cohort}.txt", file, title)
+            file = cohort_file.Cohort(own, kind, cost, selection_id)
+            cohort_file.write_cohort(path / f"{cohort}.txt", file, title)
     summary = {
         "selection": kind,
-        "condition_of_runs": files.EXCLUDED if cost is None else files.INCLUDED,
+        "condition_of_runs": condition_of_runs,
         "statements": [row.to_json() for row in rows],
         "cost": None if cost is None else dataclasses.asdict(cost),
         "id": selection_id,

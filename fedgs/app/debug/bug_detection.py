@@ -45,7 +45,7 @@ from fedgs.app.debug.debug_folder import (
 )
 from fedgs.app.debug.debug_request import COHORTS, DebugRequest, planted
 from fedgs.app.debug.suspects import load_suspect
-from fedgs.cohorts.files import read_cohort
+from fedgs.cohorts.cohort_file import read_cohort
 from fedgs.config.recipes import CLASS_MEANS, configure
 from fedgs.config.run_config import MomentConfig, ResolvedConfig, RunConfig
 from fedgs.data import sources

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedgs.app.commands.select_clients import select_clients
 from fedgs.app.debug.debug_request import DebugRequest
-from fedgs.cohorts.files import Cohort, write_cohort
+from fedgs.cohorts.cohort_file import Cohort, write_cohort
 from fedgs.cohorts.selection import ABOVE, SELECTED, Selection
 from fedgs.config.method_settings import settings_of
 from fedgs.config.run_config import RunConfig
