@@ -27,6 +27,7 @@ if __name__ == "__main__":  # before what takes seconds to be imported
 from clients.deployed_client import DeploymentConfig
 from clients.flower_speed import RESIDENT, is_possible, make_resident
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import IMAGE_SIZES
 from fedgs.data import sources
 from fedgs.deployment import FLOWER_REMEDY, private_key, read_address
 from fedgs.errors import UserError, wrap_error
@@ -45,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         site = _site(options.node_config)
         _check_files(options.root_certificates, options.auth_supernode_private_key)
         # Kept by nobody: before systemd is told, it must be clear that they are there.
-        sources.read_records(RunConfig.from_flat(site.settings))
+        # A run will say which size of images it has; any size shows that they are read.
+        settings = {"image_size": IMAGE_SIZES[0], **site.settings}
+        sources.read_records(RunConfig.from_flat(settings))
         if not is_possible("the client in one process", RESIDENT):
             raise UserError(f"this Flower is not known: {FLOWER_REMEDY}")
         site.open()

@@ -152,7 +152,7 @@ def main() -> None:
     images = torch.from_numpy(records.images.copy()).float() / 255
     labels = torch.from_numpy(records.labels.copy()).long()
     sizes = {"num_classes": 10, "num_clients": 2, "clients_per_round": 2, "seed": 0}
-    sizes |= {"noise_multiplier": 1.0}
+    sizes |= {"noise_multiplier": 1.0, "image_size": 28, "image_channels": 1}
     config = ResolvedConfig.from_flat(sizes, recipe("feature-means"))
     networks = {"fonts": trained_trunk(images, labels), "imagenet": of_imagenet}
     public_networks.SHA256 = write(**networks)  # the fit reads them

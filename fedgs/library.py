@@ -5,7 +5,7 @@ The same settings, checks, ledger and run folder as the command line, in this pr
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,8 @@ from fedgs.privacy_label import privacy_label
 from fedgs.round import local
 from fedgs.round.preparation import (
     Load,
-    Source,
     fitted_to_data,
     new_run,
-    with_counted,
     with_held_out,
 )
 from fedgs.round.run import Report, RunStopped, Stop
@@ -112,26 +110,25 @@ def planned(
     """
     given = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}
     recipe = recipe or DEFAULT
-    config = named_recipe(recipe) if isinstance(recipe, str) else recipe
+    if isinstance(recipe, str):
+        config = named_recipe(recipe)
+    else:
+        config = recipe
     is_open = isinstance(recipe, str) and is_fitted(config)
-    source: Source | None = None
+    load_images: Load = load_data
     if images is not None:
         config = overridden(config, {"data": GIVEN, **given})
         if config.data != GIVEN:
             raise UserError(
                 f"data = {config.data!r}: images are given; leave out one of the two"
             )
-        source = shape, load_given = _reader(config, images, labels, clients)
-        if isinstance(recipe, str) and not is_open:
-            given = {"image_size": shape[2], "image_channels": shape[0]} | given
-            source = shape, lambda config: with_counted(load_given(config), settings)
+        load_images = _reader(config, images, labels, clients)
     config = overridden(config, given)
     _check_engine(config, "fedgs train")
     if isinstance(recipe, str):
         config = with_held_out(config, given)
-    load_images = source[1] if source else load_data
     if is_open:
-        config, data = fitted_to_data(config, given, source)
+        config, data = fitted_to_data(config, given, load_images)
         load_images = lambda config: data  # noqa: E731
     return config, load_images
 
@@ -292,7 +289,7 @@ class TrainingRun:
             return self
         _check_engine(self.config, f"fedgs resume {self.path}")
         if images is not None:
-            self._data = _reader(self.config, images, labels, clients)[1](self.config)
+            self._data = _reader(self.config, images, labels, clients)(self.config)
         if self._data is None:
             self._data = load_data(self.config)
         report = progress or (lambda metrics: None)
@@ -314,14 +311,10 @@ class TrainingRun:
 # ------------------------------------------------------------------ what was given
 
 
-def _reader(
-    config: RunConfig, images: Any, labels: Column, clients: Column
-) -> tuple[tuple[int, ...], Callable[[RunConfig], FederatedImages]]:
-    """Returns the shape (C, S, S) of given images, and what splits them for a run."""
+def _reader(config: RunConfig, images: Any, labels: Column, clients: Column) -> Load:
+    """Returns what fits given images to a run, and splits them into its clients."""
     records = read_given(config, images, labels, clients)
-    return records.images.shape[1:], lambda config: federate(
-        config, fit(config, records)
-    )
+    return lambda config: federate(config, fit(config, records))
 
 
 def _check_engine(config: RunConfig, command: str) -> None:

@@ -213,7 +213,7 @@ def norm_histograms(norms: Sequence[Norms], clip_bound: float) -> Figure:
     return figure
 
 
-@settings_flags(shown=("data", "data_dir", "num_rounds", "output"))
+@settings_flags("data", "data_dir", "num_rounds", "output", has_set=True)
 def gradient_norms(
     recipe: RecipeOption = "algorithm-1", *, settings: dict[str, Any]
 ) -> None:

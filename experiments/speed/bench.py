@@ -54,6 +54,7 @@ def _config(**overrides: object) -> GsWganConfig:
     """Returns settings of full participation, for one client unless another is said."""
     settings = {"num_classes": 10, "seed": 0, "noise_multiplier": 1.0}
     settings |= {"target_epsilon": None, "num_clients": 1, "clients_per_round": 1}
+    settings |= {"image_size": 28, "image_channels": 1}
     return GsWganConfig.from_flat(settings | overrides, gs_wgan())
 
 

@@ -5,6 +5,7 @@ to do. `refuse` makes the first one the UserError. This module imports no tensor
 library.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from fedgs.config.integers import why_too_coarse
 from fedgs.config.placement import read_sizes
 from fedgs.config.plugins import GS_WGAN
 from fedgs.config.rounds import rounds_alike
-from fedgs.config.settings import Settings
+from fedgs.config.settings import IMAGE_SIZES, Settings
 from fedgs.config.terms import Terms
 from fedgs.files import NAME_RULE, is_plain_name
 
@@ -31,9 +32,9 @@ NODE_NAME_RULE = (
 
 def model_problems(config: Settings) -> Iterator[Problem]:
     """Yields what is wrong with the shape of images and the device."""
-    if config.image_size not in (16, 28, 32, 64):
+    if config.image_size not in (None, *IMAGE_SIZES):
         yield "image_size", "give --image-size 16, 28, 32 or 64"
-    if config.image_channels not in (1, 3):
+    if config.image_channels not in (None, 1, 3):
         yield "image_channels", "give --image-channels 1 or 3"
     if not re.fullmatch(DEVICE, config.device):
         yield "device", "give --device cpu or cuda; cuda:1 is the second GPU"
@@ -98,7 +99,8 @@ def node_size_problems(config: Settings) -> Iterator[Problem]:
 
 def federation_problems(config: Settings) -> Iterator[Problem]:
     """Yields what is wrong with the clients, nodes and participants of a round."""
-    num_clients, per_round = config.num_clients, config.clients_per_round
+    num_clients = config.num_clients
+    per_round = config.clients_per_round
     if config.client_selection == "all":
         if num_clients is not None and per_round not in (None, num_clients):
             what = f"client_selection = all means all {num_clients} clients"
@@ -207,13 +209,20 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
     if config.noise_multiplier is None:
         return
     for terms in _known_terms(config):
-        asked = (config.units(terms), math.prod(terms.shape[1:]))
-        if why := why_too_coarse(terms.noise_multiplier, *asked):
+        numbers = math.prod(terms.shape[1:])
+        why = why_too_coarse(terms.noise_multiplier, config.units(terms), numbers)
+        if why:
             yield "secure_aggregation", why
 
 
 def _known_terms(config: Settings) -> list[Terms]:
     """Returns the terms of all rounds; without classes those that have none of them."""
+    # What is too coarse for the smallest image is too coarse for all.
+    config = dataclasses.replace(
+        config,
+        image_size=config.image_size or IMAGE_SIZES[0],
+        image_channels=config.image_channels or 1,
+    )
     if config.num_classes is not None:
         return [alike.terms for alike in rounds_alike(config)]
     found: list[Terms] = []
@@ -245,7 +254,10 @@ def _source(data: str) -> str:
     path = Path(where.partition("?")[0] if kind == "hf" else where).expanduser()
     if where and (kind in ("npz", "folder") or (kind == "hf" and path.is_dir())):
         return str(path.resolve())
-    name = where.partition("?")[0].lower() if kind == "hf" else kind
+    if kind == "hf":
+        name = where.partition("?")[0].lower()
+    else:
+        name = kind
     if re.search("fashion.?mnist", name):
         return "fashion-mnist"
     return "nist" if re.search("(?<![a-z])(q|e|fe)?mnist", name) else name

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedgs.config.fields import Problem, option
-from fedgs.config.settings import PARTS_OF_CLASS, Settings
+from fedgs.config.settings import IMAGE_SIZES, PARTS_OF_CLASS, Settings
 from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 
@@ -117,8 +117,11 @@ class MomentSettings(FeatureSettings):
 
     @property
     def moment_features(self) -> int:
-        """Number of low frequencies of one image, over all channels."""
-        return self.image_channels * self.moment_size**2
+        """Number of low frequencies of one image, over all channels.
+
+        Those of a grey image as long as no data have been read.
+        """
+        return (self.image_channels or 1) * self.moment_size**2
 
     @property
     def num_features(self) -> int:
@@ -135,7 +138,9 @@ class MomentSettings(FeatureSettings):
         if self.method == "scatter":
             return 1  # of all images, once each is taken off its class' mean
         groups = super().num_groups
-        return groups * PARTS_OF_CLASS if self.method == "parts" else groups
+        if self.method == "parts":
+            return groups * PARTS_OF_CLASS
+        return groups
 
     def problems(self) -> Iterator[Problem]:
         """Yields which settings of moments contradict each other, or their order."""
@@ -143,8 +148,12 @@ class MomentSettings(FeatureSettings):
         if self.public_data is not None and self.latent_dim > self.moment_features:
             most = f"the {self.moment_features} low frequencies of moment_size"
             yield "latent_dim", f"give --latent-dim at most {most}"
-        if self.moment_size > self.image_size:
-            yield "moment_size", f"give --moment-size at most {self.image_size}"
+        most = self.image_size or max(IMAGE_SIZES)
+        if self.moment_size > most:
+            yield (
+                "moment_size",
+                f"give --moment-size at most {most}, the side of an image",
+            )
         if self.num_features > MOST_FEATURES:
             is_scatter = self.method == "scatter"
             name = "moment_size" if is_scatter else "latent_dim"
@@ -152,7 +161,10 @@ class MomentSettings(FeatureSettings):
             yield name, f"{why}; give a smaller --{name.replace('_', '-')}"
         # Each needs what the phase before found.
         before = tuple(phase.method for phase in self.earlier_phases)
-        first = ("means", "scatter") if self.public_data is None else ()
+        if self.public_data is None:
+            first = ("means", "scatter")
+        else:
+            first = ()
         if self.method in ("means", "scatter"):
             is_in_order = (*before, self.method) == first[: len(before) + 1]
         else:

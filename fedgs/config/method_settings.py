@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgs.config.feature_settings import MomentSettings
 from fedgs.config.fields import Problem, Trait, option, scalar_type
-from fedgs.config.settings import GROUPS, MOST_WIDTH, Settings, types_of
+from fedgs.config.settings import GROUPS, IMAGE_SIZES, MOST_WIDTH, Settings, types_of
 from fedgs.config.terms import Terms
 
 REFERENCE_WARM_START_ROUNDS = 2_000  # GS-WGAN source/config.py
@@ -128,8 +128,9 @@ class GsWganSettings(NetworkSettings):
     @property
     def release_shape(self) -> tuple[int, int, int, int]:
         """Shape (B, channels, side, side) of B gradients in their basis."""
-        side = self.dct_size or self.image_size
-        return (self.batch_size, self.image_channels, side, side)
+        channels, _, side = self.image_shape
+        side = self.dct_size or side
+        return (self.batch_size, channels, side, side)
 
     def problems(self) -> Iterator[Problem]:
         """Yields which settings contradict each other."""
@@ -138,9 +139,9 @@ class GsWganSettings(NetworkSettings):
         if fakes is not None and fakes < self.batch_size:
             least = f"batch_size = {self.batch_size}"
             yield "fakes_per_round", f"give --fakes-per-round at least {least}"
-        if self.dct_size is not None and self.dct_size > self.image_size:
-            most = f"image_size = {self.image_size}"
-            yield "dct_size", f"give --dct-size at most {most}"
+        most = self.image_size or max(IMAGE_SIZES)
+        if self.dct_size is not None and self.dct_size > most:
+            yield "dct_size", f"give --dct-size at most {most}, the side of an image"
 
     def phase_terms(self, round: int) -> Terms:
         """Returns B gradients of the fakes, each clipped to C.

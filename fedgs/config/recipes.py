@@ -24,6 +24,7 @@ from fedgs.config.settings import (
     REFERENCE_NUM_CLIENTS,
     REFERENCE_NUM_ROUNDS,
 )
+from fedgs.config.tree import flattened
 from fedgs.errors import UserError
 from fedgs.files import read_toml
 
@@ -237,7 +238,7 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
         phases = (*moments_parts().phases, *last)
         found |= {"num_rounds": len(phases), "phases": phases}
     # As many coordinates with every number of channels.
-    size = max(2, round(side / config.image_channels**0.5))
+    size = max(2, round(side / (config.image_channels or 1) ** 0.5))
     return found | {"moment_size": size}
 
 
@@ -294,7 +295,10 @@ def described(config: RunConfig) -> str:
         else:
             texts.append(f"{count} rounds of {phase.method}")
     num_clients = config.num_clients or "the data's"
-    who = "all" if config.client_selection == "all" else config.clients_per_round
+    if config.client_selection == "all":
+        who = "all"
+    else:
+        who = config.clients_per_round
     name = config.recipe or config.methods
     return f"recipe {name}: {', '.join(texts)}; {who} of {num_clients} clients in each"
 
@@ -357,7 +361,7 @@ def settings_in(
     """Returns the settings that a TOML file names; none without a file.
 
     Args:
-        config_file: in it a table, named as a method, may hold the method's own.
+        config_file: plain settings, and tables of them; see `fedgs.config.tree`.
         phases: of the run, unless the file has its own.
 
     Raises:
@@ -368,23 +372,6 @@ def settings_in(
     settings = read_toml("config", config_file)
     if "phases" in settings:
         phases = read_phases(settings["phases"])
-    methods = methods_of(phases)
-    tables = {n: own for n, own in settings.items() if isinstance(own, dict)}
-    if other := tables.keys() - {*methods}:
-        raise UserError(
-            f"config = {config_file}: [{min(other)}] is a table; only the run's "
-            f"methods have one, [{'], ['.join(methods)}], and other settings stand "
-            "before it"
-        )
-    found = {n: value for n, value in settings.items() if n not in tables}
-    shared = {spec.name for spec in dataclasses.fields(RunConfig)}
-    for method, own in tables.items():
-        if misplaced := own.keys() & shared:
-            name = min(misplaced)
-            raise UserError(
-                f"{name}: is in [{method}] of {config_file}, but all methods have it; "
-                "give it before the table"
-            )
-        found |= own
+    found = flattened(settings, f"config = {config_file}", methods_of(phases))
     check_names(found, phases=phases)
     return found

@@ -13,7 +13,7 @@ import dataclasses
 from functools import lru_cache
 from typing import NamedTuple
 
-from fedgs.config.settings import Settings
+from fedgs.config.settings import IMAGE_SIZES, Settings
 from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 
@@ -75,14 +75,18 @@ def terms_at(config: Settings, round: int) -> Terms:
 
 
 def with_open_settings(config: Settings) -> Settings:
-    """Returns settings whose terms can be read, where noise or classes are unset.
+    """Returns settings whose terms can be read, where noise or the data's are unset.
 
-    Noise is then 1, and terms are compared with that; the number of classes changes
-    shapes, and no cost.
+    Noise is then 1, and terms are compared with that; the number of classes and the
+    shape of images change shapes, and no cost.
     """
     found: dict[str, float | int] = {}
     if not config.noise_multiplier:
         found["noise_multiplier"] = 1.0
     if config.num_classes is None:
         found["num_classes"] = 1
+    if config.image_size is None:
+        found["image_size"] = IMAGE_SIZES[0]
+    if config.image_channels is None:
+        found["image_channels"] = 1
     return dataclasses.replace(config, **found)

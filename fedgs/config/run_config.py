@@ -16,6 +16,7 @@ from fedgs.config.fields import Scalar, again, entry, refuse, shortened
 from fedgs.config.method_settings import GsWganSettings, NetworkSettings, settings_of
 from fedgs.config.phases import Phase, read_phases, written
 from fedgs.config.plugins import GS_WGAN, settings_of_method
+from fedgs.config.rounds import with_open_settings
 from fedgs.config.settings import (
     REFERENCE_NUM_ROUNDS,
     WITH_ROUNDS,
@@ -241,8 +242,8 @@ def _cost_at_run_noise(config: RunConfig) -> float:
     """Returns what a phase's releases cost, in units of one sample's at noise 1."""
     index = config.phase_index or 0
     first, after = config.first_rounds[index : index + 2]
-    num_classes = config.num_classes or 1  # of shapes, and of no cost
-    plain = dataclasses.replace(config, noise_multiplier=1.0, num_classes=num_classes)
+    known = with_open_settings(config)
+    plain = dataclasses.replace(known, noise_multiplier=1.0)
     total = 0.0
     for round in range(1, after - first + 1):
         terms = plain.phase_terms(round)
@@ -296,7 +297,7 @@ def check_names(
         nearest = difflib.get_close_matches(shortened(name), known, 1, 0.0)
         raise UserError(
             f"{name}: unknown setting; the nearest is {nearest[0]}, and `fedgs "
-            "train --help-all` lists them all"
+            "settings` lists them all"
         )
 
 
@@ -311,6 +312,8 @@ class ResolvedConfig(RunConfig):
         UserError: a setting is unset.
     """
 
+    image_size: int = again(RunConfig, "image_size")
+    image_channels: int = again(RunConfig, "image_channels")
     num_classes: int = again(RunConfig, "num_classes")
     num_clients: int = again(RunConfig, "num_clients")
     clients_per_round: int = again(RunConfig, "clients_per_round")
@@ -324,7 +327,10 @@ class ResolvedConfig(RunConfig):
     @property
     def public_conditions(self) -> tuple[str, ...]:
         """What every epsilon of the run supposes to be public, in words."""
-        names = self.counted.split(",") if self.counted else ()
+        if self.counted:
+            names = self.counted.split(",")
+        else:
+            names = ()
         if not names:
             return super().public_conditions
         values = ", ".join(f"{name} = {getattr(self, name)}" for name in names)

@@ -34,6 +34,7 @@ REFERENCE_NUM_ROUNDS = 20_000
 
 WITH_ROUNDS = "feature-means-gs-wgan"  # the default recipe, and rounds after it
 GIVEN = "given"  # the setting `data` where a program gave the images itself
+IMAGE_SIZES = (16, 28, 32, 64)  # sides that generators and discriminators are made for
 GROUPS = ("Data", "Federation", "Privacy", "Training", "GS-WGAN", "Model", "Runtime")
 
 PARTS_OF_CLASS = 4  # Gaussians of each class, where a phase releases parts
@@ -68,8 +69,8 @@ class Settings:
     data_dir: str | None = option(
         None,
         "Data",
-        "Folder in torchvision's layout, for example with MNIST/raw; for femnist and "
-        "hf:NAME the Hugging Face cache.",
+        "Folder with the data, as MNIST/raw; for femnist and hf:NAME the Hugging "
+        "Face cache.",
         traits=("clients", "reading", "of_client", "stays", "path", "machine"),
     )
     download: bool = option(
@@ -97,8 +98,8 @@ class Settings:
     test_fraction: float = option(
         0.0,
         "Data",
-        "Share of every owner's images held out of training, the same in every run. "
-        "Unless set, train and baseline hold out 0.1 of data without a test split.",
+        "Share of every owner's images held out of training. Default: 0.1 of data "
+        "without a test split.",
         traits=("owners", "clients", "reading", "of_client"),
         at_least=0,
         below=1,
@@ -110,15 +111,21 @@ class Settings:
         traits=("clients", "of_client"),
         choices=("auto", "iid", "by-client", "dirichlet"),
     )
-    image_size: int = option(
-        28,
+    image_size: int | None = option(
+        None,
         "Data",
-        "Side of the square images: 16, 28, 32 or 64.",
+        "Side of the square images: 16, 28, 32 or 64. Default: that of the data's "
+        "pictures. Give it where these differ in size, or have another one.",
         traits=("images",),
         at_least=16,
     )
-    image_channels: int = option(
-        1, "Data", "1 for grey, 3 for RGB.", traits=("images",), at_least=1, at_most=3
+    image_channels: int | None = option(
+        None,
+        "Data",
+        "1 for grey, 3 for RGB. Default: 1 if all pictures of the data are grey.",
+        traits=("images",),
+        at_least=1,
+        at_most=3,
     )
     num_classes: int | None = option(
         None,
@@ -314,8 +321,7 @@ class Settings:
     seed: int | None = option(
         None,
         "Runtime",
-        "Seed of initialisation, latents and data order; drawn and recorded when "
-        "unset. Who is selected does not follow from it, unless noise_seed is given.",
+        "Seed of initialisation, latents and data order. Default: drawn and recorded.",
         at_least=0,
     )
     device: str = option(
@@ -422,7 +428,9 @@ class Settings:
     def node_title(self, node_id: int) -> str:
         """Returns what a node is called for people: its name, else "node 3"."""
         names = self.node_names
-        return names[node_id] if names else f"node {node_id}"
+        if names:
+            return names[node_id]
+        return f"node {node_id}"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -545,6 +553,18 @@ class Settings:
         return terms
 
     @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Shape (channels, side, side) of an image.
+
+        Raises:
+            UserError: it is unset, and no data have been read yet.
+        """
+        if self.image_size is None or self.image_channels is None:
+            names = "image_size and image_channels are unset"
+            raise UserError(f"{names}: give --image-size and --image-channels, or data")
+        return self.image_channels, self.image_size, self.image_size
+
+    @property
     def is_masked(self) -> bool:
         """Whether nodes mask their sums: with secure aggregation in Flower."""
         return self.secure_aggregation and self.engine != "local"
@@ -607,7 +627,9 @@ def _own_rounds(phase: Phase) -> int | None:
 def num_rounds_of(phases: Sequence[Phase], num_rounds: int) -> int:
     """Returns the rounds of all phases; those given where a phase has what is left."""
     rounds = [_own_rounds(phase) for phase in phases]
-    return num_rounds if None in rounds else sum(count or 0 for count in rounds)
+    if None in rounds:
+        return num_rounds
+    return sum(count or 0 for count in rounds)
 
 
 @functools.cache

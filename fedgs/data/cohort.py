@@ -3,7 +3,10 @@
 import dataclasses
 from pathlib import Path
 
-from fedgs.cohorts.files import Cohort, read_cohort
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgs.cohorts.cohort_file import Cohort, read_cohort
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.partition import check_num_clients
@@ -37,7 +40,7 @@ def cohort_of_data(
         UserError: an unreadable file, or names that the data does not have.
     """
     cohort = read_cohort(path, setting)
-    if unknown := sorted({*cohort.names} - {*data.client_names}):
+    if unknown := sorted(set(cohort.names) - set(data.client_names)):
         raise UserError(
             f"{setting} = {path}: data = {data.name} has no client "
             f"{first_n(map(repr, unknown))} ({len(unknown)} of {len(cohort.names)} "
@@ -62,14 +65,16 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
     """
     if config.cohort is None:
         return data
-    wanted = {*cohort_of_data(Path(config.cohort), data).names}
+    wanted = set(cohort_of_data(Path(config.cohort), data).names)
     check_num_clients(config, len(wanted), f"cohort = {config.cohort} has", "clients")
     kept = [i for i, name in enumerate(data.client_names) if name in wanted]
     kept = kept[: config.num_clients]
-    tests = data.client_test_records
+    tests: tuple[NDArray[np.int64], ...] = ()
+    if data.client_test_records:
+        tests = tuple(data.client_test_records[i] for i in kept)
     return dataclasses.replace(
         data,
         client_records=tuple(data.client_records[i] for i in kept),
         client_names=tuple(data.client_names[i] for i in kept),
-        client_test_records=tuple(tests[i] for i in kept) if tests else (),
+        client_test_records=tests,
     )

@@ -41,7 +41,9 @@ def corrupted(config: RunConfig, name: str, count: int) -> NDArray[np.bool_]:
     """
     if config.corruption == "none":
         return np.zeros(count, bool)
-    seed = config.seed if config.corruption_seed is None else config.corruption_seed
+    seed = config.corruption_seed
+    if seed is None:
+        seed = config.seed
     if seed is None:
         raise UserError(f"seed is unset: corruption = {config.corruption} needs --seed")
     rng = stream(seed, f"corruption/{name}")
@@ -90,17 +92,18 @@ def corrupt(
         Images and labels: the records' own arrays without corruption; else the images
         are changed in place where they can be written.
     """
-    images, labels = records.images, records.labels
+    images = records.images
     if config.corruption == "none":
-        return images, labels
-    images = images if images.flags.writeable else images.copy()
-    labels = labels.copy()
-    (bug,) = (t for t in TRANSFORMATIONS if t.name == config.corruption)
+        return images, records.labels
+    if not images.flags.writeable:  # as those that the process keeps
+        images = images.copy()
+    labels = records.labels.copy()
+    (bug,) = (known for known in TRANSFORMATIONS if known.name == config.corruption)
     for own, name in zip(client_records, names, strict=True):
         chosen = own[corrupted(config, name, len(own))]
-        spoilt = bug.apply(
+        spoilt, relabelled = bug.apply(
             to_float(images[chosen]), labels[chosen], records.num_classes
         )
-        images[chosen] = np.round(255 * spoilt[0])
-        labels[chosen] = spoilt[1]
+        images[chosen] = np.round(255 * spoilt)
+        labels[chosen] = relabelled
     return images, labels

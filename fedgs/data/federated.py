@@ -49,7 +49,6 @@ class FederatedImages:
         name: the setting `data` that it was loaded from.
         client_test_records: the records that each client holds out of training, which
             may be none; empty where the clients are not the data's own.
-        counted: settings that were taken from the images, such as their size.
         owners: "kept" where the clients are the owners that the data name, "cut" where
             such owners are cut into shards; "" where the data name none.
 
@@ -71,7 +70,6 @@ class FederatedImages:
     num_classes: int
     name: str
     client_test_records: tuple[NDArray[np.int64], ...] = ()
-    counted: tuple[str, ...] = ()
     owners: str = ""
 
     def __post_init__(self) -> None:
@@ -83,7 +81,8 @@ class FederatedImages:
         is_there = (owned >= 0) & (owned < count)
         if owned.dtype != np.int64 or not is_there.all():
             raise ValueError(f"client_records must be int64 in [0, {count})")
-        if np.bincount(owned, minlength=1).max() > 1:
+        is_owned_twice = np.bincount(owned, minlength=1) > 1
+        if is_owned_twice.any():
             raise ValueError("a record must not belong to two clients or twice to one")
 
     @property
@@ -123,7 +122,8 @@ class FederatedImages:
             client_id: in [0, num_clients).
         """
         records = self.client_records[client_id]
-        images, labels = self.images[records], self.labels[records]
+        images = self.images[records]
+        labels = self.labels[records]
         if not len(records):
             images = np.zeros((1, *self.images.shape[1:]), np.uint8)
             labels = np.zeros(1, np.int64)

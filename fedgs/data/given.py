@@ -15,7 +15,7 @@ from fedgs.data.readers.pictures import pixels_of
 from fedgs.data.records import Records
 from fedgs.errors import UserError, first_n, wrap_error
 
-REMEDY = "give whole pictures or arrays, and one value for each of them"
+_REMEDY = "give whole pictures or arrays, and one value for each of them"
 Column = ArrayLike | str | None  # a value for each image, or a column's name
 
 
@@ -38,13 +38,16 @@ def read_given(
     Raises:
         UserError: they contradict each other, or cannot be read.
     """
-    columns: dict[str, Any] = {"labels": labels, "clients": clients}
-    columns = {name: values for name, values in columns.items() if values is not None}
+    columns: dict[str, Any] = {}
+    if labels is not None:
+        columns["labels"] = labels
+    if clients is not None:
+        columns["clients"] = clients
     num_classes = 0
     where = f"data = {config.data!r}"
     if isinstance(images, Dataset):  # what its own code raises stays as it is
         columns = _of_torch(config, images) | columns
-    with wrap_error(Exception, f"{where}: cannot be read", REMEDY):
+    with wrap_error(Exception, f"{where}: cannot be read", _REMEDY):
         if hasattr(images, "column_names"):  # without importing `datasets`
             columns, num_classes = _of_hugging_face(config, images, columns)
         columns.setdefault("images", images)
@@ -56,14 +59,17 @@ def read_given(
 
 def _array(values: Any) -> NDArray[Any]:
     array = np.asarray(values)
-    # What pandas calls a column of strings is one of objects.
-    return np.array(array.tolist()) if array.dtype.kind == "O" else array
+    if array.dtype.kind == "O":  # what pandas calls a column of strings
+        return np.array(array.tolist())
+    return array
 
 
 def _of_torch(config: RunConfig, dataset: Any) -> dict[str, Any]:
     """Reads all items, as a map or an iterable."""
-    is_map = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    items = (dataset[i] for i in range(len(dataset))) if is_map else dataset
+    items = dataset
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        # Nothing else ends: `torch.utils.data.Dataset` raises no IndexError.
+        items = (dataset[i] for i in range(len(dataset)))
     rows = [item if isinstance(item, Sequence) else (item,) for item in items]
     width = max(map(len, rows), default=0)
     if not 1 <= width <= 3 or min(map(len, rows)) < width:
@@ -71,10 +77,11 @@ def _of_torch(config: RunConfig, dataset: Any) -> dict[str, Any]:
             f"data = {config.data!r}: a torch Dataset with items of {width} values; "
             "give (image, label) or (image, label, client), the same of all"
         )
-    names = ("labels", "clients")
-    others = zip(*(row[1:] for row in rows), strict=True)
-    images = _pictures(config, (row[0] for row in rows))
-    return {"images": images, **dict(zip(names, others, strict=False))}
+    columns: dict[str, Any] = {"images": _pictures(config, (row[0] for row in rows))}
+    for place, name in enumerate(("labels", "clients"), start=1):
+        if place < width:
+            columns[name] = [row[place] for row in rows]
+    return columns
 
 
 def _of_hugging_face(
@@ -89,6 +96,7 @@ def _of_hugging_face(
     named = {name: value for name, value in columns.items() if isinstance(value, str)}
     if len(pictures) != 1 or not {*named.values()} <= kinds.keys():
         shown = first_n(map(repr, named.values())) or None
+        # One picture a row, and columns that are there.
         raise UserError(
             f"data = {config.data!r}: has the columns {first_n(kinds, 9)}, of which "
             f"{len(pictures)} hold pictures; keep one of these, and give labels and "
@@ -97,26 +105,30 @@ def _of_hugging_face(
     columns |= {name: dataset[column][:] for name, column in named.items()}
     rows = (row[pictures[0]] for row in dataset.select_columns(pictures))
     columns["images"] = _pictures(config, rows)
-    label = named.get("labels")
-    return columns, dataset.features[label].num_classes if label in classes else 0
+    num_classes = 0
+    if (label := named.get("labels")) in classes:
+        num_classes = dataset.features[label].num_classes
+    return columns, num_classes
 
 
 def _pictures(config: RunConfig, items: Iterable[Any]) -> NDArray[Any]:
     """Stacks images; pictures of Pillow become (C, H, W), grey ones RGB among RGB."""
     where = f"data = {config.data!r}: image"
-    images = [
-        pixels_of(item, f"{where} {index}")
-        if isinstance(item, Image.Image)
-        else np.asarray(item)
-        for index, item in enumerate(items)
-    ]
+    images: list[NDArray[Any]] = []
+    for index, item in enumerate(items):
+        if isinstance(item, Image.Image):
+            images.append(pixels_of(item, f"{where} {index}"))
+        else:
+            images.append(np.asarray(item))
     shapes = {image.shape for image in images}
-    side = next(iter(shapes), ())[1:]
-    if len(shapes) != 1 and shapes != {(1, *side), (3, *side)}:
+    size = next(iter(shapes), ())[1:]
+    are_grey_and_rgb = shapes == {(1, *size), (3, *size)}
+    if len(shapes) != 1 and not are_grey_and_rgb:
         raise UserError(
             f"data = {config.data!r}: images have shapes {first_n(sorted(shapes))}; "
             "give at least one, and all of one shape"
         )
-    if len(shapes) == 2:
-        images = [np.repeat(i, 3, axis=0) if len(i) == 1 else i for i in images]
+    if are_grey_and_rgb:
+        shape = (3, *size)
+        images = [np.broadcast_to(image, shape) for image in images]
     return np.stack(images)

@@ -4,8 +4,6 @@
 client and which are held back, and `corruption` spoils some for experiments.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -75,33 +73,38 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
     owners = records.clients
     groups, names = partition.split(
         config,
-        records.labels[train],
-        records.num_classes,
-        None if owners is None else owners[train],
-        records.owners,
+        labels=records.labels[train],
+        num_classes=records.num_classes,
+        clients=None if owners is None else owners[train],
+        owners=records.owners,
     )
-    groups, tests = [train[group] for group in groups], []
+    groups = [train[group] for group in groups]
+    tests: partition.Groups = []
     is_by_client = partition.rule(config, owners) == "by-client"
     if config.test_fraction and is_by_client and owners is not None:
         held = np.flatnonzero(is_held_out)
         of_all, _ = partition.by_client(owners[held], owners)
+        # `num_clients` may take the first owners only.
         tests = [held[group] for group in of_all[: len(groups)]]
-    # Only now, that no label decides where another record is.
+    # Only now, so that no label decides where another record is.
     groups = [group[records.labels[group] != LEFT_OUT] for group in groups]
     tests = [group[records.labels[group] != LEFT_OUT] for group in tests]
-    own = [*map(np.concatenate, zip(groups, tests, strict=True))] if tests else groups
-    images, labels = corrupt(config, records, own, names)
+    all_of_clients = groups
+    if tests:
+        pairs = zip(groups, tests, strict=True)
+        all_of_clients = [np.concatenate(pair) for pair in pairs]
+    images, labels = corrupt(config, records, all_of_clients, names)
     whose = "kept" if is_by_client else "cut"
     if owners is None:
         whose = ""
     return FederatedImages(
-        images,
-        labels,
-        tuple(groups),
-        names,
-        records.num_classes,
-        config.data,
-        tuple(tests),
+        images=images,
+        labels=labels,
+        client_records=tuple(groups),
+        client_names=names,
+        num_classes=records.num_classes,
+        name=config.data,
+        client_test_records=tuple(tests),
         owners=whose,
     )
 
@@ -130,8 +133,9 @@ def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.i
             "give data that has one, such as mnist, or train and evaluate with "
             "--test-fraction"
         )
-    is_test: Any = True
-    if records is None:
+    if records is not None:
+        is_test = np.ones(len(records.labels), bool)
+    else:
         records = sources.load_records(config)
         is_test = partition.held_out(config, records)
     chosen = np.flatnonzero(is_test & (records.labels != LEFT_OUT))

@@ -63,6 +63,7 @@ def split(
     if config.seed is None:
         raise UserError(f"seed is unset: partition = {chosen} needs --seed")
     rng = stream(config.seed, "partition")
+    # An equal cut counts records of left-out classes too: no label moves another.
     if chosen == "iid":
         groups = iid(len(labels), num_clients, rng)
     else:
@@ -99,7 +100,8 @@ def iid(num_records: int, num_clients: int, rng: np.random.Generator) -> Groups:
     """
     size = num_records // num_clients
     order = rng.permutation(num_records).astype(np.int64)
-    return list(order[: num_clients * size].reshape(num_clients, size))
+    dealt = order[: num_clients * size]
+    return list(dealt.reshape(num_clients, size))
 
 
 def by_client(
@@ -156,11 +158,14 @@ def dirichlet(
         for client_id, records in enumerate(np.split(members, cuts)):
             owner[records] = client_id
     sizes = np.bincount(owner, minlength=num_clients)
+    # A shard without any record would be a client without images: it gets one of the
+    # largest shard's.
     for client_id in np.flatnonzero(sizes == 0):
         largest = sizes.argmax()
         if sizes[largest] < 2:
             break
-        owner[np.flatnonzero(owner == largest)[0]] = client_id
+        first_record = np.flatnonzero(owner == largest)[0]
+        owner[first_record] = client_id
         sizes[largest] -= 1
         sizes[client_id] = 1
     order = np.argsort(owner, kind="stable").astype(np.int64)
@@ -191,15 +196,15 @@ def _named(
 def _num_clients(config: RunConfig, num_records: int) -> int:
     """Returns K for a partition that does not take it from the data."""
     check_num_clients(config, num_records, f"data = {config.data} has", "records")
-    if config.num_clients is None and config.data == "digits":
+    if config.num_clients is not None:
+        return config.num_clients
+    if config.data == "digits":
         return DIGITS_NUM_CLIENTS
-    if config.num_clients is None:
-        way = _way_to_clients(config) if config.partition == "auto" else ""
-        raise UserError(
-            f"num_clients is unset: data = {config.data} names no number of clients "
-            f"for this partition; {way}give --num-clients for shards, no people"
-        )
-    return config.num_clients
+    way = _way_to_clients(config) if config.partition == "auto" else ""
+    raise UserError(
+        f"num_clients is unset: data = {config.data} names no number of clients "
+        f"for this partition; {way}give --num-clients for shards, no people"
+    )
 
 
 def _way_to_clients(config: RunConfig) -> str:
@@ -240,7 +245,8 @@ def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
     if not config.test_fraction:
         return is_held_out
     if records.clients is None:
-        groups, names = [np.arange(len(records.labels))], [NOBODY]
+        groups = [np.arange(len(records.labels))]
+        names = [NOBODY]
     elif config.privacy_unit == "record":
         raise UserError(
             f"test_fraction = {config.test_fraction}: privacy_unit = record, and by "
@@ -250,7 +256,9 @@ def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
     else:
         groups, names = by_client(records.clients, records.owners)
     for own, name in zip(groups, names, strict=True):
+        # By the owner's name alone, so that no other owner changes the choice.
+        rng = stream(HELD_OUT_SEED, f"held-out/{name}")
+        order = rng.permutation(len(own))
         count = min(round(config.test_fraction * len(own)), len(own) - 1)
-        order = stream(HELD_OUT_SEED, f"held-out/{name}").permutation(len(own))
         is_held_out[own[order[:count]]] = True
     return is_held_out

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedgs.config.fields import Problem, refuse
 from fedgs.config.run_config import RunConfig
+from fedgs.config.settings import IMAGE_SIZES
 from fedgs.errors import UserError, first_n
 
 DARK, LIGHT, UNCLEAR = "dark", "light", "unclear"
@@ -23,6 +24,8 @@ LEFT_OUT = -1  # the label of a record that is of none of the run's classes
 GUESSED_FROM = 4096  # images, evenly spread
 MOST_CLASSES = 1000  # a larger label is no class but a mistake
 RESIZE_CHUNK = 4096  # images in float32 at a time: bounds the memory
+# Of a user who has none.
+NO_IMAGES: NDArray[np.uint8] = np.empty((0, 1, 0, 0), np.uint8)
 
 
 class DataWarning(UserWarning):
@@ -57,41 +60,53 @@ def gathered(
     data: str,
     parts: Iterable[tuple[str | int, NDArray[np.uint8], Any]],
     capacity: int,
-    shape: tuple[int, int, int],
     num_classes: int,
     background: str,
 ) -> Records:
     """Collects users' images; warns about users without any, who stay owners.
 
-    Memory that is not used is not touched, so a capacity above the need costs nothing.
+    All become RGB where one is. Memory that is not used is not touched, so a capacity
+    above the need costs nothing.
 
     Privacy: reads private data; output private.
 
     Args:
         data: the setting, in errors.
-        parts: a user, some images (n, channel, height, width) of it, which may be none,
+        parts: a user, some images (n, channel, height, width) of it, or `NO_IMAGES`,
             and their labels (n,), or one label; all parts of a user one after another.
         capacity: the largest number of records.
-        shape: (channel, height, width) of an image.
         num_classes: number of labels.
         background: what the data's format declares.
 
     Raises:
-        UserError: there is no image at all.
+        UserError: there is no image at all, or two of them differ in size.
     """
-    images = np.empty((capacity, *shape), np.uint8)
+    images: NDArray[np.uint8] = NO_IMAGES
     labels = np.empty(capacity, np.int64)
     sizes: dict[str | int, int] = {}
     end = 0
     for user, more, numbers in parts:
-        part = slice(end, end := end + len(more))
-        images[part], labels[part] = more, numbers
         sizes[user] = sizes.get(user, 0) + len(more)
+        if not len(more):
+            continue
+        if not end:
+            images = np.empty((capacity, *more.shape[1:]), np.uint8)
+        if more.shape[2:] != images.shape[2:]:
+            raise _unset_size(data, images.shape[2], more.shape[2])
+        if more.shape[1] > images.shape[1]:  # the first one in colour
+            all_grey = images[:end]
+            images = np.empty((capacity, *more.shape[1:]), np.uint8)
+            images[:end] = all_grey
+        part = slice(end, end + len(more))
+        images[part] = more
+        labels[part] = numbers
+        end = part.stop
     if not end:
         raise UserError(f"data = {data!r}: has no images; give other data")
-    users, counts = np.array([*sizes]), [*sizes.values()]
-    owners = np.repeat(users, counts)
-    is_without = ~np.isin(users, owners[labels[:end] != LEFT_OUT])
+    users = np.array(list(sizes))
+    owners = np.repeat(users, list(sizes.values()))
+    is_kept = labels[:end] != LEFT_OUT
+    is_without = ~np.isin(users, owners[is_kept])
     if is_without.any():
         warnings.warn(
             f"data = {data!r}: {is_without.sum()} of {len(users)} users have no images "
@@ -100,7 +115,22 @@ def gathered(
             stacklevel=2,
         )
     return Records(
-        images[:end], labels[:end], num_classes, owners, background, owners=users
+        images=images[:end],
+        labels=labels[:end],
+        num_classes=num_classes,
+        clients=owners,
+        background=background,
+        owners=users,
+    )
+
+
+def _unset_size(data: str, *sides: int) -> UserError:
+    """Returns the error of pictures whose size cannot be that of a run's images."""
+    found = " and of ".join(f"{side} x {side}" for side in sides)
+    return UserError(
+        f"image_size is unset: data = {data!r} has pictures of {found} pixels, and "
+        "images are generated of 16, 28, 32 or 64 pixels a side; give --image-size, "
+        "to which pictures are resized"
     )
 
 
@@ -119,33 +149,45 @@ def guess_polarity(images: NDArray[np.uint8]) -> str:
     >>> guess_polarity(np.full((1, 1, 4, 4), 255, np.uint8))
     'light'
     """
-    part = images[:: -(-len(images) // GUESSED_FROM)] > 127
-    middle = part[:, :, 1:-1]
-    border = [part[:, :, [0, -1]], middle[..., [0, -1]]]
-    share = np.concatenate([pixels.ravel() for pixels in border]).mean()
-    if 1 - CLEAR_SHARE < share < CLEAR_SHARE:
-        return UNCLEAR
-    return LIGHT if share >= CLEAR_SHARE else DARK
+    step = -(-len(images) // GUESSED_FROM)  # rounded up
+    is_light = images[::step] > 127
+    rows = is_light[:, :, [0, -1]]
+    columns = is_light[:, :, 1:-1, [0, -1]]  # without the corners, which rows have
+    share = np.concatenate([rows.ravel(), columns.ravel()]).mean()
+    if share >= CLEAR_SHARE:
+        return LIGHT
+    if share <= 1 - CLEAR_SHARE:
+        return DARK
+    return UNCLEAR
 
 
 def fit(config: RunConfig, records: Records) -> Records:
     """Checks labels against `num_classes`; fits size, channels and background.
 
+    Images keep the size and the channels that they have where the settings are unset.
+
     Privacy: reads private data; output private.
 
     Raises:
-        UserError: labels beyond `num_classes`, or RGB images for a grey run.
+        UserError: labels beyond `num_classes`, RGB images for a grey run, or no
+            `image_size` for pictures of a size that is not generated.
     """
     num_classes = config.num_classes or records.num_classes
     images = records.images
-    channels = images.shape[1]
-    refuse(config, _problems(config, records.labels, num_classes, channels))
-    if images.shape[2:] != (config.image_size, config.image_size):
-        images = resize(images, config.image_size)
-    if channels < config.image_channels:
-        images = np.repeat(images, config.image_channels, axis=1)
+    own_channels, own_side, _ = images.shape[1:]
+    refuse(config, _problems(config, records.labels, num_classes, own_channels))
+    if config.image_size is None and own_side not in IMAGE_SIZES:
+        raise _unset_size(config.data, own_side)
+    side = config.image_size or own_side
+    channels = config.image_channels or own_channels
+    if own_side != side:
+        images = resize(images, side)
+    if own_channels < channels:
+        images = np.repeat(images, channels, axis=1)
     guess = guess_polarity(images)
-    declared = records.background if config.background == "auto" else config.background
+    declared = config.background
+    if declared == "auto":
+        declared = records.background
     if guess not in (declared, UNCLEAR):
         warnings.warn(
             f"background = {config.background}: data = {config.data!r} is read as "
@@ -155,6 +197,7 @@ def fit(config: RunConfig, records: Records) -> Records:
             stacklevel=2,
         )
     if declared == LIGHT:
+        # In place where that is possible: a large data set fits once into memory.
         target = images if images.flags.writeable else None
         images = np.subtract(np.uint8(255), images, out=target)
     return dataclasses.replace(
@@ -171,14 +214,16 @@ def _problems(
 ) -> Iterator[Problem]:
     """Yields labels that no class has, and colours that the run has not."""
     most = max(config.num_classes or 0, MOST_CLASSES)
-    for wrong, remedy in (
-        (labels >= most, f"labels below {most}"),
-        (labels >= num_classes, f"--num-classes above {labels.max(initial=0)}"),
+    largest = labels.max(initial=0)
+    for limit, remedy in (
+        (most, f"labels below {most}"),
+        (num_classes, f"--num-classes above {largest}"),
     ):
-        if wrong.any():
-            index = int(wrong.argmax())
+        is_wrong = labels >= limit
+        if is_wrong.any():
+            index = int(is_wrong.argmax())
             yield "data", f"image {index} has the label {labels[index]}; give {remedy}"
-    if channels > config.image_channels:
+    if config.image_channels is not None and channels > config.image_channels:
         remedy = "give --image-channels 3"
         yield "image_channels", f"data = {config.data!r} has RGB images; {remedy}"
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.readers import arrays, femnist, folder, fonts, hugging_face
-from fedgs.data.records import Records, fit
+from fedgs.data.records import Records, fit, resize
 from fedgs.errors import UserError, imported, wrap_error
 
 FOLDERS = {
@@ -38,12 +38,15 @@ READERS = {
     "npz": arrays.read,
     "hf": hugging_face.read,
 }
-NAMES = "digits, fonts, mnist, fashion-mnist, mnist-by-writer, femnist[:PATH], "
-NAMES += "folder:PATH, npz:PATH, hf:NAME"
+_NAMES = "digits, fonts, mnist, fashion-mnist, mnist-by-writer, femnist[:PATH], "
+_NAMES += "folder:PATH, npz:PATH, hf:NAME"
 QMNIST_LABELS = "QMNIST/raw/qmnist-train-labels-idx2-int"
-QMNIST_LABEL, QMNIST_WRITER = 0, 2  # columns of the 8 in a row
+DIGITS_SIDE = 28  # of `digits` by default, which are too small to be generated
+# Columns of the 8 in a row.
+QMNIST_LABEL = 0
+QMNIST_WRITER = 2
 log = logging.getLogger(__name__)  # the command line prints it
-REMEDY = "give whole files of a layout in docs/data.md, which this user can read"
+_REMEDY = "give whole files of a layout in docs/data.md, which this user can read"
 
 
 def load_records(config: RunConfig) -> Records:
@@ -53,23 +56,25 @@ def load_records(config: RunConfig) -> Records:
 
     Raises:
         UserError: an unknown source, missing or malformed data, labels beyond
-            `num_classes`, or RGB images for a grey run.
+            `num_classes`, RGB images for a grey run, or pictures without one size that
+            can be generated and no `image_size`.
     """
     return fit(config, read_records(config))
 
 
 def read_records(config: RunConfig) -> Records:
-    """Reads `config.data` as it is; a folder's pictures have the run's size already.
+    """Reads `config.data` as it is; pictures in files have the run's size if it is set.
 
     Privacy: reads private data; output private.
 
     Raises:
-        UserError: an unknown source, or missing or malformed data.
+        UserError: an unknown source, missing or malformed data, or picture files that
+            differ in size without `image_size`.
     """
     kind, _, where = config.data.partition(":")
     read: Callable[[], Records]
     if config.data == "digits":
-        read = _digits
+        read = partial(_digits, config)
     elif config.data == "fonts":
         read = partial(fonts.read, "train")
     elif config.data in FOLDERS:
@@ -80,13 +85,14 @@ def read_records(config: RunConfig) -> Records:
         raise UserError(
             f"data = {GIVEN!r}: these images were given in Python and are in no file; "
             "continue the run there, by fedgs.load(RUN).resume(images, labels, "
-            f"clients), or give --data one of {NAMES}"
+            f"clients), or give --data one of {_NAMES}"
         )
     elif (path := Path(config.data).expanduser()).exists():
         kind = "folder" if path.is_dir() else "npz"
+        # The prefix says what is read, so that a name cannot become a path by chance.
         raise UserError(f"data = {config.data!r}: give --data {kind}:{config.data}")
     else:
-        raise UserError(f"data = {config.data!r}: give --data one of {NAMES}")
+        raise UserError(f"data = {config.data!r}: give --data one of {_NAMES}")
     log.info("reading %s ...", config.data)
     with _guarded(config):
         return read()
@@ -97,7 +103,7 @@ def _guarded(config: RunConfig) -> AbstractContextManager[None]:
 
     What a reader foresees it refuses itself, by file, user and image.
     """
-    return wrap_error(Exception, f"data = {config.data!r}: cannot be read", REMEDY)
+    return wrap_error(Exception, f"data = {config.data!r}: cannot be read", _REMEDY)
 
 
 def has_test_split(data: str) -> bool:
@@ -121,15 +127,19 @@ def load_test_records(config: RunConfig) -> Records | None:
         UserError: as `load_records`.
     """
     kind = config.data.partition(":")[0]
-    read_test = {"femnist": femnist.read_test, "hf": hugging_face.read_test}.get(kind)
+    records: Records | None = None
     with _guarded(config):
         if config.data in FOLDERS:
             records = _mnist(config, "t10k")
         elif config.data == "fonts":
             records = fonts.read("test")
-        else:
-            records = read_test(config) if read_test else None
-    return None if records is None else fit(config, records)
+        elif kind == "femnist":
+            records = femnist.read_test(config)
+        elif kind == "hf":
+            records = hugging_face.read_test(config)
+    if records is None:
+        return None
+    return fit(config, records)
 
 
 def with_absolute_path(data: str) -> str:
@@ -139,12 +149,16 @@ def with_absolute_path(data: str) -> str:
     ('mnist', 'npz:/data/a.npz')
     """
     kind, _, where = data.partition(":")
-    mark = query = ""
+    if kind not in READERS or not where:
+        return data
+    mark = ""
+    query = ""
     if kind == "hf":
         where, mark, query = where.partition("?")
     path = Path(where).expanduser()
-    is_path = kind in READERS and where and (kind != "hf" or path.is_dir())
-    return f"{kind}:{path.absolute()}{mark}{query}" if is_path else data
+    if kind == "hf" and not path.is_dir():  # a name of the hub
+        return data
+    return f"{kind}:{path.absolute()}{mark}{query}"
 
 
 def read_idx(path: Path, dtype: str, num_dims: int) -> NDArray[Any]:
@@ -163,28 +177,33 @@ def read_idx(path: Path, dtype: str, num_dims: int) -> NDArray[Any]:
     # Imported here: it loads a compiler, a third of the time a client takes to start.
     from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
 
-    values = None
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # whatever a damaged file makes it raise
         values = read_sn3_pascalvincent_tensor(str(path)).numpy()
-    is_whole = values is not None and values.size > 0 and values.dtype == dtype
-    if values is None or not is_whole or values.ndim != num_dims:
-        raise UserError(
-            f"{path}: not a whole idx file of {num_dims} dimensions of type {dtype}; "
-            "remove it and add --download, or give another --data-dir"
-        )
-    return values
+        is_right = values.dtype == dtype and values.ndim == num_dims
+        if is_right and values.size > 0:
+            return values
+    raise UserError(
+        f"{path}: not a whole idx file of {num_dims} dimensions of type {dtype}; "
+        "remove it and add --download, or give another --data-dir"
+    )
 
 
-def _digits() -> Records:
+def _digits(config: RunConfig) -> Records:
     """Returns scikit-learn's 1797 digits of 8x8 pixels, 0..16 scaled to 0..255.
 
-    They fill their frame; a border of 2 pixels gives them about MNIST's margin.
+    They fill their frame; a border of 2 pixels gives them about MNIST's margin. They
+    are scaled up to the run's size, or else to MNIST's.
     """
     datasets = imported("sklearn.datasets", "data = digits", "scikit-learn")
     pixels, labels = datasets.load_digits(return_X_y=True)
     images = np.rint(np.asarray(pixels) * (255 / 16)).astype(np.uint8)
-    framed = np.pad(images.reshape(-1, 1, 8, 8), ((0, 0), (0, 0), (2, 2), (2, 2)))
-    return Records(framed, np.asarray(labels, np.int64), 10)
+    border = (2, 2)
+    framed = np.pad(images.reshape(-1, 1, 8, 8), ((0, 0), (0, 0), border, border))
+    return Records(
+        images=resize(framed, config.image_size or DIGITS_SIDE),
+        labels=np.asarray(labels, np.int64),
+        num_classes=10,
+    )
 
 
 def _mnist(config: RunConfig, split: str) -> Records:
@@ -192,7 +211,9 @@ def _mnist(config: RunConfig, split: str) -> Records:
     raw = f"{FOLDERS[config.data]}/raw/{split}"
     names = [f"{raw}-images-idx3-ubyte", f"{raw}-labels-idx1-ubyte"]
     by_writer = config.data == "mnist-by-writer" and split == "train"
-    paths = _find(config, names + [QMNIST_LABELS] * by_writer)
+    if by_writer:
+        names.append(QMNIST_LABELS)
+    paths = _find(config, names)
     images = read_idx(paths[0], "uint8", 3)
     labels = read_idx(paths[1], "uint8", 1)
     if len(images) != len(labels):
@@ -200,15 +221,19 @@ def _mnist(config: RunConfig, split: str) -> Records:
             f"data_dir = {config.data_dir!r}: {names[0]} has {len(images)} images, "
             f"{names[1]} has {len(labels)} labels; give files that belong together"
         )
-    clients = _writers(paths[2], labels) if by_writer else None
-    return Records(images[:, None], labels.astype(np.int64), 10, clients)
+    return Records(
+        images=images[:, None],
+        labels=labels.astype(np.int64),
+        num_classes=10,
+        clients=_writers(paths[2], labels) if by_writer else None,
+    )
 
 
 def _writers(path: Path, labels: NDArray[np.integer]) -> NDArray[np.integer]:
     """Returns the writer of each MNIST training image, shape (N,)."""
     rows = read_idx(path, "int32", 2)
-    same = rows.shape == (len(labels), 8)
-    if not same or (rows[:, QMNIST_LABEL] != labels).any():
+    is_shape = rows.shape == (len(labels), 8)
+    if not is_shape or (rows[:, QMNIST_LABEL] != labels).any():
         raise UserError(
             f"{path}: does not describe the {len(labels)} images of MNIST's training "
             "split in their order (its labels differ); give files that belong together"

@@ -6,6 +6,7 @@ exists: the first is what gets planted, all of them are looked for.
 """
 
 import io
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,10 @@ from fedgs.randomness import stream
 
 Images = NDArray[np.float32]
 Labels = NDArray[np.int64]
-INVERSION, TURNS, REST = "invert", "turns", "rest"  # families
+# Families of entries that are tested together.
+INVERSION = "invert"
+TURNS = "turns"
+_REST = "rest"
 Degree = Any  # a number or a pair of numbers; None where there is one degree only
 
 
@@ -59,16 +63,20 @@ class Transformation:
     def family(self) -> str:
         """The entries that are tested together, for what they change is alike."""
         if not self.is_picture_turn:
-            return REST
-        return INVERSION if self.name == INVERSION else TURNS
+            return _REST
+        if self.name == INVERSION:
+            return INVERSION
+        return TURNS
 
     def degrees_of(self, num_classes: int) -> Sequence[Degree]:
         """Returns the degrees; of two classes all pairs, or none of very many."""
         if self.labels is None or self.degrees != (None,):
             return self.degrees
-        classes = range(num_classes if num_classes <= MOST_PAIRED else 0)
-        pairs = [(a, b) for a in classes for b in classes if a != b]
-        return [(a, b) for a, b in pairs if a < b] if self.name == SWAPPED else pairs
+        if num_classes > MOST_PAIRED:
+            return []
+        if self.name == SWAPPED:  # in which the order says nothing
+            return list(itertools.combinations(range(num_classes), 2))
+        return list(itertools.permutations(range(num_classes), 2))
 
     def apply(
         self, images: Images, labels: Labels, num_classes: int
@@ -94,7 +102,8 @@ MOST_PAIRED = 12  # classes whose pairs are looked at: 198
 
 def _turned(quarters: int, is_mirrored: bool) -> Callable[[Images, Degree], Images]:
     def turn(images: Images, degree: Degree) -> Images:
-        images = images[..., ::-1] if is_mirrored else images
+        if is_mirrored:
+            images = images[..., ::-1]
         return np.ascontiguousarray(np.rot90(images, quarters, axes=(2, 3)))
 
     return turn
@@ -133,9 +142,11 @@ def _shift(images: Images, by: tuple[float, float]) -> Images:
     right, down = (round(share * images.shape[-1]) for share in by)
     moved = np.roll(images, (down, right), (2, 3))
     for axis, count in ((2, down), (3, right)):
-        edge = slice(0, count) if count > 0 else slice(count or None, None)
-        if count:
-            moved[(slice(None),) * axis + (edge,)] = 0
+        lines = np.moveaxis(moved, axis, 0)  # a view
+        if count > 0:
+            lines[:count] = 0
+        elif count < 0:
+            lines[count:] = 0
     return moved
 
 
@@ -165,11 +176,14 @@ def _border(images: Images, share: float) -> Images:
 
 def _blank(images: Images, half: tuple[int, int]) -> Images:
     """Blackens one half: (axis, 0 for the first or 1 for the second)."""
-    axis, second = half
+    axis, is_second = half
     middle = images.shape[-1] // 2
     blanked = images.copy()
-    part = slice(middle, None) if second else slice(0, middle)
-    blanked[(slice(None),) * axis + (part,)] = 0
+    lines = np.moveaxis(blanked, axis, 0)  # a view
+    if is_second:
+        lines[middle:] = 0
+    else:
+        lines[:middle] = 0
     return blanked
 
 
@@ -178,8 +192,9 @@ def _scale(images: Images, factor: float) -> Images:
     side = images.shape[-1]
     small = _resized(images, max(2, round(side * factor)))
     edge = (side - small.shape[-1]) // 2
+    middle = slice(edge, edge + small.shape[-1])
     scaled = np.zeros_like(images)
-    scaled[..., edge : edge + small.shape[-1], edge : edge + small.shape[-1]] = small
+    scaled[..., middle, middle] = small
     return scaled
 
 
@@ -202,7 +217,10 @@ def _compressed(images: Images, quality: int) -> Images:
 
 def _swap_labels(labels: Labels, num_classes: int, pair: tuple[int, int]) -> Labels:
     one, other = pair
-    return np.where(labels == one, other, np.where(labels == other, one, labels))
+    swapped = labels.copy()
+    swapped[labels == one] = other
+    swapped[labels == other] = one
+    return swapped
 
 
 def _shift_labels(labels: Labels, num_classes: int, by: int) -> Labels:
@@ -210,7 +228,8 @@ def _shift_labels(labels: Labels, num_classes: int, by: int) -> Labels:
 
 
 def _mislabel(labels: Labels, num_classes: int, pair: tuple[int, int]) -> Labels:
-    return np.where(labels == pair[0], pair[1], labels)
+    true, wrong = pair
+    return np.where(labels == true, wrong, labels)
 
 
 def _invert(images: Images, degree: Degree) -> Images:

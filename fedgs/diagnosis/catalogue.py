@@ -40,8 +40,8 @@ Array = NDArray[np.float64]
 Rows = NDArray[np.bool_]
 Step = tuple[Transformation, Degree]
 Relabel = Callable[[features.Labels, int, Degree], features.Labels]
-PARTS = (1.0, 0.75, 0.5, 0.25)  # of the clients, where generators draw averages
-COPIES = 8  # a power of two, so that the mean of equal ones is exact
+_CLIENT_SHARES = (1.0, 0.75, 0.5, 0.25)  # with the bug, where averages are drawn
+_COPIES = 8  # a power of two, so that the mean of equal ones is exact
 SHOWN = 0.4  # of a share by averages that are cut off: measured down to 0.43
 _LEAST_DISTANCE = 1e-5  # squared, in units of images from their group's mean
 # The features that a family changes, in their order; the rest is asked in all. Neither
@@ -51,7 +51,8 @@ _ASKED_IN = {
     INVERSION: np.array([1.0, 1.0, 1.0, 0.0, 0.0]),
     TURNS: np.array([0.0, 0.0, 1.0, 1.0, 0.0]),
 }
-HEALTHY, SUSPICIOUS = "healthy", "suspicious"
+HEALTHY = "healthy"
+SUSPICIOUS = "suspicious"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Candidate:
     Attributes:
         steps: entry of the catalogue and degree; two for a combination.
         spoilt: the cohort that would have the bug.
-        part: f of the mixture that was made, or 1.
+        client_share: f of the mixture that was made, or 1.
         moves: <x_g, u_h> of all groups' features x and moves u, of each feature; shape
             (number of features, 2G, 2G).
         sizes: <u_g, u_h>, likewise.
@@ -70,7 +71,7 @@ class Candidate:
 
     steps: tuple[Step, ...]
     spoilt: str
-    part: float
+    client_share: float
     moves: Array
     sizes: Array
     weights: Array
@@ -82,7 +83,8 @@ class Candidate:
     @property
     def entry(self) -> Transformation:
         """Of the catalogue; of a combination the last one."""
-        return self.steps[-1][0]
+        entry, _ = self.steps[-1]
+        return entry
 
     @property
     def name(self) -> str:
@@ -106,17 +108,19 @@ class Candidate:
             healthy: the groups of the healthy cohort are True, shape (n, 2G).
             suspicious: likewise; a group can be in neither.
         """
-        cohorts = (healthy, suspicious)
-        intact, other = cohorts if self.spoilt == SUSPICIOUS else cohorts[::-1]
-        moves, sizes = (
-            np.tensordot(self.weights, own, 1) for own in (self.moves, self.sizes)
-        )
+        if self.spoilt == SUSPICIOUS:
+            intact, other = healthy, suspicious
+        else:
+            intact, other = suspicious, healthy
+        moves = np.tensordot(self.weights, self.moves, 1)
+        sizes = np.tensordot(self.weights, self.sizes, 1)
         between = np.einsum("si,ij,sj->s", _mean(other), moves, _mean(intact))
         return between - within(moves, intact), within(sizes, intact)
 
     def explained(self, healthy: Rows, suspicious: Rows) -> Array:
         """Returns E, shape (n,); 0 where the bug moves nothing that can be seen."""
         along, size = self.products(healthy, suspicious)
+        # An estimate without bias: it may be below 0 where the bug moves nothing.
         size = np.maximum(size, 0)
         share = np.clip(along / np.where(size > 0, size, np.inf), 0, 1)
         return 2 * share * along - share**2 * size
@@ -125,9 +129,11 @@ class Candidate:
         """Returns what the first row's share explains of each feature's distance."""
         share = np.clip(self.share(healthy, suspicious)[:1], 0, 1)
         found = list[float]()
-        for one in np.eye(len(self.weights)):
-            along, size = self.weighted(one).products(healthy[:1], suspicious[:1])
-            found.append(float((2 * share * along - share**2 * size)[0]))
+        for only_one in np.eye(len(self.weights)):
+            alone = self.weighted(only_one)
+            along, size = alone.products(healthy[:1], suspicious[:1])
+            explained = 2 * share * along - share**2 * size
+            found.append(float(explained[0]))
         return np.array(found)
 
     def share(self, healthy: Rows, suspicious: Rows) -> Array:
@@ -137,17 +143,20 @@ class Candidate:
 
 
 def _mean(rows: Rows) -> Array:
+    """Returns the weights by which each row takes the mean of its groups."""
     return rows / rows.sum(1, keepdims=True)
 
 
 def within(gram: Array, rows: Rows) -> Array:
     """Returns the mean of a matrix over the pairs of different groups of each row."""
-    one, count = rows.astype(np.float64), rows.sum(1)
-    total = np.einsum("si,ij,sj->s", one, gram, one) - one @ np.diag(gram)
+    chosen = rows.astype(np.float64)
+    count = rows.sum(1)
+    of_all_pairs = np.einsum("si,ij,sj->s", chosen, gram, chosen)
+    total = of_all_pairs - chosen @ np.diag(gram)
     return total / (count * (count - 1))
 
 
-class Samples:
+class CohortSamples:
     """The samples of all groups, and what they look like after any transformation.
 
     Attributes:
@@ -177,17 +186,22 @@ class Samples:
         self._scales = _scales(list(self.by_feature.values()))
         self.means = self._joined(self.by_feature)
         self.grams = np.stack([own @ own.T for own in self._split(self.means)])
+        # The means after the steps on images, by share of clients and steps.
         self._known: dict[tuple[Any, ...], Array] = {(1.0,): self.means}
 
     def _split(self, means: Array) -> list[Array]:
         """Returns the features of all classes as vectors, shape (2G, classes d)."""
-        parts = np.split(means, self._ends[:-1], axis=2)
-        return [part.reshape(len(part), -1) for part in parts]
+        by_feature = np.split(means, self._ends[:-1], axis=2)
+        return [own.reshape(len(own), -1) for own in by_feature]
 
     def _joined(self, by_feature: dict[str, Array]) -> Array:
         """Returns all features side by side, scaled, a mean over classes."""
-        pairs = zip(by_feature.values(), self._scales, strict=True)
-        joined = np.concatenate([scale * own for own, scale in pairs], axis=2)
+        scaled = [
+            scale * own
+            for own, scale in zip(by_feature.values(), self._scales, strict=True)
+        ]
+        joined = np.concatenate(scaled, axis=2)
+        # So that an inner product is a mean over classes, however many there are.
         return joined / np.sqrt(joined.shape[1])
 
     def _means(self, own: list[dict[str, features.Images]]) -> dict[str, Array]:
@@ -201,7 +215,8 @@ class Samples:
         where noise is cut off at black (docs/debugging.md), and what is not linear may
         change each image and not their average.
         """
-        if not self.frequencies or entry.family == TURNS or entry.images is None:
+        is_of_labels = entry.images is None
+        if not self.frequencies or entry.family == TURNS or is_of_labels:
             return 1.0
         return SHOWN if entry.is_linear else 0.0
 
@@ -209,37 +224,56 @@ class Samples:
         self, entries: Sequence[Transformation], after: Candidate | None = None
     ) -> list[Candidate]:
         """Returns the catalogue's candidates, or each on top of another candidate."""
-        first, parts = ((), PARTS) if after is None else (after.steps, (after.part,))
-        return [
-            candidate
-            for entry in entries
-            for degree in entry.degrees_of(self.num_classes)
-            for part in (parts if self.frequencies and entry.is_linear else parts[:1])
-            for candidate in self._both_ways((*first, (entry, degree)), part)
-        ]
+        found: list[Candidate] = []
+        for entry in entries:
+            for degree in entry.degrees_of(self.num_classes):
+                steps: tuple[Step, ...] = ((entry, degree),)
+                if after is not None:
+                    steps = after.steps + steps
+                for client_share in self._client_shares(entry, after):
+                    found += self._both_ways(steps, client_share)
+        return found
 
-    def _both_ways(self, steps: tuple[Step, ...], part: float) -> list[Candidate]:
-        moved = self._split((self._after(steps, part) - self.means) / part)
-        pairs = list(zip(self._split(self.means), moved, strict=True))
-        grams = (
-            np.stack([own @ move.T for own, move in pairs]),
-            np.stack([move @ move.T for _, move in pairs]),
-            _ASKED_IN.get(steps[-1][0].family, np.ones(len(pairs))),
+    def _client_shares(
+        self, entry: Transformation, after: Candidate | None
+    ) -> tuple[float, ...]:
+        """Returns for which shares of clients with the bug mixtures are made."""
+        if after is not None:
+            return (after.client_share,)
+        if self.frequencies and entry.is_linear:
+            return _CLIENT_SHARES
+        return (1.0,)
+
+    def _both_ways(
+        self, steps: tuple[Step, ...], client_share: float
+    ) -> list[Candidate]:
+        """Returns the candidates by which either cohort would be the spoilt one."""
+        own = self._split(self.means)
+        after = self._after(steps, client_share)
+        moved = self._split((after - self.means) / client_share)
+        last, _ = steps[-1]
+        first = Candidate(
+            steps=steps,
+            spoilt=SUSPICIOUS,
+            client_share=client_share,
+            moves=np.stack([x @ u.T for x, u in zip(own, moved, strict=True)]),
+            sizes=np.stack([u @ u.T for u in moved]),
+            weights=_ASKED_IN.get(last.family, np.ones(len(own))),
         )
-        first = Candidate(steps, SUSPICIOUS, part, *grams)
         if first.is_turn:
             return [first]
         return [first, dataclasses.replace(first, spoilt=HEALTHY)]
 
-    def _after(self, steps: tuple[Step, ...], part: float) -> Array:
+    def _after(self, steps: tuple[Step, ...], client_share: float) -> Array:
         """Returns the means after the steps: those on images first, then on labels."""
-        on_images = tuple(step for step in steps if step[0].images is not None)
-        key = part, *((entry.name, degree) for entry, degree in on_images)
+        on_images = [step for step in steps if step[0].images is not None]
+        known_by = [(entry.name, degree) for entry, degree in on_images]
+        key = (client_share, *known_by)
         if key not in self._known:
-            own = [
-                features.image_features(self._changed(images, on_images, part))
-                for images in self._images
-            ]
+            own: list[dict[str, features.Images]] = []
+            for images in self._images:
+                changed = self._changed(images, on_images, client_share)
+                own.append(features.image_features(changed))
             self._known[key] = self._joined(self._means(own))
         found = self._known[key]
         for entry, degree in steps:
@@ -248,19 +282,19 @@ class Samples:
         return found
 
     def _changed(
-        self, intact: features.Images, steps: Sequence[Step], part: float
+        self, intact: features.Images, steps: Sequence[Step], client_share: float
     ) -> features.Images:
         """Returns images after the steps, as the generator would draw them."""
         # A bug may be random; an average is one of many images, so of many draws.
         is_average = self.frequencies and len(intact) <= self.num_classes
-        copies = COPIES if is_average else 1
+        copies = _COPIES if is_average else 1
         images = intact.repeat(copies, axis=0)
         for entry, degree in steps:
             if entry.images is not None:
                 images = entry.images(images, degree)
         images = images.reshape(-1, copies, *images.shape[1:]).mean(1)
-        if part < 1:
-            images = mixture(intact, images, part)
+        if client_share < 1:
+            images = mixture(intact, images, client_share)
         # Turns make of pictures that are cut off at black and white such pictures.
         if self.frequencies and not all(entry.is_picture_turn for entry, _ in steps):
             images = low_pass(images, self.frequencies)
@@ -276,7 +310,8 @@ class Samples:
         counts = np.zeros((self.num_classes, self.num_classes))
         np.add.at(counts, (labels(old, self.num_classes, degree), old), 1)
         counts += np.diag(counts.sum(1) == 0)
-        return np.einsum("kl,gld->gkd", counts / counts.sum(1, keepdims=True), means)
+        shares = counts / counts.sum(1, keepdims=True)
+        return np.einsum("kl,gld->gkd", shares, means)
 
 
 def _without_repeats(group: LabelledImages) -> LabelledImages:
@@ -284,18 +319,20 @@ def _without_repeats(group: LabelledImages) -> LabelledImages:
     labels, first, which = np.unique(
         group.labels, return_index=True, return_inverse=True
     )
-    one = LabelledImages(group.images[first], labels)
-    return one if np.array_equal(one.images[which], group.images) else group
+    one_of_each = LabelledImages(group.images[first], labels)
+    if np.array_equal(one_of_each.images[which], group.images):
+        return one_of_each
+    return group
 
 
 def mixture(
-    intact: features.Images, spoilt: features.Images, part: float
+    intact: features.Images, spoilt: features.Images, client_share: float
 ) -> features.Images:
-    """Returns the averages that clients release of whom a part has a bug.
+    """Returns the averages that clients release if a share of them has a bug.
 
     An embedding is shortened to the clip bound, so clients count the less the longer
     theirs are; of a class, MASS and the mean picture (`fedgs.gan.features.embedding`).
-    A bug that makes them shorter is taken to leave the length: it may be in a part of
+    A bug that makes them shorter is taken to leave the length: it may be in a share of
     everybody's images as well, and the share is rather over- than underestimated.
 
     Privacy: post-processing of DP output.
@@ -303,15 +340,18 @@ def mixture(
     Args:
         intact: means of intact clients, shape (n, C, S, S).
         spoilt: of those with the bug.
-        part: of the clients, above 0 and below 1.
+        client_share: of those with the bug, above 0 and below 1.
     """
-    lengths = [
-        math.sqrt(MASS**2 + float(np.square(own).sum((1, 2, 3)).mean()))
-        for own in (intact, spoilt)
-    ]
-    weight = part * min(1.0, lengths[0] / lengths[1])
-    share = weight / (1 - part + weight)
+    shortening = min(1.0, _embedding_length(intact) / _embedding_length(spoilt))
+    weight = client_share * shortening
+    share = weight / (1 - client_share + weight)
     return (intact + share * (spoilt - intact)).astype(np.float32)
+
+
+def _embedding_length(means: features.Images) -> float:
+    """Returns the length of a client's embedding: of MASS and the mean picture."""
+    squared = float(np.square(means).sum((1, 2, 3)).mean())
+    return math.sqrt(MASS**2 + squared)
 
 
 def low_pass(images: features.Images, count: int) -> features.Images:
@@ -324,7 +364,8 @@ def low_pass(images: features.Images, count: int) -> features.Images:
         count: at most S.
     """
     found = np.asarray(fft.dctn(images, axes=(2, 3), norm="ortho"))
-    found[:, :, count:] = found[:, :, :, count:] = 0
+    found[:, :, count:] = 0
+    found[:, :, :, count:] = 0
     pixels = np.asarray(fft.idctn(found, axes=(2, 3), norm="ortho"))
     return np.clip(pixels, 0, 1).astype(np.float32)
 
@@ -340,5 +381,6 @@ def _scales(by_feature: Sequence[Array]) -> list[float]:
     for own in by_feature:
         flat = own.reshape(len(own), -1)
         squared = permutation.distances(flat @ flat.T / own.shape[1], rows) ** 2
-        found.append(1 / math.sqrt(max(float(squared.mean()), _LEAST_DISTANCE)))
+        mean_squared = max(float(squared.mean()), _LEAST_DISTANCE)
+        found.append(1 / math.sqrt(mean_squared))
     return found

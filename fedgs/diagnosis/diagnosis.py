@@ -25,7 +25,7 @@ A bug is *excluded* if the upper limit of its share is below `min_effect`, at ev
 degree, in either cohort, and the generators have learned something from their data:
 turning their pictures moves all of them alike, although their random starts have
 nothing in common. Where they share a public start, no bug is excluded; where they draw
-averages, less is (`catalogue.Samples.shown`). All else is *undecided*.
+averages, less is (`catalogue.CohortSamples.shown`). All else is *undecided*.
 
 The verdict is `none` only if inversion and all turns and mirrors are excluded and
 nothing differs significantly. `other` says that the cohorts differ although those are
@@ -35,9 +35,8 @@ Privacy: post-processing of DP output.
 """
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,32 +52,45 @@ from fedgs.data.transformations import (
 )
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
-from fedgs.diagnosis.catalogue import HEALTHY, Candidate, Samples, within
+from fedgs.diagnosis.catalogue import HEALTHY, Candidate, CohortSamples, within
 from fedgs.diagnosis.differences import Difference, differences
-from fedgs.diagnosis.rule import CONFIDENCE, FEWEST_GROUPS, MOST_GROUPS, Rule
+from fedgs.diagnosis.rule import FEWEST_GROUPS, INTERVAL_CONFIDENCE, MOST_GROUPS, Rule
 from fedgs.errors import raise_if_any
 from fedgs.evaluation.images import LabelledImages
 from fedgs.files import without_nan
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.bool_]
-INVERT, ROTATE, OTHER = "invert", "rotate", "other"
+Interval = tuple[float, float]
+INVERT = "invert"
+ROTATE = "rotate"
+OTHER = "other"
 # Of the squared distance in each feature that differs: on real images the right bug
 # explains 0.74 to 1 at degrees that are not the catalogue's, any other at most 0.7.
 LEAST_FIT = 0.7
-MOST_RIVALS, MOST_TURNS = 2, 3  # a quarter turn has three others for rivals
+MOST_RIVALS = 2
+MOST_TURNS = 3  # a quarter turn has three others for rivals
 NEAR_FIT = 0.15  # of inversion in averages, whose noise hides some of it
 VEIL_FIT = 0.5  # an inversion of most images explains noise no better, and is no veil
 CLOSE_FIT = 0.05  # of a bug with a degree, which is coarse: a fit so near is no less
-GOOD_FIT, MORE_FIT = 0.95, 0.1  # a second bug is looked for below, and explains above
-MORE_THAN_ONE, ONE_OF = "more than one", "one of "
+GOOD_FIT = 0.95  # a second bug is looked for where the best one explains less
+MORE_FIT = 0.1  # by which a second bug has to improve the fit
+# Verdicts that name no single bug.
+MORE_THAN_ONE = "more than one"
+ONE_OF = "one of "
 ONE_DATA_SET = "compare runs of one data set"
-NAMED, POSSIBLE, EXCLUDED, UNDECIDED = "named", "possible", "excluded", "undecided"
+# Decisions on one suspect.
+NAMED = "named"
+POSSIBLE = "possible"
+CLEARED = "excluded"
+UNDECIDED = "undecided"
 PART = "part"  # of several bugs
 _LEAST_SQUARED = 1e-12
 _OF_TRAINING = 0.1  # weight of a feature that training changes too
 _ROTATION = next(entry for entry in TRANSFORMATIONS if entry.name == ROTATE)
-DIFFERS, SAME = "differs", "no difference seen"
+# Decisions on `other`: whether the cohorts differ at all.
+DIFFERS = "differs"
+SAME = "no difference seen"
 
 
 @dataclass(frozen=True)
@@ -137,17 +149,22 @@ class Diagnosis:
     @property
     def bugs(self) -> tuple[str, ...]:
         """The named bugs, likeliest first."""
-        return tuple(s.bug for s in self.ranking if s.decision == NAMED)
+        named = [s for s in self.ranking if s.decision == NAMED]
+        return tuple(suspect.bug for suspect in named)
 
     @property
     def false_positive_rate(self) -> float:
         """Probability to name any bug, at most, if the groups are exchangeable."""
-        return math.floor(self.rule.alpha * self.num_splits + 1e-9) / self.num_splits
+        # Only multiples of 1 / num_splits are attained; a product of floats may lie a
+        # last bit below a whole number.
+        attained = math.floor(self.rule.alpha * self.num_splits + 1e-9)
+        return attained / self.num_splits
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values, numbers that are not defined as null."""
-        found = {"bugs": list(self.bugs), **dataclasses.asdict(self)}
-        found |= found.pop("rule")
+        found: dict[str, Any] = {"bugs": list(self.bugs)}
+        found |= dataclasses.asdict(self)
+        found |= found.pop("rule")  # alpha and min_effect stand beside the others
         found["false_positive_rate"] = self.false_positive_rate
         return without_nan(found)
 
@@ -182,42 +199,45 @@ def diagnose(
     """
     rule = rule or Rule()
     groups = [*healthy, *suspicious]
-    sizes = len(healthy), len(suspicious)
-    raise_if_any("samples", _problems(*sizes, groups, num_classes))
-    samples = Samples(groups, num_classes, frequencies)
+    raise_if_any("samples", _problems(len(healthy), len(suspicious), groups))
+    raise_if_any("samples", _label_problems(groups, num_classes))
+    samples = CohortSamples(groups, num_classes, frequencies)
     rows = permutation.splits(len(healthy))
-    images = [group.images for group in groups]
-    kernel = permutation.distances(features.kernel_means(images), rows)
-    squared = permutation.distances(samples.grams.sum(0), rows) ** 2
-    # Pictures alone, and features of classes: what either sees is a difference.
-    any_difference = (_scaled(kernel**2) + _scaled(squared)) / 2
-    weights = _weights(samples.grams, rows, rule)
-    candidates = samples.candidates(entries)
-    found = _explanations(candidates, weights, samples, rows, rule)
+    squared, any_difference = _differences_of_splits(groups, samples, rows)
+    found = _explanations(samples, samples.candidates(entries), rows, rule)
     most = _most(found)
     adjusted = permutation.closed_test({**most, OTHER: any_difference})
-    p_other = permutation.p_value(any_difference)
     is_different = adjusted[OTHER] <= rule.alpha
     has_learned = not has_shared_start and _has_learned(samples)
-    decisions = {
-        own.name: EXCLUDED if has_learned and own.is_excluded else UNDECIDED
-        for own in found
-    }
-    able = [own for own in found if adjusted[own.best.family] <= rule.alpha]
-    if able:
-        others = [own for own in found if own is not able[0]]
-        decisions |= _named(able[0], others, samples, entries, rule)
+    decisions = _decisions(found, adjusted, has_learned, samples, entries, rule)
     suspects = [
-        _suspect(own, most[own.best.family], adjusted[own.best.family], decisions)
+        _suspect(
+            own,
+            most=most[own.best.family],
+            gate=adjusted[own.best.family],
+            decision=decisions[own.name],
+        )
         for own in found
     ]
-    distance, seen = float(np.sqrt(squared[0])), DIFFERS if is_different else SAME
-    suspects.append(Suspect(OTHER, adjusted[OTHER], distance, None, None, seen))
+    suspects.append(
+        Suspect(
+            bug=OTHER,
+            adjusted_p=adjusted[OTHER],
+            statistic=float(np.sqrt(squared[0])),
+            effect=None,
+            interval=None,
+            decision=DIFFERS if is_different else SAME,
+        )
+    )
+    # Not adjusted: an adjustment would make it easier to say that all is well.
+    p_other = permutation.p_value(any_difference)
     p_any_bug = permutation.p_value(np.max([*most.values()], axis=0))
     is_clear = min(p_other, p_any_bug) > rule.alpha
     verdict = _verdict(suspects, entries, is_different, is_clear)
+    if rule.alpha < 1 / len(rows):  # no split could be significant
+        verdict = UNDECIDED
     return Diagnosis(
-        verdict=verdict if rule.alpha >= 1 / len(rows) else UNDECIDED,
+        verdict=verdict,
         ranking=tuple(sorted(suspects, key=_rank)),
         has_learned=has_learned,
         num_splits=len(rows),
@@ -227,12 +247,25 @@ def diagnose(
     )
 
 
+def _differences_of_splits(
+    groups: Sequence[LabelledImages], samples: CohortSamples, rows: Rows
+) -> tuple[Array, Array]:
+    """Returns the squared distance of the features, and the test for any difference.
+
+    Pictures alone, and features of classes: what either sees is a difference.
+    """
+    kernel = features.kernel_means([group.images for group in groups])
+    of_pictures = permutation.distances(kernel, rows) ** 2
+    of_features = permutation.distances(samples.grams.sum(0), rows) ** 2
+    return of_features, (_scaled(of_pictures) + _scaled(of_features)) / 2
+
+
 def _problems(
-    num_healthy: int, num_suspicious: int, groups: list[LabelledImages], classes: int
+    num_healthy: int, num_suspicious: int, groups: Sequence[LabelledImages]
 ) -> Iterator[str]:
-    if num_healthy != num_suspicious or not (
-        FEWEST_GROUPS <= num_healthy <= MOST_GROUPS
-    ):
+    """Yields what is wrong with the number of groups, or with their images."""
+    is_number = FEWEST_GROUPS <= num_healthy <= MOST_GROUPS
+    if num_healthy != num_suspicious or not is_number:
         yield (
             f"groups = {num_healthy} and {num_suspicious}: give each cohort the same "
             f"number, from {FEWEST_GROUPS} to {MOST_GROUPS}"
@@ -240,6 +273,7 @@ def _problems(
     shape = groups[0].images.shape
     for number, (images, labels) in enumerate(groups):
         where = f"group {number}: "
+        # A mean of features does not tell of another size or another range of pixels.
         if images.shape != shape or labels.shape != shape[:1] or images.ndim != 4:
             shapes = f"{images.shape} images and {labels.shape} labels"
             yield f"{where}{shapes}, group 0 has {shape}: other data; {ONE_DATA_SET}"
@@ -248,8 +282,15 @@ def _problems(
                 f"{where}pixels outside [0, 1]; its generator diverged, train it with "
                 "more noise or a smaller learning rate"
             )
-        if labels.min() < 0 or labels.max() >= classes:
-            yield f"{where}labels outside [0, {classes}); {ONE_DATA_SET}"
+
+
+def _label_problems(
+    groups: Sequence[LabelledImages], num_classes: int
+) -> Iterator[str]:
+    for number, (_, labels) in enumerate(groups):
+        if labels.min() < 0 or labels.max() >= num_classes:
+            problem = f"labels outside [0, {num_classes})"
+            yield f"group {number}: {problem}; {ONE_DATA_SET}"
 
 
 # ------------------------------------------------------------------ decisions
@@ -295,24 +336,25 @@ def _weights(grams: Array, rows: Rows, rule: Rule) -> Array:
     squared distance of the cohorts is 1. Where no feature alone differs, all count as
     they are.
     """
-    values = [permutation.distances(gram, rows) ** 2 for gram in grams]
-    is_seen = np.array([permutation.p_value(v) <= rule.alpha for v in values])
-    squared = np.array([max(float(v[0]), _LEAST_SQUARED) for v in values])
+    by_feature = [permutation.distances(gram, rows) ** 2 for gram in grams]
+    p_values = np.array([permutation.p_value(values) for values in by_feature])
+    is_seen = p_values <= rule.alpha
     if is_seen.any():
+        of_cohorts = np.array([float(values[0]) for values in by_feature])
+        squared = np.maximum(of_cohorts, _LEAST_SQUARED)
         counts = np.where(features.IS_LEARNED, 1.0, _OF_TRAINING) * is_seen
         return counts / squared / counts.sum()
     whole = float(permutation.distances(grams.sum(0), rows)[0]) ** 2
-    return np.ones(len(grams)) / whole if whole > 0 else np.zeros(len(grams))
+    if whole > 0:
+        return np.ones(len(grams)) / whole
+    return np.zeros(len(grams))  # the cohorts are the same in all of them
 
 
 def _explanations(
-    candidates: Sequence[Candidate],
-    weights: Array,
-    samples: Samples,
-    rows: Rows,
-    rule: Rule,
+    samples: CohortSamples, candidates: Sequence[Candidate], rows: Rows, rule: Rule
 ) -> list[_Explanation]:
     """Returns an explanation for every entry, the best first."""
+    weights = _weights(samples.grams, rows, rule)
     by_name = dict[str, list[Candidate]]()
     for candidate in candidates:
         by_name.setdefault(candidate.name, []).append(candidate)
@@ -324,31 +366,38 @@ def _explanations(
 
 def _most(found: Sequence[_Explanation]) -> dict[str, Array]:
     """Returns what the best entry of each family explains, for every split."""
-    families = dict.fromkeys(own.best.family for own in found)
-    return {
-        family: np.max([own.values for own in found if own.best.family == family], 0)
-        for family in families
-    }
+    of_family = dict[str, list[Array]]()
+    for own in found:
+        of_family.setdefault(own.best.family, []).append(own.values)
+    return {family: np.max(values, 0) for family, values in of_family.items()}
 
 
 def _explanation(
-    own: Sequence[Candidate], weights: Array, samples: Samples, rows: Rows, rule: Rule
+    own: Sequence[Candidate],
+    weights: Array,
+    samples: CohortSamples,
+    rows: Rows,
+    rule: Rule,
 ) -> _Explanation:
+    """Returns what one entry explains, by its best degree and spoilt cohort.
+
+    Args:
+        own: the candidates of the entry.
+        weights: by which a fit is measured; see `_weights`.
+        samples: of all groups.
+        rows: all splits, the true one first.
+        rule: uses `min_effect`.
+    """
     gram = np.tensordot(own[0].weights, samples.grams, 1)
     squared = permutation.distances(gram, rows) ** 2
     unit = max(float(squared.mean()), _LEAST_SQUARED)
-    forth = np.array([c.explained(~rows, rows) for c in own])
-    back = np.array([c.explained(rows, ~rows) for c in own])
-    count = rows.shape[1] // 2
-    shares = [permutation.jackknife(c.share, count, CONFIDENCE) for c in own]
-    # The healthy cohort may be the spoilt one: a turn is asked the other way as well.
-    back_ways = (dataclasses.replace(c, spoilt=HEALTHY) for c in own if c.is_turn)
-    more = (permutation.jackknife(c.share, count, CONFIDENCE) for c in back_ways)
-    limits = itertools.chain(shares, more)  # only where it matters
-    limit = rule.min_effect * samples.shown(own[0].entry)
-    weighted = [c.weighted(weights) for c in own]
-    fits = [float(c.explained(~rows[:1], rows[:1])[0]) for c in weighted]
+    forth = np.array([candidate.explained(~rows, rows) for candidate in own])
+    back = np.array([candidate.explained(rows, ~rows) for candidate in own])
+    shares = [_share(candidate, rows) for candidate in own]
+    weighted = [candidate.weighted(weights) for candidate in own]
+    fits = [_fit(candidate, rows) for candidate in weighted]
     best = int(np.argmax(fits))
+    share, interval = shares[best]
     return _Explanation(
         best=weighted[best],
         own_weights=own[best].weights,
@@ -356,17 +405,51 @@ def _explanation(
         values=np.minimum(np.maximum(forth, back).max(0), squared) / unit,
         fit=fits[best],
         least_fit=_least_fit(weighted[best], rows),
-        share=shares[best][0],
-        interval=shares[best][1],
-        is_excluded=all(i is not None and i[1] < limit for _, i in limits),
+        share=share,
+        interval=interval,
+        is_excluded=_is_excluded(own, shares, samples, rows, rule),
     )
+
+
+def _share(candidate: Candidate, rows: Rows) -> tuple[float, Interval | None]:
+    """Returns the share of spoilt images, and its confidence interval."""
+    count = rows.shape[1] // 2
+    return permutation.jackknife(candidate.share, count, INTERVAL_CONFIDENCE)
+
+
+def _is_excluded(
+    own: Sequence[Candidate],
+    shares: Sequence[tuple[float, Interval | None]],
+    samples: CohortSamples,
+    rows: Rows,
+    rule: Rule,
+) -> bool:
+    """Tells whether every candidate of an entry has a share that is below the limit."""
+    limit = rule.min_effect * samples.shown(own[0].entry)
+
+    def is_below(interval: Interval | None) -> bool:
+        return interval is not None and interval[1] < limit
+
+    if not all(is_below(interval) for _, interval in shares):
+        return False
+    # The healthy cohort may be the spoilt one: a turn is asked the other way as well.
+    turns = [candidate for candidate in own if candidate.is_turn]
+    back_ways = [dataclasses.replace(turn, spoilt=HEALTHY) for turn in turns]
+    return all(is_below(_share(candidate, rows)[1]) for candidate in back_ways)
+
+
+def _fit(candidate: Candidate, rows: Rows) -> float:
+    """Returns what a candidate explains of the true cohorts' squared distance."""
+    suspicious = rows[:1]
+    return float(candidate.explained(~suspicious, suspicious)[0])
 
 
 def _least_fit(best: Candidate, rows: Rows) -> float:
     """Returns the fit in the worst explained of the features that differ."""
-    explained = best.explained_by_feature(~rows[:1], rows[:1])
-    counts = np.where(features.IS_LEARNED, 1.0, _OF_TRAINING) * (best.weights > 0)
+    suspicious = rows[:1]
+    explained = best.explained_by_feature(~suspicious, suspicious)
     is_seen = best.weights > 0
+    counts = np.where(features.IS_LEARNED, 1.0, _OF_TRAINING) * is_seen
     if (is_seen & features.IS_LEARNED).any():
         is_seen &= features.IS_LEARNED
     if not is_seen.any():
@@ -375,7 +458,7 @@ def _least_fit(best: Candidate, rows: Rows) -> float:
     return float(fits.min())
 
 
-def _has_learned(samples: Samples) -> bool:
+def _has_learned(samples: CohortSamples) -> bool:
     """Tells whether a turn moves the generators of each cohort alike, with confidence.
 
     Random starts have nothing in common: the mean inner product of what the turn does
@@ -388,21 +471,44 @@ def _has_learned(samples: Samples) -> bool:
         def size(*rows: Rows, cohort: int = cohort) -> Array:
             return within(sizes, rows[cohort])
 
-        if not _is_above_zero(size, len(sizes) // 2):
+        if not _is_above_zero(size, num_groups=len(sizes) // 2):
             return False
     return True
 
 
-def _is_above_zero(statistic: permutation.Statistic, count: int) -> bool:
-    """Tells whether a statistic is above 0: one limit, so the error is on one side."""
-    _, interval = permutation.jackknife(statistic, count, 2 * CONFIDENCE - 1)
+def _is_above_zero(statistic: permutation.Statistic, num_groups: int) -> bool:
+    """Tells whether a statistic is above 0, with confidence."""
+    # Only the lower limit is asked for, so the whole error may be on that side.
+    confidence = 2 * INTERVAL_CONFIDENCE - 1
+    _, interval = permutation.jackknife(statistic, num_groups, confidence)
     return interval is not None and interval[0] > 0
+
+
+def _decisions(
+    found: Sequence[_Explanation],
+    adjusted: Mapping[str, float],
+    has_learned: bool,
+    samples: CohortSamples,
+    entries: Sequence[Transformation],
+    rule: Rule,
+) -> dict[str, str]:
+    """Returns the decision on every entry, by its name."""
+    decisions: dict[str, str] = {}
+    for own in found:
+        is_cleared = has_learned and own.is_excluded
+        decisions[own.name] = CLEARED if is_cleared else UNDECIDED
+    significant = [own for own in found if adjusted[own.best.family] <= rule.alpha]
+    if significant:
+        first = significant[0]
+        others = [own for own in found if own is not first]
+        decisions |= _named(first, others, samples, entries, rule)
+    return decisions
 
 
 def _named(
     first: _Explanation,
     others: Sequence[_Explanation],
-    samples: Samples,
+    samples: CohortSamples,
     entries: Sequence[Transformation],
     rule: Rule,
 ) -> dict[str, str]:
@@ -413,19 +519,24 @@ def _named(
     if first.interval is None or first.interval[0] < rule.min_effect:
         return {}  # it may fit, and be rare
     if second := _second(first, samples, entries):
-        # An average of intact and spoilt images looks like two bugs.
-        return {} if samples.frequencies else {first.name: PART, second: PART}
+        if samples.frequencies:
+            return {}  # an average of intact and spoilt images looks like two bugs
+        return {first.name: PART, second: PART}
     if first.least_fit < LEAST_FIT:
         return {}
     rivals = [own.name for own in others if _is_rival(first, own, samples)]
-    if len(rivals) > (MOST_TURNS if first.best.family == TURNS else MOST_RIVALS):
+    most = MOST_TURNS if first.best.family == TURNS else MOST_RIVALS
+    if len(rivals) > most:
         return {}
-    return dict.fromkeys([first.name, *rivals], POSSIBLE if rivals else NAMED)
+    if not rivals:
+        return {first.name: NAMED}
+    return dict.fromkeys([first.name, *rivals], POSSIBLE)
 
 
-def _is_rival(first: _Explanation, other: _Explanation, samples: Samples) -> bool:
+def _is_rival(first: _Explanation, other: _Explanation, samples: CohortSamples) -> bool:
     """Tells whether another entry may be what the first looks like."""
     kin = first.best.entry.kin
+    # Averages do not tell kin apart, and show inversion only in part.
     if samples.frequencies and kin and kin == other.best.entry.kin:
         return kin != VEIL or other.least_fit >= VEIL_FIT
     is_near = first.fit - other.fit < NEAR_FIT
@@ -437,7 +548,8 @@ def _is_rival(first: _Explanation, other: _Explanation, samples: Samples) -> boo
     are_turns = first.best.family == other.best.family == TURNS
     if other.least_fit < LEAST_FIT and not are_turns:
         return False
-    is_coarse = first.best.steps[-1][1] is not None
+    _, degree = first.best.steps[-1]
+    is_coarse = degree is not None
     if is_coarse and first.fit - other.fit < CLOSE_FIT:
         return True
     return not _is_clearly_more(first, other, first.own_weights)
@@ -445,54 +557,62 @@ def _is_rival(first: _Explanation, other: _Explanation, samples: Samples) -> boo
 
 def _is_clearly_more(first: _Explanation, other: _Explanation, weights: Array) -> bool:
     """Tells whether one explains more than the other of some features."""
+    one = first.best.weighted(weights)
+    two = other.best.weighted(weights)
 
     def gap(healthy: Rows, suspicious: Rows) -> Array:
-        one, two = (
-            c.weighted(weights).explained(healthy, suspicious)
-            for c in (first.best, other.best)
-        )
-        return one - two
+        return one.explained(healthy, suspicious) - two.explained(healthy, suspicious)
 
-    return _is_above_zero(gap, first.best.sizes.shape[1] // 2)
+    return _is_above_zero(gap, num_groups=one.sizes.shape[1] // 2)
 
 
 def _second(
-    first: _Explanation, samples: Samples, entries: Sequence[Transformation]
+    first: _Explanation, samples: CohortSamples, entries: Sequence[Transformation]
 ) -> str | None:
     """Returns the entry that explains clearly more on top of the first, if any does."""
     if first.fit >= GOOD_FIT:
         return None
     rest = [entry for entry in entries if entry.name != first.name]
-    both = samples.candidates(rest, first.best)
-    weights, spoilt = first.best.weights, first.best.spoilt
-    both = [c.weighted(weights) for c in both if c.spoilt == spoilt]
-    rows = permutation.splits(len(samples.means) // 2)[:1]
-    best = max(both, key=lambda c: float(c.explained(~rows, rows)[0]), default=None)
-    if best is None:
+    rows = permutation.splits(len(samples.means) // 2)
+    weights = first.best.weights
+    both = [
+        candidate.weighted(weights)
+        for candidate in samples.candidates(rest, after=first.best)
+        if candidate.spoilt == first.best.spoilt
+    ]
+    if not both:
+        return None
+    best = max(both, key=lambda candidate: _fit(candidate, rows))
+    is_better = _fit(best, rows) - first.fit >= MORE_FIT
+    if not is_better or _least_fit(best, rows) < LEAST_FIT:
         return None
     more = dataclasses.replace(first, best=best)
-    fit = float(best.explained(~rows, rows)[0])
-    is_enough = fit - first.fit >= MORE_FIT and _least_fit(best, rows) >= LEAST_FIT
     alike = np.ones_like(weights)  # where the evidence is, not the fit
-    return best.name if is_enough and _is_clearly_more(more, first, alike) else None
+    return best.name if _is_clearly_more(more, first, alike) else None
 
 
-def _suspect(
-    own: _Explanation, most: Array, gate: float, decisions: dict[str, str]
-) -> Suspect:
-    """Returns a suspect; adjusted by the maximum over its family."""
+def _suspect(own: _Explanation, most: Array, gate: float, decision: str) -> Suspect:
+    """Returns a suspect, whose p-value is adjusted for its family and the others.
+
+    Args:
+        own: what the entry explains.
+        most: what the best entry of its family explains, for every split.
+        gate: p-value of the family.
+        decision: on the entry.
+    """
+    # The same numbers, summed in another order, differ in their last bits.
     single_step = float(np.mean(most >= own.values[0] * (1 - 1e-9)))
-    step = own.best.steps[-1]
+    entry, degree = own.best.steps[-1]
     return Suspect(
         bug=own.name,
         adjusted_p=max(gate, single_step),
         statistic=min(1.0, own.fit),
         effect=own.share if math.isfinite(own.share) else None,
         interval=own.interval,
-        decision=decisions[own.name],
+        decision=decision,
         fit=min(1.0, own.least_fit),
-        degree=step[1],
-        spoilt=None if step[0].is_turn else own.best.spoilt,
+        degree=degree,
+        spoilt=None if entry.is_turn else own.best.spoilt,
     )
 
 
@@ -513,33 +633,40 @@ def _verdict(
     is_different: bool,
     is_clear: bool,
 ) -> str:
-    by_decision = {
-        decision: [s.bug for s in suspects if s.decision == decision]
-        for decision in (NAMED, POSSIBLE, PART)
-    }
-    if by_decision[PART]:
+    """Returns the verdict; see the module.
+
+    Args:
+        suspects: the best entry first, `other` last.
+        entries: the catalogue.
+        is_different: whether the cohorts differ significantly.
+        is_clear: whether neither a difference nor any bug is near to be seen.
+    """
+    bugs = dict[str, list[str]]()
+    for suspect in suspects:
+        bugs.setdefault(suspect.decision, []).append(suspect.bug)
+    if PART in bugs:
         return MORE_THAN_ONE
-    if by_decision[POSSIBLE]:
-        return ONE_OF + ", ".join(by_decision[POSSIBLE])
-    if by_decision[NAMED]:
-        return by_decision[NAMED][0]
-    shown = {entry.name for entry in entries if entry.is_picture_turn}
-    if any(s.bug in shown and s.decision != EXCLUDED for s in suspects):
-        return UNDECIDED
+    if POSSIBLE in bugs:
+        return ONE_OF + ", ".join(bugs[POSSIBLE])
+    if NAMED in bugs:
+        return bugs[NAMED][0]
+    is_open = {suspect.bug: suspect.decision != CLEARED for suspect in suspects}
+    if any(is_open[entry.name] for entry in entries if entry.is_picture_turn):
+        return UNDECIDED  # any learned picture shows them, so they come first
     best = suspects[0]
-    if is_different and best.decision != EXCLUDED and (best.fit or 0) >= LEAST_FIT:
+    if is_different and is_open[best.bug] and (best.fit or 0) >= LEAST_FIT:
         return UNDECIDED
     if is_different:
         return OTHER
-    # Not adjusted: an adjustment would make it easier to say that all is well.
-    is_hinted = any(map(_is_hint, suspects))
-    return "none" if is_clear and not is_hinted else UNDECIDED
+    if is_clear and not any(map(_is_hint, suspects)):
+        return "none"
+    return UNDECIDED
 
 
 def _is_hint(suspect: Suspect) -> bool:
     """Tells whether a bug that is not excluded has a share that is surely not 0."""
     return (
-        suspect.decision != EXCLUDED
+        suspect.decision != CLEARED
         and suspect.interval is not None
         and suspect.interval[0] > 0
     )

@@ -33,13 +33,22 @@ def differences(features: dict[str, NDArray[np.float64]]) -> tuple[Difference, .
         features: name to the class means of all 2G groups, scaled, shape (2G, number
             of classes, d); healthy groups first.
     """
-    grams = {n: np.einsum("gkd,hkd->kgh", x, x) for n, x in features.items()}
+    grams = {
+        name: np.einsum("gkd,hkd->kgh", means, means)
+        for name, means in features.items()
+    }
     by_class = np.sum(list(grams.values()), axis=0)
-    rows = [("class", str(label), gram) for label, gram in enumerate(by_class)]
-    rows += [("feature", name, gram.mean(0)) for name, gram in grams.items()]
     truth = permutation.splits(by_class.shape[1] // 2)[:1]
+
+    def distance(gram: NDArray[np.float64]) -> float:
+        return float(permutation.distances(gram, truth)[0])
+
     found = [
-        Difference(of, name, float(permutation.distances(gram, truth)[0]))
-        for of, name, gram in rows
+        Difference(of="class", name=str(label), distance=distance(gram))
+        for label, gram in enumerate(by_class)
+    ]
+    found += [
+        Difference(of="feature", name=name, distance=distance(gram.mean(0)))
+        for name, gram in grams.items()
     ]
     return tuple(sorted(found, key=lambda d: (d.of, -d.distance)))

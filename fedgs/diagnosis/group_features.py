@@ -13,8 +13,10 @@ Labels = NDArray[np.int64]
 Array = NDArray[np.float64]
 _SMOOTHING = 1.0  # pixels: the noise of a generator is finer than a stroke
 _CELLS = 8  # along each side
-_LEVELS, _RINGS = 8, 6
-# Of the features: noise of the training alone changes how sharp samples are.
+_LEVELS = 8  # of brightness
+_RINGS = 6  # of spatial frequencies
+# By feature, in the order of `image_features`: noise of the training alone changes the
+# others, so they weigh less.
 IS_LEARNED = np.array([True, True, False, False, False])
 _LEAST_CONTRAST = 0.001  # per pixel, likewise
 _LEAST_POWER = 1e-4  # per pixel: what is below it looks black
@@ -25,11 +27,13 @@ def _tensor(images: Images) -> Array:
     smooth = gaussian_filter(
         images.astype(np.float64), (0, 0, _SMOOTHING, _SMOOTHING), mode="nearest"
     )
-    along_x, along_y = np.diff(smooth, axis=3), np.diff(smooth, axis=2)
+    along_x = np.diff(smooth, axis=3)
+    along_y = np.diff(smooth, axis=2)
+    # Both where four pixels meet, so that they are of one place.
     gx = (along_x[:, :, 1:] + along_x[:, :, :-1]) / 2
     gy = (along_y[:, :, :, 1:] + along_y[:, :, :, :-1]) / 2
-    products = [(gx * gx - gy * gy), 2 * gx * gy, gx * gx + gy * gy]
-    return np.stack([product.sum(1) for product in products])
+    of_channels = (gx * gx - gy * gy, 2 * gx * gy, gx * gx + gy * gy)
+    return np.stack([product.sum(1) for product in of_channels])
 
 
 def _directions(images: Images) -> Images:
@@ -70,11 +74,14 @@ def kernel_means(groups: list[Images]) -> Array:
     """
     from sklearn.metrics.pairwise import euclidean_distances
 
-    flat = np.concatenate(groups).reshape(sum(map(len, groups)), -1)
+    images = np.concatenate(groups)
+    flat = images.reshape(len(images), -1)
     squared = euclidean_distances(flat, squared=True)
-    kernel = np.exp(-squared / (2 * max(float(np.median(squared)), 1e-12)))
+    bandwidth = max(float(np.median(squared)), 1e-12)
+    kernel = np.exp(-squared / (2 * bandwidth))
     count = len(groups)
-    return kernel.reshape(count, len(flat) // count, count, -1).mean((1, 3), np.float64)
+    by_group = kernel.reshape(count, len(flat) // count, count, -1)
+    return by_group.mean((1, 3), np.float64)
 
 
 def image_features(images: Images) -> dict[str, Images]:
@@ -117,8 +124,10 @@ def _of_one_contrast(values: Images) -> Images:
 def _histogram(values: Images) -> Images:
     """Returns shares of pixels near 0, 1/7 ... 1, linear in between."""
     place = values * (_LEVELS - 1)
-    centres = np.arange(_LEVELS)
-    shares = [np.maximum(0, 1 - np.abs(place - c)).mean(1) for c in centres]
+    shares = [
+        np.maximum(0, 1 - np.abs(place - centre)).mean(1)
+        for centre in np.arange(_LEVELS)
+    ]
     return np.stack(shares, axis=1).astype(np.float32)
 
 
@@ -126,12 +135,14 @@ def _power(images: Images) -> Images:
     """Returns the log of each ring's power, as a share: contrast does not change it."""
     side = images.shape[-1]
     power = np.square(np.abs(np.fft.rfft2(images))).sum(1).reshape(len(images), -1)
-    y, x = np.fft.fftfreq(side), np.fft.rfftfreq(side)
+    y = np.fft.fftfreq(side)
+    x = np.fft.rfftfreq(side)
     radius = np.hypot(y[:, None], x[None]).ravel()
     ring = np.minimum((radius * 2 * _RINGS).astype(int), _RINGS - 1)
-    is_in = (ring[:, None] == np.arange(_RINGS)) & (radius > 0)[:, None]
-    mean = power @ (is_in / np.maximum(1, is_in.sum(0)))
-    mean = mean / side**2 + _LEAST_POWER
+    is_in_ring = ring[:, None] == np.arange(_RINGS)
+    is_in_ring &= (radius > 0)[:, None]  # the mean of a picture is in none
+    in_ring = power @ (is_in_ring / np.maximum(1, is_in_ring.sum(0)))
+    mean = in_ring / side**2 + _LEAST_POWER
     return np.log(mean / mean.mean(1, keepdims=True)).astype(np.float32)
 
 
@@ -154,18 +165,14 @@ def scaled_means(
     Returns:
         For each feature shape (number of groups, num_classes, d).
     """
-    return {
-        name: _filled(
-            np.stack(
-                [
-                    class_means(own[name], y, num_classes)
-                    for own, y in zip(groups, labels, strict=True)
-                ]
-            )
-        )
-        / unit
-        for name, unit in units.items()
-    }
+    found: dict[str, Array] = {}
+    for name, unit in units.items():
+        of_groups = [
+            class_means(own[name], own_labels, num_classes)
+            for own, own_labels in zip(groups, labels, strict=True)
+        ]
+        found[name] = _filled(np.stack(of_groups)) / unit
+    return found
 
 
 def spreads(groups: list[dict[str, Images]]) -> dict[str, float]:
@@ -175,10 +182,11 @@ def spreads(groups: list[dict[str, Images]]) -> dict[str, float]:
 
     Privacy: post-processing of DP output.
     """
-    return {
-        name: max(1e-3, float(np.sqrt(np.mean([g[name].var(0).sum() for g in groups]))))
-        for name in groups[0]
-    }
+    found: dict[str, float] = {}
+    for name in groups[0]:
+        of_groups = [group[name].var(0).sum() for group in groups]
+        found[name] = max(1e-3, float(np.sqrt(np.mean(of_groups))))
+    return found
 
 
 def _filled(means: Array) -> Array:

@@ -92,7 +92,9 @@ def p_value(values: Array) -> float:
     >>> p_value(np.array([3.0, 1.0, 3.0, 2.0]))
     0.5
     """
-    return float(np.mean(values >= values[0] - _TIE * max(1.0, abs(values[0]))))
+    true_one = values[0]
+    is_tied_or_above = values >= true_one - _TIE * max(1.0, abs(true_one))
+    return float(np.mean(is_tied_or_above))
 
 
 def closed_test(statistics: Mapping[str, Array]) -> dict[str, float]:
@@ -150,11 +152,12 @@ def jackknife(
     (10.0, [7.73, 12.27])
     """
     is_healthy = np.arange(2 * num_groups) < num_groups
-    kept = np.vstack(
-        [np.ones(2 * num_groups, bool), ~np.eye(2 * num_groups, dtype=bool)]
-    )
+    everyone = np.ones(2 * num_groups, bool)
+    without_one = ~np.eye(2 * num_groups, dtype=bool)
+    kept = np.vstack([everyone, without_one])
     estimate, *less = statistic(kept & is_healthy, kept & ~is_healthy).tolist()
-    parts = np.var([less[:num_groups], less[num_groups:]], axis=1) * (num_groups - 1)
+    of_cohorts = [less[:num_groups], less[num_groups:]]
+    parts = np.var(of_cohorts, axis=1) * (num_groups - 1)
     variance = float(parts.sum())
     if not math.isfinite(estimate + variance):
         return estimate, None

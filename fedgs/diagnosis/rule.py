@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from fedgs.config.fields import check_ranges, flag
 
-FEWEST_GROUPS, MOST_GROUPS = 4, 6  # C(12, 6) / 2 = 462 splits
-CONFIDENCE = 0.95  # of the intervals
+FEWEST_GROUPS = 4
+MOST_GROUPS = 6  # C(12, 6) / 2 = 462 splits
+INTERVAL_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ def load_real(
 
     Args:
         config: uses the settings that say where the data is and how to read it, what is
-            held out, and the size and channels of the images.
+            held out, and the size and channels of the images, which are the training
+            split's where they are unset.
         most: training images; a random subset, the same every time, where there are
             more. All test images are used.
         test_data: npz:FILE or folder:PATH in place of the test split.
@@ -81,6 +82,8 @@ def load_real(
         seed=0,
     )
     data = load_data(config)
+    channels, side, _ = data.images.shape[1:]
+    config = dataclasses.replace(config, image_channels=channels, image_size=side)
     test = _test_of(config, test_data, data.num_classes)
     rows = np.sort(data.client_records[0])  # without what is held out
     if most is not None and most < len(rows):

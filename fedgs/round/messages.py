@@ -143,7 +143,10 @@ def decode_request(
             is used, and the text quotes nothing of it.
     """
     round, participants, trainees, keep_round = _decode_asked(payload, config)
-    phase = phase_at(config, round) if round else phase_with_discriminators(config)
+    if round:
+        phase = phase_at(config, round)
+    else:
+        phase = phase_with_discriminators(config)
     if phase is None:
         raise UserError("request of round 0, which the run's phases lack: refused")
     declared = phase.method.declared(phase.config, round - phase.config.rounds_before)
@@ -170,7 +173,10 @@ def _decode_asked(
     Raises:
         UserError: as `decode_request`.
     """
-    masked = ATTEMPT_FIELDS if config.is_masked else frozenset[str]()
+    if config.is_masked:
+        masked = ATTEMPT_FIELDS
+    else:
+        masked = frozenset[str]()
     _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS | masked)
     round = _integer(payload, "round", 0, config.num_rounds)
     participants = _split(payload, "participants", config)

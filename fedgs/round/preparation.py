@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.amplification_rules import PUBLIC_SELECTION
 from fedgs.config.checks import model_problems
 from fedgs.config.fields import refuse
@@ -27,9 +27,9 @@ from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.federated import FederatedImages
-from fedgs.data.load import federate, load_data
-from fedgs.data.records import DataWarning, fit
-from fedgs.data.sources import READERS, has_test_split, read_records, with_absolute_path
+from fedgs.data.load import load_data
+from fedgs.data.records import DataWarning
+from fedgs.data.sources import READERS, has_test_split, with_absolute_path
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
 from fedgs.gan.models import build_discriminator
@@ -40,9 +40,7 @@ from fedgs.privacy.budget import calibrate_noise
 from fedgs.privacy.selection_cost import SelectionCost, Target
 from fedgs.runs.run_folder import RunFolder, check_free
 
-FITTING_SIDES = (28, 32, 64)  # 28 holds all that is smaller: that costs moments nothing
 Load = Callable[[RunConfig], FederatedImages]
-Source = tuple[Sequence[int], Load]
 
 
 def new_run(
@@ -115,7 +113,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 def resolve(
     config: RunConfig, data: FederatedImages | None = None, load: Load = load_data
 ) -> tuple[ResolvedConfig, FederatedImages]:
-    """Loads the data and fixes every open setting: K, m, seed, noise.
+    """Loads the data and fixes every open setting: shape, K, m, seed, noise.
 
     Privacy: public, but for the data itself.
 
@@ -132,25 +130,39 @@ def resolve(
     if config.amplification and config.noise_seed is not None:
         remedy = "leave out --amplification or --noise-seed"
         raise UserError(f"amplification = True: refused: {PUBLIC_SELECTION}; {remedy}")
-    data = load(config) if data is None else data
-    counted = ",".join(_counted(config, data))
+    if data is None:
+        data = load(config)
+    else:
+        data = data
+    counted = ",".join(_counted(config))
     config = _with_partition(_with_participants(config, data.num_clients), data)
-    config = dataclasses.replace(config, num_classes=data.num_classes).validate()
+    channels, side, _ = data.images.shape[1:]
+    config = dataclasses.replace(
+        config,
+        image_size=side,
+        image_channels=channels,
+        num_classes=data.num_classes,
+    ).validate()
     resolved = dataclasses.replace(with_noise(config), counted=counted)
     _check_public(resolved, data)
     return resolved, data
 
 
-def _counted(config: RunConfig, data: FederatedImages) -> Iterator[str]:
+def _counted(config: RunConfig) -> Iterator[str]:
     """Yields the settings that are left to the data, where it is the user's own."""
     kind = config.data.partition(":")[0]
     if kind not in (*READERS, GIVEN):
         return
     if config.num_clients is None:
         yield "num_clients"
-    if config.num_classes is None and config.classes == "all" and kind != "femnist":
+    if kind == "femnist":
+        return  # its format fixes all that follows
+    if config.num_classes is None and config.classes == "all":
         yield "num_classes"
-    yield from data.counted
+    if config.image_size is None:
+        yield "image_size"
+    if config.image_channels is None:
+        yield "image_channels"
 
 
 def _check_public(config: ResolvedConfig, data: FederatedImages) -> None:
@@ -171,17 +183,22 @@ def _check_public(config: ResolvedConfig, data: FederatedImages) -> None:
 def resolve_deployed(config: RunConfig) -> ResolvedConfig:
     """Fixes every open setting of a deployed run, whose data the server does not see.
 
+    Images are grey unless the settings say otherwise; a client with others refuses.
+
     Args:
         config: with the names of its nodes.
 
     Raises:
         UserError: settings that contradict each other, or that data would have told.
     """
-    if config.num_classes is None:
-        raise UserError(
-            "num_classes is unset: the server of a deployment sees no data; give "
-            "--num-classes"
-        )
+    for name in ("num_classes", "image_size"):
+        if getattr(config, name) is None:
+            raise UserError(
+                f"{name} is unset: the server of a deployment sees no data; give "
+                f"--{name.replace('_', '-')}"
+            )
+    if config.image_channels is None:
+        config = dataclasses.replace(config, image_channels=1)
     num_clients = config.num_clients
     if num_clients is None:
         num_clients = len(config.node_names) * config.clients_per_node
@@ -209,20 +226,19 @@ def check_answer(config: ResolvedConfig) -> None:
 
 
 def fitted_to_data(
-    config: RunConfig, given: Mapping[str, Any], source: Source | None = None
+    config: RunConfig, given: Mapping[str, Any], load: Load = load_data
 ) -> tuple[RunConfig, FederatedImages]:
     """Fits the default recipe to what is public of the data, and loads them.
 
-    Size and channels are the images' own. There are as many low frequencies, and parts
-    of classes or not, as number of clients, nodes and noise pay for.
+    There are as many low frequencies, and parts of classes or not, as number of
+    clients, nodes and noise pay for.
 
-    Privacy: public, but for the data. The shape of an image becomes public.
+    Privacy: public, but for the data.
 
     Args:
         config: of the recipe, with a target epsilon.
         given: settings that stay.
-        source: shape (channel, height, width) of the images as they are, and what
-            loads them for a run; what the setting `data` names when None.
+        load: of the data.
 
     Returns:
         The settings, with a seed, and the data that they describe.
@@ -231,24 +247,9 @@ def fitted_to_data(
         UserError: as of `resolve`.
     """
     config = with_absolute_paths(_with_seed(config))
-    if source is None:
-        records = read_records(config)
-        shape = records.images.shape[1:]
-        source = shape, lambda config: federate(config, fit(config, records))
-    (channels, *sides), load = source
-    own: dict[str, Any] = {"image_channels": 3 if channels == 3 else 1}
-    own["image_size"] = next((s for s in FITTING_SIDES if s >= max(sides)), 64)
-    config = dataclasses.replace(config, **own | _those(given, own))
     resolved, data = resolve(config, load=load)
-    data = with_counted(data, given)
-    own = moments_for(resolved)
-    return dataclasses.replace(config, **own | _those(given, own)), data
-
-
-def with_counted(data: FederatedImages, given: Mapping[str, Any]) -> FederatedImages:
-    """Says of data which settings of the images' shape nobody has given."""
-    names = [n for n in ("image_size", "image_channels") if n not in given]
-    return dataclasses.replace(data, counted=tuple(names))
+    fitted = {n: v for n, v in moments_for(resolved).items() if n not in given}
+    return dataclasses.replace(config, **fitted), data
 
 
 def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:
@@ -273,10 +274,6 @@ def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:
     return dataclasses.replace(config, test_fraction=share)
 
 
-def _those(given: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name in names}
-
-
 def _with_seed(config: RunConfig) -> RunConfig:
     if config.seed is not None:
         return config
@@ -295,7 +292,10 @@ def _with_participants(config: RunConfig, num_clients: int) -> RunConfig:
 
 def _with_partition(config: RunConfig, data: FederatedImages) -> RunConfig:
     """Returns the settings with what `auto` was; warns where owners are cut."""
-    cut = f"partition = {config.partition}" if data.owners == "cut" else ""
+    if data.owners == "cut":
+        cut = f"partition = {config.partition}"
+    else:
+        cut = ""
     if config.is_dealt:
         cut = f"data = {config.data!r}"
     if cut:
@@ -331,11 +331,12 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
             "num_clients = 1: its owner would have nobody to hide among; give data of "
             "more owners, or --privacy-unit record with --partition iid"
         )
-    selections, target = selection_costs([config]), config.target_epsilon
+    selections = selection_costs([config])
+    target = config.target_epsilon
     if config.noise_multiplier is not None:
         if target is not None:
-            asked = (config.adversary, config.relation, selections)
-            Target(target, config.delta, *asked).check()
+            relation = config.relation
+            Target(target, config.delta, config.adversary, relation, selections).check()
         return ResolvedConfig.from_flat({}, config)
     if target is None:
         raise UserError(
@@ -387,7 +388,10 @@ def check_device(config: RunConfig) -> None:
     """
     refuse(config, model_problems(config))
     number = int(config.device.partition(":")[2] or 0)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+    else:
+        count = 0
     if config.device != "cpu" and number >= count:
         there = f"{count} GPUs are here, from 0 on" if count else "no GPU is here"
         raise UserError(f"device = {config.device}: {there}; give --device cpu")
@@ -414,7 +418,10 @@ def check_capacity(config: ResolvedConfig, folder: Path) -> None:
     for what, (needed, there) in limits.items():
         if needed > there:
             phase = phase_with_discriminators(config)
-            width = None if phase is None else phase.config.discriminator_dim
+            if phase is None:
+                width = None
+            else:
+                width = phase.config.discriminator_dim
             raise UserError(
                 f"discriminator_dim = {width}: the discriminators of "
                 f"{clients_needed(config)} clients need about {needed / 1e9:.1f} GB "

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.mechanism.masks import LEAST_NODES
@@ -99,7 +99,8 @@ class RunSession(Session):
         self, folder: RunFolder, ledger: Ledger, report: Report, save_nodes: SaveNodes
     ) -> None:
         """Goes on from the last checkpoint, if there is one; `opened` calls this."""
-        self.server, self._save_nodes = new_state(folder.config), save_nodes
+        self.server = new_state(folder.config)
+        self._save_nodes = save_nodes
         super().__init__(folder, ledger, report)
         # The selection of the cohort is paid from the same target as the releases.
         selections = selection_costs([self.config])
@@ -249,7 +250,8 @@ class RunSession(Session):
         """
         # Kept before a refusal below, which puts back what was drawn.
         self._round = asked = self._round or self._draw()
-        request, attempt = asked.request, self.attempts[asked.request.round] + 1
+        request = asked.request
+        attempt = self.attempts[asked.request.round] + 1
         if nodes is not None:
             least = max(self.required(request.participants), LEAST_NODES)
             if len(nodes) < least:
@@ -462,7 +464,10 @@ def new_event(
         # Where clients are drawn, noise must not depend on who is: the mixture's
         # condition. Else all nodes count whose noise an opened sum has.
         is_drawn = config.client_selection == "uniform"
-        counted = min(counted, len(nodes)) if is_drawn else len(nodes)
+        if is_drawn:
+            counted = min(counted, len(nodes))
+        else:
+            counted = len(nodes)
     return Event(
         round=round,
         attempt=attempt,
@@ -499,7 +504,8 @@ def stop_on_signal(go_on: str = "the same command") -> Iterator[threading.Event]
     Raises:
         KeyboardInterrupt: at the second one.
     """
-    stop, heard = threading.Event(), False
+    stop = threading.Event()
+    heard = False
 
     def handle(number: int, frame: object) -> None:
         nonlocal heard  # set first: the next signal may interrupt any line below

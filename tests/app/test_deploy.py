@@ -385,6 +385,7 @@ def client(certs: Path, name: str) -> str:
 
 def test_a_target_epsilon_alone_submits_the_default_recipe(control, fedgs):
     plan = {"num_classes": 10, "target_epsilon": 10.0, "clients_per_node": 100}
+    plan["image_size"] = 28
     code, _, _ = fedgs(*SUBMIT, "--client", "a", "--client", "b", *flags(**plan))
     assert code == 0
     settings = control.app["config"]

@@ -19,11 +19,10 @@ from command_line import flags, printed
 from fedgs.app.commands import forecast
 from fedgs.app.tables import folded
 from fedgs.config.recipes import HELD_OUT, configure, moments_for, overridden, recipe
+from fedgs.methods import phases_of
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
-from fedgs.methods import phases_of
 from fedgs.round import local
-from fedgs.methods import phases_of
 from fedgs.round.preparation import with_noise
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
@@ -38,7 +37,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def given_images(side: int = 20, channels: int = 1):
+def given_images(side: int = 28, channels: int = 1):
     """Bars of two directions: images, labels and owners."""
     rng = np.random.default_rng(1)
     labels = np.arange(OWNERS * EACH) % 2
@@ -52,7 +51,7 @@ def given_images(side: int = 20, channels: int = 1):
     return images, labels, np.repeat(np.arange(OWNERS), EACH)
 
 
-def write_own(path: Path, side: int = 20, channels: int = 1) -> str:
+def write_own(path: Path, side: int = 28, channels: int = 1) -> str:
     """Writes them; returns the value of `data`."""
     images, labels, owners = given_images(side, channels)
     np.savez(path, images=images, labels=labels, clients=owners)
@@ -96,6 +95,7 @@ def test_the_moments_are_those_of_the_best_row_of_the_table_of_pictures(
 ):
     given = {"num_clients": clients, "clients_per_node": per_node, "num_classes": 10}
     given |= {"target_epsilon": epsilon, "clients_per_round": clients, "seed": 0}
+    given |= {"image_size": 28, "image_channels": 1}
     config = with_noise(overridden(recipe("moments"), given))
     found = moments_for(config)
     assert found["moment_size"] == side
@@ -281,6 +281,7 @@ def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
 
 ROUNDS = {"num_clients": 40, "clients_per_node": 8, "num_rounds": 100}
 ROUNDS |= {"clients_per_round": 10, "warm_start_rounds": 3, "seed": 0, "num_workers": 1}
+ROUNDS |= {"image_size": 28, "image_channels": 1}
 
 
 @pytest.mark.parametrize(

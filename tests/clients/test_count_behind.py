@@ -1,6 +1,6 @@
 """A client's own count that went back is seen, also where no process joins again.
 
-Of Fed-Avg GAN's updates: tests/baselines/test_deployed.py.
+Of Fed-Avg GAN's updates: tests/methods/.
 """
 
 import pytest

@@ -11,7 +11,7 @@ from tiny import run_config, tiny_config
 
 
 def test_network_has_the_references_weights():
-    config = run_config(data="femnist", num_classes=36)
+    config = run_config(data="femnist", num_classes=36, image_size=28, image_channels=1)
     model = classifier.Classifier(config)
     # Keras: 320 + 18,496 + 36,928 + 36,928 + 2,340.
     assert sum(param.numel() for param in model.parameters()) == 95_012

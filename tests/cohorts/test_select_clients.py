@@ -10,7 +10,7 @@ import pytest
 
 from command_line import flags, refused
 from fedgs.app.commands import select_clients
-from fedgs.cohorts.files import read_cohort
+from fedgs.cohorts.cohort_file import read_cohort
 from fedgs.cohorts.selection import Selection, ask_cohorts, read_plan, statements
 from fedgs.data.corruption import corrupted_clients
 from fedgs.round.run import RunStopped
@@ -87,7 +87,9 @@ def test_private_selection_states_its_epsilon_and_cost(select):
             assert (found.selection, found.cost) == ("private", selection.cost(K))
             assert found.selection_id == summary["id"] != ""
     assert "unbounded" in out  # for the server
-    assert "public: num_clients = 6, num_classes = 3, counted in the private" in out
+    assert (
+        "public: num_clients = 6, num_classes = 3, image_channels = 1, counted" in out
+    )
     assert "NOT PRIVATE" not in out
 
 
@@ -149,7 +151,7 @@ def test_stopped_selection_goes_on_but_asks_privately_only_once(
 
 def test_the_classifiers_run_says_what_it_is(select, fedgs):
     run = select(below=0.5, noise_per_clip=2.0)[3] / "classifier"
-    code, out, _ = fedgs("privacy", run)
+    code, out, _ = fedgs("privacy", "of", run)
     assert code == 0
     # Two releases of z = 2: mu^2 = 2, and no response of epsilon 3 yet.
     assert "6.573" in out

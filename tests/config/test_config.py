@@ -185,7 +185,8 @@ def test_value_outside_its_range_is_refused_by_name_value_and_remedy(name, value
             {"target_epsilon": 1.0, "noise_multiplier": 0.0},
             "noise_multiplier = 0.0: no finite target_epsilon can hold; leave one",
         ),
-        ({"dct_size": 29}, "dct_size = 29: give --dct-size at most image_size = 28"),
+        ({"dct_size": 29, "image_size": 28}, "dct_size = 29: .*--dct-size at most 28"),
+        ({"dct_size": 65}, "dct_size = 65: .*--dct-size at most 64"),
         ({"fakes_per_round": 31}, "fakes_per_round = 31: give .*batch_size = 32"),
     ],
 )
@@ -289,6 +290,8 @@ def test_what_follows_from_an_unset_setting_is_refused(name, needs):
 
 
 RESOLVED = {
+    "image_size": 28,
+    "image_channels": 1,
     "num_classes": 3,
     "num_clients": 6,
     "clients_per_round": 2,

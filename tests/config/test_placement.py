@@ -98,6 +98,7 @@ def test_sizes_of_another_number_of_clients_are_refused():
 
 def test_a_deployment_has_the_clients_of_its_silos():
     settings = {"engine": "flower", "num_classes": 2, "noise_multiplier": 1.0}
+    settings["image_size"] = 16
     config = run_config(nodes="a,b", node_sizes="5,1", **settings)
     assert resolve_deployed(config).num_clients == 6
     words = "2 names.*node_sizes = 5,1,2 needs 3 nodes"

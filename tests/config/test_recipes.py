@@ -40,8 +40,8 @@ PAPER = {
     "latent": "bernoulli",
     "latent_dim": 10,
     "dct_size": None,
-    "image_size": 28,
-    "image_channels": 1,
+    "image_size": None,  # MNIST and Federated EMNIST have 28 x 28 grey pixels
+    "image_channels": None,
 }
 
 

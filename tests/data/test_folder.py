@@ -57,7 +57,7 @@ def test_folders_of_numbers_or_of_no_labels(tmp_path):
     save(plain / "bob/1.png", PIXELS[0] > 127)
     (plain / ".DS_Store").write_text("")
     (plain / "ann/._1.png").write_text("")  # hidden
-    data = load(source(plain))
+    data = load(source(plain), image_size=28)
     assert (data.num_classes, data.sizes.tolist()) == (1, [2, 1])
     assert np.unique(data.images[:2]).tolist() == [50, 100]
     assert (data.images[2, 0] == 255 * (PIXELS[0] > 127)).all()
@@ -122,7 +122,11 @@ def files(*names):
 
 FILE = r"ann/1\.png"
 BAD = {
-    "colour": (picture(PIXELS[:3].T), f"{FILE}: is in colour; give --image-channels 3"),
+    "colour": (
+        picture(PIXELS[:3].T),
+        f"{FILE}: is in colour; give --image-channels 3",
+        {"image_channels": 1},
+    ),
     "transparent": (picture(RGBA), f"{FILE}: has transparent pixels"),
     "16 bits": (
         picture(PIXELS[0].astype(np.uint16) * 257),

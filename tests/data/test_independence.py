@@ -42,7 +42,7 @@ def _named_folders(root: Path, is_changed: bool) -> dict[str, object]:
     _pictures(root, ["ann/cat", "ann/dog", *(f"bob/{label}" for label in bob)])
     if is_changed:
         Image.new("L", (50, 50), 255).save(root / "bob/ant/3.png")
-    return {"data": f"folder:{root}", "classes": "dog,cat,ant,7"}
+    return {"data": f"folder:{root}", "classes": "dog,cat,ant,7", "image_size": 28}
 
 
 def _hdf5(root: Path, is_changed: bool) -> dict[str, object]:
@@ -91,7 +91,7 @@ def _rows(root: Path, is_changed: bool) -> dict[str, object]:
     features = datasets.Features(**kinds, label=datasets.Value("int64"))
     table = datasets.Dataset.from_dict(values, features=features)
     table.to_parquet(root / "train.parquet")
-    return {"data": f"hf:{root}?client=owner&label=label"}
+    return {"data": f"hf:{root}?client=owner&label=label", "image_size": 28}
 
 
 def _writers(root: Path, is_changed: bool) -> dict[str, object]:

@@ -202,7 +202,8 @@ def test_npz_images_arrive_exactly(tmp_path, images):
 def test_npz_rgb_images_keep_their_channels(tmp_path):
     rgb = PIXELS.reshape(4, 3, 28, 28)
     path = write_npz(tmp_path, images=np.moveaxis(rgb, 1, 3))
-    assert (load(data=path, num_clients=2, image_channels=3).images == rgb).all()
+    assert (load(data=path, num_clients=2).images == rgb).all()
+    refused("^image_channels = 1", path, num_clients=2, image_channels=1)
 
 
 def wrong_pixel(value):
@@ -228,7 +229,6 @@ def wrong_pixel(value):
             "image 0 has the label 18446744073709551611; give labels from 0",
         ),
         ({"images": PIXELS, "clients": WRITERS * 1.0}, "clients has dtype float64"),
-        ({"images": np.zeros((2, 3, 28, 28))}, "image_channels = 1: .*channels 3"),
     ],
 )
 def test_malformed_npz_is_refused(tmp_path, arrays, message):

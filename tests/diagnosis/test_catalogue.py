@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.debug import suspects
-from experiments.debug.bug_detection import outcome
+from fedgs.app.debug import suspects
+from fedgs.app.debug.bug_detection import outcome
 from fedgs.config.settings import CORRUPTIONS
 from fedgs.data.federated import to_float
 from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS
-from fedgs.diagnosis.catalogue import Samples, low_pass, mixture
+from fedgs.diagnosis.catalogue import CohortSamples, low_pass, mixture
 from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, ONE_OF, diagnose
 from fedgs.evaluation.images import LabelledImages
 from fedgs.randomness import stream
@@ -320,7 +320,7 @@ def test_the_share_is_read_where_all_groups_are_copies(seed, share):
     images = np.repeat(pattern, 8, axis=0)
     group = LabelledImages(images.astype(np.float32), np.zeros(8, np.int64))
     groups = [group] * G + [spoilt(group, "mirror", share)] * G
-    (candidate,) = Samples(groups, 1).candidates([BY_NAME["mirror"]])
+    (candidate,) = CohortSamples(groups, 1).candidates([BY_NAME["mirror"]])
     is_healthy = np.arange(2 * G)[None] < G
     (found,) = candidate.share(is_healthy, ~is_healthy)
     assert found == pytest.approx(share, abs=2e-3)
@@ -329,7 +329,7 @@ def test_the_share_is_read_where_all_groups_are_copies(seed, share):
 def test_the_share_of_a_turn_does_not_depend_on_how_bright_generators_are(digits):
     dark = [g._replace(images=0.4 * g.images) for g in digits[G:]]
     groups = [*digits[:G], *(spoilt(g, "rotate") for g in dark)]
-    (candidate,) = Samples(groups, 10).candidates([BY_NAME["rotate"]])
+    (candidate,) = CohortSamples(groups, 10).candidates([BY_NAME["rotate"]])
     is_healthy = np.arange(2 * G)[None] < G
     (found,) = candidate.share(is_healthy, ~is_healthy)
     assert found == pytest.approx(1, abs=0.05)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import zoom
 
-from experiments.debug import verdict
+from fedgs.app.debug import verdict
 from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis import diagnosis, group_features
 from fedgs.diagnosis.diagnosis import INVERT, OTHER, ROTATE, Rule
@@ -116,7 +116,7 @@ def test_a_turned_healthy_cohort_is_a_cohort_turned_back(digits):
 @pytest.mark.parametrize(("change", "bug"), [(invert, INVERT), (rotate, ROTATE)])
 def test_a_turn_in_part_of_the_healthy_cohort_is_not_excluded(digits, change, bug):
     found = diagnose(each(change, digits[:G], 0.4), digits[G:], 10)
-    assert suspect(found, bug).decision != diagnosis.EXCLUDED
+    assert suspect(found, bug).decision != diagnosis.CLEARED
     assert found.verdict not in ("none", diagnosis.OTHER)
 
 
@@ -124,7 +124,7 @@ def test_what_generators_of_one_public_start_share_was_not_learned(digits):
     cohorts = digits[:G], digits[G:]
     own = diagnosis.diagnose(*cohorts, 10, None, FEW, has_shared_start=True)
     assert not own.has_learned
-    assert diagnosis.EXCLUDED not in [s.decision for s in own.ranking]
+    assert diagnosis.CLEARED not in [s.decision for s in own.ranking]
 
 
 def test_a_verdict_on_averages_is_about_clients_and_strength_as_drawn(digits):
@@ -145,7 +145,7 @@ def test_a_small_share_is_significant_and_not_named(digits):
     spoilt = each(invert, digits[G:], 0.1)
     found = diagnose(digits[:G], spoilt, 10)
     assert suspect(found, INVERT).adjusted_p == pytest.approx(1 / 35)
-    assert suspect(found, INVERT).decision == diagnosis.EXCLUDED
+    assert suspect(found, INVERT).decision == diagnosis.CLEARED
     assert found.verdict == OTHER
     strict = diagnose(digits[:G], spoilt, 10, Rule(min_effect=0.05))
     assert strict.verdict == INVERT

@@ -30,7 +30,11 @@ pytestmark = pytest.mark.usefixtures("global_state_is_kept")
 
 def _config(**settings: object) -> RunConfig:
     narrow = {"num_classes": 5, "generator_dim": 2, "discriminator_dim": 2}
-    return run_config(**(narrow | settings))
+    return run_config(**(IMAGES | narrow | settings))
+
+
+# The size of MNIST's images.
+IMAGES = {"image_size": 28, "image_channels": 1}
 
 
 def _inputs(config: RunConfig, count: int = BATCH) -> tuple[Tensor, Tensor]:
@@ -90,7 +94,7 @@ def test_networks_take_and_make_images_of_every_shape(kind, side, channels):
     ],
 )
 def test_weights_are_counted_with_biases(build, settings, weights):
-    network = build(run_config(num_classes=10, **settings), 0)
+    network = build(run_config(num_classes=10, **(IMAGES | settings)), 0)
     assert sum(param.numel() for param in network.parameters()) == weights
 
 

@@ -191,7 +191,7 @@ def test_a_recipe_trains_and_spends_its_target(fedgs, tmp_path, recipe):
     short |= {"num_rounds": 1, "generator_dim": 4, "discriminator_dim": 4}
     short |= {"clients_per_node": 2, "test_fraction": 0, "output": tmp_path / "run"}
     printed(fedgs("train", "--recipe", recipe, *flags(**short)))
-    found = json.loads(printed(fedgs("privacy", tmp_path / "run", "--json")))
+    found = json.loads(printed(fedgs("privacy", "of", tmp_path / "run", "--json")))
     rows = {row["relation"]: row for row in found}
     assert rows["zero-out"]["guarantee"]
     assert rows["zero-out"]["epsilon"] == pytest.approx(10.0, rel=0.01)

@@ -191,6 +191,7 @@ def test_a_run_that_its_budget_ended_keeps_the_mixture(delta):
     asked = {"adversary": "server", "relation": "replace-one"}
     settings = {"num_rounds": 1000, "num_clients": 10, "clients_per_round": 1, **asked}
     settings |= {"batch_size": 4, "noise_multiplier": 20.0, "target_epsilon": 1.0}
+    settings |= {"image_size": 28, "image_channels": 1}
     config, events = run([], **settings).config, []
     budget = Budget(Plan.from_config(config), Target(1.0, 1e-5, **asked))
     while budget.allows(new := event(len(events) + 1)):

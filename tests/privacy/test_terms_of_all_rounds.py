@@ -69,7 +69,7 @@ def config_of(**settings):
     own = {"num_clients": 12, "client_selection": "all", "clients_per_round": 12}
     own |= {"num_rounds": ROUNDS, "noise_multiplier": 4.0, "num_classes": 3}
     own |= {"clients_per_node": 4, "seed": 1, "engine": "flower"}
-    own |= {"phases": "others:METHOD"}
+    own |= {"phases": "others:METHOD", "image_size": 28, "image_channels": 1}
     return ResolvedConfig.from_flat(own | settings)
 
 

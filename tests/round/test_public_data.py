@@ -136,8 +136,9 @@ def test_numbers_that_the_private_data_decided_are_in_every_row(tmp_path):
 
 def test_the_size_of_images_that_was_taken_from_them_is_in_every_row(tmp_path):
     data = write_tiny_npz(tmp_path / "private.npz")
-    config = overridden(recipe("moments"), {"data": data, "target_epsilon": 100.0})
-    fitted, images = fitted_to_data(config, {"image_channels": 1})
+    given = {"data": data, "target_epsilon": 100.0, "image_channels": 1}
+    config = overridden(recipe("moments"), given)
+    fitted, images = fitted_to_data(config, given)
     resolved, _ = resolve(fitted, images)
     assert resolved.counted == "num_clients,num_classes,image_size"
 

@@ -404,6 +404,8 @@ def test_run_that_does_not_fit_is_refused_with_the_estimate(
     shared = {
         "num_clients": 1000,
         "num_classes": 10,
+        "image_size": 28,
+        "image_channels": 1,
         "noise_multiplier": 1.0,
         "seed": 0,
     }

@@ -1,6 +1,6 @@
 """Engine x method x fault: whatever trains and whatever breaks, the bytes are the same.
 
-Fed-Avg GAN's are in tests/baselines; real processes in tests/server and tests/clients.
+Fed-Avg GAN's are in tests/methods; real processes in tests/server and tests/clients.
 """
 
 import json

@@ -19,6 +19,8 @@ FULL = Plan(**ALL, num_rounds=150, batch_size=32, noise_multiplier=1.2)
 WITH_RELEASES = ResolvedConfig.from_flat(
     {
         **ALL,
+        "image_size": 28,
+        "image_channels": 1,
         "num_classes": 10,
         "clients_per_node": 49,
         "num_rounds": 6,

@@ -42,6 +42,7 @@ ROUNDS = 3  # after those that a recipe has one of for each release of mean feat
 MORE_EPSILON, LESS_NOISE = 1000.0, 0.001
 # Of the plans: the recipes' own sizes, for data of so many writers.
 WRITERS = {"num_clients": 539, "num_classes": 10, "engine": "flower", "seed": 5}
+WRITERS |= {"image_size": 28, "image_channels": 1}
 
 
 def run_of_recipe(name: str, output: Path, engine: str) -> RunFolder:

@@ -31,6 +31,7 @@ SIDE = 16
 SETTINGS = {
     "data": "tiny",
     "image_size": SIDE,
+    "image_channels": 1,
     "num_classes": NUM_CLASSES,
     "num_clients": len(SIZES),
     "clients_per_round": 2,

@@ -7,6 +7,7 @@ import typer
 
 from clients.client_command import ClientOptions
 from fedgs.app.flags import (
+    MOST_USED,
     ConfigOption,
     JsonOption,
     RecipeOption,
@@ -22,6 +23,9 @@ app = typer.Typer(
 )
 
 # How a client reads its own data; beside `data`.
+# What a server decides of a run; where data lie is each client's own.
+SUBMITTED = tuple(name for name in MOST_USED if name not in settings_with("of_client"))
+SUBMITTED += ("num_classes",)
 CLIENT_DATA = tuple(name for name in settings_with("of_client") if name != "data")
 
 
@@ -67,7 +71,7 @@ def client(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
 
 
 @app.command()
-@settings_flags()
+@settings_flags(*SUBMITTED, has_set=True)
 @request_flags(Submission)
 def submit(
     recipe: RecipeOption = None,

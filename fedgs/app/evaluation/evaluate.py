@@ -112,7 +112,9 @@ def _load(
     request: EvaluationRequest, progress: Progress
 ) -> tuple[EvaluationRequest, RealImages, LabelledImages]:
     """Returns the request with all settings of its data, the real and the synthetic."""
-    path, folder, synthetic = Path(request.source), None, None
+    path = Path(request.source)
+    folder = None
+    synthetic = None
     config = RunConfig()
     if path.suffix == ".npz":
         synthetic = images.read_npz(path)
@@ -126,17 +128,20 @@ def _load(
         _check_held_out(request, folder.config)
     config = dataclasses.replace(config, data=request.data, **request.reading)
     check_data(config)
-    if config.image_size < images.SMALLEST_SIDE:
+    if (config.image_size or images.SMALLEST_SIDE) < images.SMALLEST_SIDE:
         raise UserError(
             f"image_size = {config.image_size}: give --image-size at least "
             f"{images.SMALLEST_SIDE}"
         )
+    sizes = FAST if request.fast else FULL
+    seed = request.seed
+    real = images.load_real(config, sizes.real, request.test)
+    channels, side = real.train.images.shape[1:3]
+    config = dataclasses.replace(config, image_channels=channels, image_size=side)
     names = [name for name in (*READING, *SHAPE) if name != "data"]
     request = dataclasses.replace(
         request, reading={name: getattr(config, name) for name in names}
     )
-    sizes, seed = (FAST if request.fast else FULL), request.seed
-    real = images.load_real(config, sizes.real, request.test)
     if sizes.test is not None:
         real = real._replace(test=real.test.subset(sizes.test, 0, "fast"))
     count = request.count or sizes.synthetic

@@ -17,13 +17,13 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.records import Records
 from fedgs.errors import UserError, raise_if_any, wrap_error
 
-COLUMNS = {  # kinds of numpy's types, and what they are called
+_COLUMNS = {  # kinds of numpy's types, and what they are called
     "labels": ("iu", "integers from 0"),
     "clients": ("iuU", "integers or strings"),
 }
-KEYS = {"images", *COLUMNS}
-PIXELS = (1, 2, 3)  # the axes of one image
-RANGES = "give uint8 in [0, 255] or floats in [0, 1]"
+_KNOWN_ARRAYS = {"images", *_COLUMNS}
+_PIXELS = (1, 2, 3)  # the axes of one image
+_RANGES = "give uint8 in [0, 255] or floats in [0, 1]"
 
 
 def read(config: RunConfig) -> Records:
@@ -79,14 +79,15 @@ def read_arrays(
         if unpacked > psutil.virtual_memory().available:
             raise MemoryError(f"{unpacked / 1e9:.1f} GB unpacked, more than is free")
         names = archive.files
+        known = [name for name in names if name in _KNOWN_ARRAYS]
         # A member that is no array comes as bytes.
-        arrays = {name: np.asarray(archive[name]) for name in names if name in KEYS}
+        arrays = {name: np.asarray(archive[name]) for name in known}
     if not needed <= arrays.keys():
         raise UserError(
             f"{where}: holds {', '.join(names) or 'no arrays'}; give "
             f"{' and '.join(map(repr, sorted(needed)))}, written with np.savez"
         )
-    return arrays, [name for name in names if name not in KEYS]
+    return arrays, [name for name in names if name not in _KNOWN_ARRAYS]
 
 
 def from_arrays(
@@ -113,9 +114,12 @@ def from_arrays(
     if images.dtype.kind == "f":
         images = np.rint(images.astype(np.float32) * np.float32(255))
     labels = arrays.get("labels", np.zeros(len(images), np.int64))
-    largest = max(int(labels.max()), 0)
-    pixels, labels = images.astype(np.uint8), labels.astype(np.int64)
-    return Records(pixels, labels, largest + 1, arrays.get("clients"))
+    return Records(
+        images=images.astype(np.uint8),
+        labels=labels.astype(np.int64),
+        num_classes=max(int(labels.max()), 0) + 1,
+        clients=arrays.get("clients"),
+    )
 
 
 def _channels_first(images: NDArray[Any]) -> NDArray[Any]:
@@ -126,11 +130,18 @@ def _channels_first(images: NDArray[Any]) -> NDArray[Any]:
     """
     if images.ndim == 3:
         return images[:, None]
-    is_last = images.ndim == 4 and images.shape[1] not in (1, 3)
-    return np.moveaxis(images, 3, 1) if is_last else images
+    if images.ndim == 4 and images.shape[1] not in (1, 3):
+        return np.moveaxis(images, 3, 1)
+    return images
 
 
 def _shape_problems(given: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[str]:
+    """Yields what is wrong with the shape of images.
+
+    Args:
+        given: in the file.
+        shape: of the same images with their channels first, where that was possible.
+    """
     if len(shape) != 4 or shape[1] not in (1, 3):
         yield (
             f"images has shape {given}; give (N, H, W), (N, H, W, C) or (N, C, H, W) "
@@ -146,15 +157,16 @@ def _shape_problems(given: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[
 def _pixel_problems(images: NDArray[Any]) -> Iterator[str]:
     """Yields what is wrong with images: integers in [0, 255], floats in [0, 1]."""
     if images.dtype.kind not in "iuf":
-        yield f"images has dtype {images.dtype}; {RANGES}"
+        yield f"images has dtype {images.dtype}; {_RANGES}"
     most = 1 if images.dtype.kind == "f" else 255
-    low, high = images.min(axis=PIXELS), images.max(axis=PIXELS)
+    low = images.min(axis=_PIXELS)
+    high = images.max(axis=_PIXELS)
     is_bad = ~((low >= 0) & (high <= most))  # NaN is bad too
     if is_bad.any():
         worst = is_bad.argmax()
-        yield f"image {worst} has values in [{low[worst]}, {high[worst]}]; {RANGES}"
-    if most == 255 and high.max() == 1:
-        yield f"images are integers and none is above 1; {RANGES}"
+        yield f"image {worst} has values in [{low[worst]}, {high[worst]}]; {_RANGES}"
+    if most == 255 and high.max() == 1:  # black and white, or floats that were cast
+        yield f"images are integers and none is above 1; {_RANGES}"
 
 
 def _column_problems(
@@ -162,8 +174,9 @@ def _column_problems(
 ) -> Iterator[str]:
     """Yields labels or clients that are not one value of their type per image."""
     count = len(arrays["images"])
-    for name in COLUMNS.keys() & arrays.keys():
-        (kinds, words), values = COLUMNS[name], arrays[name]
+    for name in _COLUMNS.keys() & arrays.keys():
+        kinds, words = _COLUMNS[name]
+        values = arrays[name]
         if values.shape != (count,):
             remedy = f"give one value for each of the {count} images"
             yield f"{name} has shape {values.shape}; {remedy}"
@@ -176,6 +189,7 @@ def _column_problems(
         )
     elif "labels" in arrays:
         labels = arrays["labels"]
+        # An unsigned label may be larger than those that are kept.
         is_wrong = (labels < 0) | (labels > np.iinfo(np.int64).max)
         if is_wrong.any():
             index = int(is_wrong.argmax())

@@ -29,9 +29,10 @@ from fedgs.data.records import LEFT_OUT, LIGHT, Records, gathered
 from fedgs.errors import UserError, first_n, imported, raise_if_any, wrap_error
 from fedgs.files import read_text
 
-SIDE = 28
+FEMNIST_SIDE = 28
 NUM_CLASSES = 62
-LETTERS, LOWER_CASE = 10, 36  # the first label of each
+LETTERS = 10  # the first label of upper case
+LOWER_CASE = 36  # and that of lower case
 HUB_NAME = "flwrlabs/femnist"
 LEAF_LAYOUT = "it is users, num_samples and user_data of lists x and y"
 TFF_LAYOUT = "TFF's layout is examples/USER/pixels and examples/USER/label"
@@ -48,13 +49,14 @@ def class_map(classes: str) -> NDArray[np.int64]:
     (array([ 9, 10, 10, 35]), array([-1,  0,  0]))
     """
     labels = np.arange(NUM_CLASSES)
+    is_digit = labels < LETTERS
     merged = np.where(labels < LOWER_CASE, labels, labels - LOWER_CASE + LETTERS)
     maps = {
         "all": labels,
         "merged": merged,
-        "digits": np.where(labels < LETTERS, labels, LEFT_OUT),
-        "letters": np.where(labels < LETTERS, LEFT_OUT, labels - LETTERS),
-        "merged-letters": np.where(labels < LETTERS, LEFT_OUT, merged - LETTERS),
+        "digits": np.where(is_digit, labels, LEFT_OUT),
+        "letters": np.where(is_digit, LEFT_OUT, labels - LETTERS),
+        "merged-letters": np.where(is_digit, LEFT_OUT, merged - LETTERS),
     }
     return maps[classes]
 
@@ -69,6 +71,7 @@ def read(config: RunConfig) -> Records:
             and where known the user and the image.
     """
     if config.data == "femnist":
+        # A copy of the hub's repository: in data_dir, or where the command runs.
         copy = Path(config.data_dir or HUB_NAME).expanduser()
         if any(copy.glob("data/*.parquet")):
             return _from_hub(replace(config, data_dir=None), str(copy))
@@ -136,7 +139,8 @@ def _hdf5_user(config: RunConfig, path: Path, examples: Any, user: str) -> Part:
         ):
             arrays.append(np.asarray(examples[user][name][()]))
     pixels, labels = arrays
-    labels = labels.reshape(-1) if labels.shape[1:] == (1,) else labels
+    if labels.shape[1:] == (1,):  # TFF has a column of them
+        labels = labels.reshape(-1)
     return _checked(config, pixels, labels, where)
 
 
@@ -152,7 +156,9 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
             content = json.loads(read_text(file), object_hook=_compact)
         with wrap_error(Exception, f"{file}: {not_leaf}", LEAF_LAYOUT):
             counts = zip(content["users"], content["num_samples"], strict=True)
-            users = [(str(u), content["user_data"][u], count) for u, count in counts]
+            users = [
+                (str(user), content["user_data"][user], count) for user, count in counts
+            ]
         for user, values, count in users:
             where = f"{file}: user {user}"
             if user in origin:
@@ -162,7 +168,8 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
                 )
             origin[user] = file
             with wrap_error(Exception, f"{where} {not_leaf}", LEAF_LAYOUT):
-                pixels = np.asarray(values["x"], np.float32).reshape(-1, SIDE, SIDE)
+                flat = np.asarray(values["x"], np.float32)
+                pixels = flat.reshape(-1, FEMNIST_SIDE, FEMNIST_SIDE)
                 labels = np.asarray(values["y"])
             if count != len(labels):
                 problem = f"has {len(labels)} labels and num_samples {count}"
@@ -183,8 +190,9 @@ def _compact(values: dict[str, Any]) -> dict[str, Any]:
 
 def _problems(pixels: NDArray[Any], labels: NDArray[Any]) -> Iterator[str]:
     """Yields what is wrong with one user's images and labels."""
-    if pixels.shape[1:] != (SIDE, SIDE):
-        yield f"pixels has shape {pixels.shape}; give (n, {SIDE}, {SIDE})"
+    side = FEMNIST_SIDE
+    if pixels.shape[1:] != (side, side):
+        yield f"pixels has shape {pixels.shape}; give (n, {side}, {side})"
     if not len(pixels):
         yield "has no images; leave this user out of the file"
     if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu":
@@ -210,7 +218,8 @@ def _checked(
     """Returns one user's images and labels, `LEFT_OUT` of other classes."""
     raise_if_any(where, _problems(pixels, labels))
     images = np.rint(pixels * 255).astype(np.uint8)
-    return images[:, None], class_map(config.classes)[labels.astype(np.int64)]
+    new_labels = class_map(config.classes)
+    return images[:, None], new_labels[labels.astype(np.int64)]
 
 
 def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:
@@ -219,7 +228,7 @@ def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:
     # Frees the memory as it goes.
     users = ((user, *parts.pop(user)) for user in sorted(parts))
     count = int(class_map(config.classes).max()) + 1
-    return gathered(config.data, users, capacity, (1, SIDE, SIDE), count, LIGHT)
+    return gathered(config.data, users, capacity, count, LIGHT)
 
 
 def _from_hub(config: RunConfig, name: str) -> Records:
@@ -232,5 +241,7 @@ def _from_hub(config: RunConfig, name: str) -> Records:
             f"data = {config.data!r}: has no column {', '.join(sorted(missing))}; give "
             f"the files of {HUB_NAME}, or read others by --data hf:FOLDER"
         )
-    reading = Reading(SIDE, 1, class_map(config.classes))
+    reading = Reading(
+        side=FEMNIST_SIDE, channels=1, class_map=class_map(config.classes)
+    )
     return hugging_face.read_dataset(config, dataset, source, reading, LIGHT)

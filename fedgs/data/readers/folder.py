@@ -5,8 +5,10 @@ Label folders named by numbers are the labels themselves; other names need the s
 """
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.labels import number_of_classes, numbered
@@ -21,13 +23,13 @@ LAYOUT = "give CLIENT/LABEL/*.png, or CLIENT/*.png without labels"
 def read(config: RunConfig) -> Records:
     """Reads `folder:PATH`.
 
-    Pictures of any size are resized to the run's. Hidden files are ignored.
+    Pictures are resized to `image_size` where that is set. Hidden files are ignored.
 
     Privacy: reads private data; output private. The number of classes is public.
 
     Raises:
-        UserError: another layout, a class without a label, or a picture that cannot be
-            used, named by its file.
+        UserError: another layout, a class without a label, a picture that cannot be
+            used, named by its file, or pictures of two sizes without `image_size`.
     """
     root = Path(config.data.removeprefix("folder:")).expanduser()
     where = f"data = {config.data!r}"
@@ -36,16 +38,23 @@ def read(config: RunConfig) -> Records:
     raise_if_any(where, _file_problems(files, bool(config.class_names)))
     names = {label for pictures in files.values() for label, _ in pictures if label}
     numbers = numbered(config, sorted(names))
-    shape = (config.image_channels, config.image_size, config.image_size)
-    read_one = partial(fitted_picture, channels=shape[0], side=shape[1])
-    parts = (
-        (client.name, read_one(file, str(file))[None], numbers[label] if label else 0)
-        for client, pictures in files.items()
-        for label, file in pictures
+
+    def parts() -> Iterator[tuple[str, NDArray[np.uint8], int]]:
+        for client, pictures in files.items():
+            for label, file in pictures:
+                pixels = fitted_picture(
+                    file, str(file), config.image_channels, config.image_size
+                )
+                number = numbers[label] if label else 0
+                yield client.name, pixels[None], number
+
+    return gathered(
+        config.data,
+        parts(),
+        capacity=sum(map(len, files.values())),
+        num_classes=number_of_classes(config, numbers.values()),
+        background=DARK,
     )
-    num_classes = number_of_classes(config, numbers.values())
-    capacity = sum(map(len, files.values()))
-    return gathered(config.data, parts, capacity, shape, num_classes, DARK)
 
 
 Pictures = list[tuple[str | None, Path]]  # label, if there is one, and file
@@ -65,12 +74,13 @@ def _file_problems(files: dict[Path, Pictures], has_classes: bool) -> Iterator[s
         count = f"{len(empty)} of {len(files)} clients"
         yield f"{empty[0]}: has no pictures ({count}); remove this folder"
     pictures = [picture for found in files.values() for picture in found]
+    has_labels = has_classes or any(label for label, _ in pictures)
     for label, file in pictures:
         # A pipe, a device or a link to nothing may have the name of a picture, too.
         if not file.is_file() or file.suffix.lower() not in SUFFIXES:
             names = ", ".join(SUFFIXES)
             yield f"{file}: is no picture ({names}); remove it, or {LAYOUT}"
-        if label is None and (has_classes or any(other for other, _ in pictures)):
+        if label is None and has_labels:
             yield f"{file} has no label, but the others or --classes have; {LAYOUT}"
 
 
@@ -79,7 +89,7 @@ def _files(client: Path) -> Pictures:
     pictures: Pictures = []
     for entry in _visible(client):
         if entry.is_dir():
-            pictures += [(entry.name, file) for file in _visible(entry)]
+            pictures.extend((entry.name, file) for file in _visible(entry))
         else:
             pictures.append((None, entry))
     return pictures

@@ -27,11 +27,12 @@ from fedgs.randomness import stream
 SEED = 0  # fixed: the source is one data set, whatever the run's seed is
 WRITERS = {"train": 539, "test": 100}
 IMAGES_OF_WRITER = {"train": 111, "test": 60}
-AT_ONCE = 1000  # images that are drawn at a time
+_AT_ONCE = 1000  # images that are drawn at a time
 # Names of the fonts, and a PNG of their digits, a row each. A digit fills 28 of the 40
 # pixels of a glyph's side: 20 of an image's, as in MNIST.
 GLYPHS = Path(__file__).with_name("glyphs.json")
-SIDE, GLYPH_SIDE = 28, 40
+FONT_SIDE = 28
+GLYPH_SIDE = 40
 
 # Mean and spread of a writer's habits: rotation (rad), slant, log width, stroke.
 HABITS = np.array([[0.0, 0.2, 0.0, 0.0], [0.08, 0.15, 0.12, 0.6]])
@@ -53,17 +54,24 @@ def read(split: str) -> Records:
         Images of 28x28 pixels, read-only: the process keeps them.
     """
     glyphs = _glyphs()
-    count, size = WRITERS[split], IMAGES_OF_WRITER[split]
+    count = WRITERS[split]
+    size = IMAGES_OF_WRITER[split]
     drawn = [_drawn(len(glyphs), size, split, writer) for writer in range(count)]
     font, labels, style, bend = map(np.concatenate, zip(*drawn, strict=True))
-    images = np.empty((count * size, 1, SIDE, SIDE), np.uint8)
-    for start in range(0, len(images), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        images[part] = _written(
-            glyphs[font[part], labels[part]], style[part], bend[part]
-        )
-    images.flags.writeable = labels.flags.writeable = False
-    return Records(images, labels, 10, np.repeat(np.arange(count), size))
+    images = np.empty((count * size, 1, FONT_SIDE, FONT_SIDE), np.uint8)
+    for start in range(0, len(images), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        ink = glyphs[font[part], labels[part]]
+        images[part] = _written(ink, style[part], bend[part])
+    # The process keeps them for all who ask.
+    images.flags.writeable = False
+    labels.flags.writeable = False
+    return Records(
+        images=images,
+        labels=labels,
+        num_classes=10,
+        clients=np.repeat(np.arange(count), size),
+    )
 
 
 def _drawn(
@@ -72,7 +80,8 @@ def _drawn(
     """Draws font (n,), digit (n,), style (n, 5) and bend (n, 2, 4, 4) of n images."""
     rng = stream(SEED, f"fonts-{split}", writer)
     digits = rng.integers(10, size=size)
-    font = rng.integers(num_fonts, size=10)[digits]
+    font_of_digit = rng.integers(num_fonts, size=10)
+    font = font_of_digit[digits]
     style = rng.normal(0, VARIETY, (size, len(VARIETY)))
     style[:, :4] += rng.normal(*HABITS)
     bend = rng.normal(0, BEND, (size, 2, 4, 4))
@@ -88,7 +97,8 @@ def _glyphs() -> Tensor:
     sheet = np.asarray(Image.open(io.BytesIO(content)), np.float32) / 255
     cells = sheet.reshape(-1, GLYPH_SIDE, 10, GLYPH_SIDE).transpose(0, 2, 1, 3)
     ink = torch.from_numpy(cells.copy())
-    thin, thick = -F.max_pool2d(-ink, 3, 1, 1), F.max_pool2d(ink, 3, 1, 1)
+    thin = -F.max_pool2d(-ink, kernel_size=3, stride=1, padding=1)
+    thick = F.max_pool2d(ink, kernel_size=3, stride=1, padding=1)
     return torch.stack([thin, ink, thick], dim=2)
 
 
@@ -97,11 +107,16 @@ def _written(
 ) -> NDArray[np.uint8]:
     """Returns glyphs (n, 3, 40, 40) as they are written, (n, 1, 28, 28)."""
     rotation, slant, width, stroke, height = torch.from_numpy(style).unbind(1)
-    wide, high, cos, sin = width.exp(), height.exp(), rotation.cos(), rotation.sin()
+    wide = width.exp()
+    high = height.exp()
+    cos = rotation.cos()
+    sin = rotation.sin()
     still = torch.zeros_like(wide)
+    # Where in the glyph each pixel of the image comes from: the inverse of what is
+    # done to the glyph.
     across = torch.stack([cos / wide, (slant - sin) / wide, still], 1)
     down = torch.stack([sin / high, cos / high, still], 1)
-    size = [len(glyphs), 1, SIDE, SIDE]
+    size = [len(glyphs), 1, FONT_SIDE, FONT_SIDE]
     grid = F.affine_grid(torch.stack([across, down], 1), size, align_corners=False)
     grid = grid + _smooth(torch.from_numpy(bend))
     ink = _with_stroke(glyphs, stroke.view(-1, 1, 1, 1))
@@ -111,7 +126,8 @@ def _written(
 
 def _smooth(bend: Tensor) -> Tensor:
     """Returns shifts between 4 x 4 points, (n, 28, 28, 2)."""
-    between = F.interpolate(bend, (SIDE, SIDE), mode="bicubic", align_corners=True)
+    size = (FONT_SIDE, FONT_SIDE)
+    between = F.interpolate(bend, size, mode="bicubic", align_corners=True)
     return between.permute(0, 2, 3, 1)
 
 
@@ -124,11 +140,11 @@ def _with_stroke(glyphs: Tensor, stroke: Tensor) -> Tensor:
 
 def _centred(images: Tensor) -> Tensor:
     """Moves the centre of mass of images (n, 1, S, S) to the middle."""
-    at = torch.arange(SIDE) - (SIDE - 1) / 2
+    at = torch.arange(FONT_SIDE) - (FONT_SIDE - 1) / 2
     mass = images.sum((1, 2, 3)).clamp_min(1e-6)
     right = (images.sum((1, 2)) @ at) / mass
     down = (images.sum((1, 3)) @ at) / mass
     move = torch.eye(2, 3).repeat(len(images), 1, 1)
-    move[:, :, 2] = torch.stack([right, down], 1) * (2 / SIDE)
+    move[:, :, 2] = torch.stack([right, down], 1) * (2 / FONT_SIDE)
     grid = F.affine_grid(move, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False)

@@ -9,7 +9,6 @@ Source: Caldas et al., "LEAF", arXiv:1812.01097 (flwrlabs/femnist follows it).
 """
 
 import contextlib
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.flower_partitions import partitions
 from fedgs.data.readers.labels import number_of_classes, numbered
 from fedgs.data.readers.pictures import fitted_picture
-from fedgs.data.records import DARK, Records, gathered
+from fedgs.data.records import DARK, NO_IMAGES, Records, gathered
 from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.files import check_regular
 
@@ -31,7 +30,7 @@ INSTALL = (
     "run `pip install datasets matplotlib seaborn` and then "
     "`pip install --no-deps flwr-datasets==0.6.0`"
 )
-BATCH = 256  # rows decoded at a time
+_ROWS_AT_ONCE = 256
 
 
 class SplitMissing(UserError):
@@ -43,13 +42,13 @@ class Reading:
     """How pictures become images.
 
     Attributes:
-        side: of the images.
-        channels: of the images.
+        side: of the images; None: as they are, all of one size.
+        channels: of the images; None: RGB where one is in colour.
         class_map: new label of each label, or `LEFT_OUT`; None: all stay.
     """
 
-    side: int
-    channels: int
+    side: int | None
+    channels: int | None
     class_map: NDArray[np.int64] | None = None
 
 
@@ -81,7 +80,9 @@ def read_test(config: RunConfig) -> Records | None:
         if source.test_split == HubSource.test_split:
             return None
         raise
-    return read_dataset(config, dataset, replace(source, client=None, partitioner=None))
+    # These images belong to no client.
+    without_clients = replace(source, client=None, partitioner=None)
+    return read_dataset(config, dataset, without_clients)
 
 
 def _source(config: RunConfig) -> HubSource:
@@ -109,27 +110,30 @@ def load_split(config: RunConfig, source: HubSource, split: str) -> Any:
     """
     with wrap_error(ImportError, f"data = {config.data!r}: needs a package", INSTALL):
         from flwr_datasets import FederatedDataset
+    path = Path(source.name).expanduser()
+    is_local = path.is_dir()
+    if is_local and (saved := _saved(path)):
+        if split not in saved:
+            raise _missing(config, split, saved)
+        return _validated(saved[split])
     splits: list[str] = []
 
     def note_splits(found: Any) -> Any:
         splits.extend(found)
         return found
 
-    name = source.name
-    path = Path(name).expanduser()
-    if path.is_dir() and (saved := _saved(path)):
-        if split not in saved:
-            raise _missing(config, split, saved)
-        return _validated(saved[split])
+    cache_dir = None
+    if config.data_dir is not None:
+        cache_dir = str(Path(config.data_dir).expanduser())
     federated = FederatedDataset(
-        dataset=str(path.absolute()) if path.is_dir() else name,
+        dataset=str(path.absolute()) if is_local else source.name,
         subset=source.subset,
         partitioners={split: 1},
         preprocessor=note_splits,
         shuffle=False,
-        cache_dir=config.data_dir and str(Path(config.data_dir).expanduser()),
+        cache_dir=cache_dir,
     )
-    is_online = config.download and not path.is_dir()
+    is_online = config.download and not is_local
     try:
         with contextlib.nullcontext() if is_online else _offline():
             return _validated(federated.partitioners[split].dataset)
@@ -138,8 +142,9 @@ def load_split(config: RunConfig, source: HubSource, split: str) -> Any:
             raise _missing(config, split, splits) from error
         # Of a full disk it says that an error occurred, and what in its cause.
         cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-        reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-        raise UserError(_problem(config, name, reason)) from error
+        lines = str(cause).strip().splitlines()
+        reason = lines[0] if lines else type(cause).__name__
+        raise UserError(_problem(config, source.name, reason)) from error
 
 
 def _saved(folder: Path) -> dict[str, Any]:
@@ -152,7 +157,8 @@ def _saved(folder: Path) -> dict[str, Any]:
     for path in folder.rglob("[!.]*"):
         if not path.is_dir():
             check_regular(path)  # a pipe would be waited for
-    if not any(folder.glob("dataset_dict.json")) and not any(folder.glob("state.json")):
+    marks = [folder / name for name in ("dataset_dict.json", "state.json")]
+    if not any(mark.exists() for mark in marks):
         return {}
     found: Any = datasets.load_from_disk(folder)
     if isinstance(found, datasets.DatasetDict):
@@ -191,16 +197,19 @@ def _offline() -> Iterator[None]:
     import huggingface_hub.constants as hub
     from datasets import config as settings
 
-    before = settings.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE
+    was_offline = settings.HF_HUB_OFFLINE
+    was_hub_offline = hub.HF_HUB_OFFLINE
     had_bars = not datasets.are_progress_bars_disabled()
     verbosity = datasets.logging.get_verbosity()
-    settings.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE = True
+    settings.HF_HUB_OFFLINE = True
+    hub.HF_HUB_OFFLINE = True
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it raises errors, too
     try:
         yield
     finally:
-        settings.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE = before
+        settings.HF_HUB_OFFLINE = was_offline
+        hub.HF_HUB_OFFLINE = was_hub_offline
         datasets.logging.set_verbosity(verbosity)
         if had_bars:
             datasets.enable_progress_bars()
@@ -228,11 +237,13 @@ def read_dataset(
         background: what the data set's format declares.
 
     Raises:
-        UserError: columns or partitioner do not suit the data, or a picture is damaged.
+        UserError: columns or partitioner do not suit the data, a picture is damaged, or
+            pictures differ in size and `image_size` is unset.
     """
     import datasets
 
-    reading = reading or Reading(config.image_size, config.image_channels)
+    if reading is None:
+        reading = Reading(side=config.image_size, channels=config.image_channels)
     image = _image_column(config, dataset, source)
     label, num_classes = _label_column(config, dataset, source)
     _check_client_column(config, dataset, source)
@@ -242,25 +253,34 @@ def read_dataset(
         reading = replace(reading, class_map=class_map)
         num_classes = number_of_classes(config, class_map.tolist())
     dataset = dataset.cast_column(image, datasets.Image(decode=False))
-    shape = (reading.channels, reading.side, reading.side)
     has_clients = source.partitioner is not None or source.client is not None
 
     def parts() -> Iterator[tuple[str | int, NDArray[np.uint8], int]]:
         for client, rows in partitions(config, dataset, source, label):
-            yield client, np.empty((0, *shape), np.uint8), 0
+            yield client, NO_IMAGES, 0  # also one without rows is a client
             who = f"client {client}: " if has_clients else ""
             for index, row in enumerate(_rows(rows)):
                 where = f"data = {config.data!r}: {who}image {index}"
-                number = 0 if label is None else _label(row[label], reading, where)
-                yield client, _picture(row[image], reading, where)[None], number
+                pixels = _picture(row[image], reading, where)
+                number = 0
+                if label is not None:
+                    number = _label(row[label], reading, where)
+                yield client, pixels[None], number
 
-    capacity = len(dataset)
-    records = gathered(config.data, parts(), capacity, shape, num_classes, background)
-    return records if has_clients else replace(records, clients=None, owners=None)
+    records = gathered(
+        config.data,
+        parts(),
+        capacity=len(dataset),
+        num_classes=num_classes,
+        background=background,
+    )
+    if has_clients:
+        return records
+    return replace(records, clients=None, owners=None)
 
 
 def _rows(rows: Any) -> Iterator[dict[str, Any]]:
-    for batch in rows.iter(batch_size=BATCH):
+    for batch in rows.iter(batch_size=_ROWS_AT_ONCE):
         names = list(batch)
         for values in zip(*batch.values(), strict=True):
             yield dict(zip(names, values, strict=True))
@@ -276,11 +296,15 @@ def _picture(cell: Any, reading: Reading, where: str) -> NDArray[np.uint8]:
 
 def _label(value: Any, reading: Reading, where: str) -> int:
     """Returns the new label."""
-    last = math.inf if reading.class_map is None else len(reading.class_map) - 1
-    if not isinstance(value, int) or not 0 <= value <= last:
-        upper = "" if reading.class_map is None else f" to {last}"
-        raise UserError(f"{where}: has the label {value}; give integers from 0{upper}")
-    return value if reading.class_map is None else int(reading.class_map[value])
+    class_map = reading.class_map
+    problem = f"{where}: has the label {value}; give integers from 0"
+    if not isinstance(value, int) or value < 0:
+        raise UserError(problem)
+    if class_map is None:
+        return value
+    if value >= len(class_map):
+        raise UserError(f"{problem} to {len(class_map) - 1}")
+    return int(class_map[value])
 
 
 # ------------------------------------------------------------------ columns
@@ -313,7 +337,8 @@ def _label_column(
     labels = classes if source.label is None else [source.label]
     if not labels:
         return None, 1
-    label, kind = labels[0], dataset.features.get(labels[0])
+    label = labels[0]
+    kind = dataset.features.get(label)
     is_number = label in classes or _has_type(kind, "int")
     if len(labels) > 1 or not is_number:
         raise UserError(
@@ -325,7 +350,7 @@ def _label_column(
         return label, len(kind.names)
     # Where a label is missing, the reader of the rows says of which image.
     known = [value for value in dataset[label] if value is not None]
-    return label, max(max(known, default=0), 0) + 1
+    return label, max([0, *known]) + 1
 
 
 def _check_client_column(config: RunConfig, dataset: Any, source: HubSource) -> None:

@@ -43,23 +43,31 @@ def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
                 "add it to --classes, or take its images out"
             )
         return {name: classes.index(plain[name]) for name in names}
-    numbers = {int(name): name for name in names if name.isdecimal()}
-    if (largest := max(numbers, default=-1)) >= MOST_CLASSES:
+    largest = max((int(name) for name in names if name.isdecimal()), default=-1)
+    if largest >= MOST_CLASSES:
         raise UserError(
             f"{shown}: the class {largest} would make {largest + 1} classes; number "
             "labels from 0, or give their names in --classes"
         )
     if unknown := [name for name in names if not name.isdecimal()]:
-        # A number stays its own label, also where nobody here has a smaller one.
-        kept = [numbers.get(n, str(n)) for n in range(largest + 1)]
-        others = {unicodedata.normalize("NFC", name) for name in names} - {*kept}
-        found = ",".join([*kept, *sorted(others)])
         raise UserError(
             f"classes is unset: {shown} has the class {unknown[0]!r}, whose label must "
-            f"not follow from whose data is there; give --classes '{found}' (labels in "
-            "this order, the same on all machines), or name the classes 0, 1, ..."
+            f"not follow from whose data is there; give --classes "
+            f"'{_all_classes(names, largest)}' (labels in this order, the same on all "
+            "machines), or name the classes 0, 1, ..."
         )
     return {name: int(name) for name in names}
+
+
+def _all_classes(names: list[str], largest: int) -> str:
+    """Returns a value of `classes` that has all names, and in which numbers stay.
+
+    A number is its own label, also where nobody here has a smaller one.
+    """
+    spelled = {int(name): name for name in names if name.isdecimal()}
+    kept = [spelled.get(number, str(number)) for number in range(largest + 1)]
+    others = {unicodedata.normalize("NFC", name) for name in names} - set(kept)
+    return ",".join([*kept, *sorted(others)])
 
 
 def number_of_classes(config: RunConfig, labels: Iterable[int]) -> int:

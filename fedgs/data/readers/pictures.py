@@ -20,7 +20,9 @@ GREY_MODES = ("1", "L")
 COLOUR_MODES = ("RGB", "RGBA", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 
 
-def read_picture(source: Path | bytes, where: str, channels: int) -> NDArray[np.uint8]:
+def read_picture(
+    source: Path | bytes, where: str, channels: int | None
+) -> NDArray[np.uint8]:
     """Reads one square picture.
 
     A colour picture whose three channels are equal counts as grey.
@@ -30,7 +32,8 @@ def read_picture(source: Path | bytes, where: str, channels: int) -> NDArray[np.
     Args:
         source: a file, or the content of one; PNG, JPEG or what else Pillow reads.
         where: names the picture in errors.
-        channels: 1 for grey, 3 for RGB (grey pictures are repeated).
+        channels: 1 for grey, 3 for RGB (grey pictures are repeated), None for what the
+            picture is.
 
     Returns:
         Shape (channels, side, side), uint8, as stored: the background is not touched.
@@ -55,21 +58,28 @@ def read_picture(source: Path | bytes, where: str, channels: int) -> NDArray[np.
                 )
             pixels = pixels_of(ImageOps.exif_transpose(opened), where)
     if channels == 3:
-        return np.repeat(pixels, 3, axis=0) if len(pixels) == 1 else pixels
-    if len(pixels) == 3 and (pixels != pixels[:1]).any():
+        return np.repeat(pixels, 3 // len(pixels), axis=0)
+    if (pixels == pixels[:1]).all():
+        return pixels[:1]
+    if channels == 1:
         raise UserError(f"{where}: is in colour; give --image-channels 3")
-    return pixels[:1]
+    return pixels
 
 
 def fitted_picture(
-    source: Path | bytes, where: str, channels: int, side: int
+    source: Path | bytes, where: str, channels: int | None, side: int | None
 ) -> NDArray[np.uint8]:
-    """Reads one picture as `read_picture` does, and resizes it to (channels, S, S).
+    """Reads one picture as `read_picture` does, and resizes it to a side if one is set.
 
     Privacy: reads private data; output private.
+
+    Returns:
+        Shape (channels, side, side), uint8.
     """
     pixels = read_picture(source, where, channels)
-    return pixels if pixels.shape[1] == side else resize(pixels[None], side)[0]
+    if side is None or pixels.shape[1] == side:
+        return pixels
+    return resize(pixels[None], side)[0]
 
 
 def pixels_of(picture: Image.Image, where: str) -> NDArray[np.uint8]:
