@@ -60,7 +60,7 @@ from fedgs.runs.run_folder import node_folder, remove_states_after, state_rounds
 OWN_SETTINGS = frozenset(settings_with("of_client"))
 # What a server may not choose for a client beyond these: see `agreed`.
 NEUTRAL: dict[str, Any] = {"corruption": "none", "output": "", "num_workers": 1}
-NAME = re.compile(r"[0-9a-f]{16}")  # of a run, or of a start of its server
+DRAWN_NAME = re.compile(r"[0-9a-f]{16}")  # of a run, or of a start of its server
 RELEASE = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})/([0-9a-f]{64}|)")  # see `Received`
 # By a server that has nothing of this node yet.
 NOTHING_TOLD = {"start": "0" * 16, "since": 0, "answered": ""}
@@ -234,7 +234,7 @@ class DeployedClient:
 
     def __post_init__(self) -> None:
         """Checks the name that comes from the server."""
-        if not NAME.fullmatch(self.run_id):
+        if not DRAWN_NAME.fullmatch(self.run_id):
             raise UserError("run_id of the server: not 16 hexadecimal digits; refused")
 
     @property
@@ -556,7 +556,7 @@ def told_of(payload: Mapping[str, object]) -> Told:
     since = payload.get("since")
     answered = payload.get("answered")
     last = RELEASE.fullmatch(str(answered))
-    is_valid = NAME.fullmatch(start) and (last or answered == "")
+    is_valid = DRAWN_NAME.fullmatch(start) and (last or answered == "")
     if type(since) is not int or since < 0 or not is_valid:
         raise UserError("request without what the server has of this node: refused")
     received = None
