@@ -20,7 +20,7 @@ from fedgs.cohorts.cohort_file import EXCLUDED
 from fedgs.errors import wrap_error
 from fedgs.files import read_json
 from fedgs.privacy import accountant
-from fedgs.privacy.accountant import FIGURES, SEEDED, Statement
+from fedgs.privacy.accountant import FIGURE_LABELS, SEEDED, Statement
 from fedgs.runs import epsilons
 from fedgs.runs.data_card import NO_GUARANTEE
 from fedgs.runs.run_folder import RunFolder
@@ -107,7 +107,7 @@ def _claims(
         from fedgs.baselines.frame import open_run  # loads torch
 
         run = open_run(folder.path, typed)
-        bounds = [row for row in run.guarantees() if row.label not in FIGURES]
+        bounds = [row for row in run.guarantees() if row.label not in FIGURE_LABELS]
         events = [release.event for release in run.releases]
         return bounds, events, run.method.title, CENTRAL
     config, best = folder.config, dict[tuple[str, str], Statement]()

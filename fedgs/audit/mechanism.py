@@ -61,7 +61,7 @@ class Claim(NamedTuple):
 
     Attributes:
         adversary: a key of `fedgs.privacy.accountant.ADVERSARIES`.
-        relation: a key of `fedgs.privacy.accountant.RELATIONS`.
+        relation: a key of `fedgs.privacy.plan.SENSITIVITIES`.
         shares: nodes whose noise the adversary cannot take away.
         epsilon: of one round; None means unbounded.
         theorem: what it rests on.

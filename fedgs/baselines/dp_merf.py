@@ -46,7 +46,7 @@ from fedgs.gan.models import (
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.methods.dp_merf import DECAY, DECAY_STEPS, IMAGES_AT_ONCE, Embedding
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
-from fedgs.privacy.poisson import GAUSSIAN_THEOREM, Releases, smallest_noise
+from fedgs.privacy.poisson import GAUSSIAN_THEOREM, PoissonReleases, smallest_noise
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels
 
@@ -324,7 +324,9 @@ class DPMerf:
         else:
             rate, count = settings.rate, settings.generator_steps
             sigma = smallest_noise(
-                lambda noise: [Releases(rate, 2 * noise, count)], target_epsilon, delta
+                lambda noise: [PoissonReleases(rate, 2 * noise, count)],
+                target_epsilon,
+                delta,
             )
         return dataclasses.replace(settings, noise_multiplier=sigma)
 
@@ -403,13 +405,13 @@ class DPMerfAutoencoder:
         """Sets both noises: first the autoencoder's by its share, then the rest."""
         rate, count = settings.sampling_rate, settings.generator_steps
 
-        def first(noise: float) -> Releases:
-            return Releases(rate, noise, settings.autoencoder_steps)
+        def first(noise: float) -> PoissonReleases:
+            return PoissonReleases(rate, noise, settings.autoencoder_steps)
 
         share = AUTOENCODER_SHARE * target_epsilon
         encoder = smallest_noise(lambda noise: [first(noise)], share, delta)
         sigma = smallest_noise(
-            lambda noise: [first(encoder), Releases(rate, 2 * noise, count)],
+            lambda noise: [first(encoder), PoissonReleases(rate, 2 * noise, count)],
             target_epsilon,
             delta,
         )

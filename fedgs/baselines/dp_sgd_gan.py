@@ -35,7 +35,7 @@ from fedgs.config.fields import NOISE, Scalar, again, entry, flag
 from fedgs.errors import UserError
 from fedgs.gan.models import Discriminator, build, update_ema
 from fedgs.privacy.oracle import poisson_rdp_epsilon
-from fedgs.privacy.poisson import Releases, smallest_noise
+from fedgs.privacy.poisson import PoissonReleases, smallest_noise
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Scores
 
@@ -221,7 +221,9 @@ class DPSGDGan:
         """
         rate = sampling_rate(settings, facts.num_records)
         noise = smallest_noise(
-            lambda noise: [Releases(rate, noise, settings.steps)], target_epsilon, delta
+            lambda noise: [PoissonReleases(rate, noise, settings.steps)],
+            target_epsilon,
+            delta,
         )
         return dataclasses.replace(settings, noise_per_clip=noise)
 

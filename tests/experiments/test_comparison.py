@@ -15,7 +15,7 @@ from experiments.grid.cells import Method
 from experiments.store import Store
 from fedgs.baselines import METHODS
 from fedgs.evaluation.classifiers import CLASSIFIERS
-from fedgs.privacy.poisson import Releases, epsilon
+from fedgs.privacy.poisson import PoissonReleases, epsilon
 from refusals import assert_refused
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -156,7 +156,8 @@ def test_the_noise_of_bdp_gan_is_that_of_the_epsilon_asked(is_full):
     known = methods.grid(CompareRequest(full=is_full), {}).methods
     noise = known["bdp-gan"].epsilons[3.0]["noise_per_clip"]
     steps, batch = (23_437, 1024) if is_full else (700, 64)
-    releases = [Releases(batch / 52_000, z, steps) for z in (noise, noise * 0.995)]
+    rate = batch / 52_000
+    releases = [PoissonReleases(rate, z, steps) for z in (noise, noise * 0.995)]
     enough, too_little = (epsilon([each], methods.DELTA) for each in releases)
     assert enough <= 3.0 < too_little
 

@@ -25,7 +25,7 @@ from fedgs.cohorts.selection import PLAN
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.files import inside, write_json
-from fedgs.privacy.client_ledger import FORMAT, ClientLedger
+from fedgs.privacy.client_ledger import COUNT_FORMAT, ClientLedger
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import draw_samples, load_generator
 from fedgs.runs.sample_files import Samples
@@ -137,7 +137,9 @@ def test_runs_of_another_kind_are_a_broken_debug_folder(tmp_path, content):
 
 
 def test_the_ledgers_of_a_client_are_in_its_folder(tmp_path):
-    write_json(tmp_path / "clients.json", {"format": FORMAT, "../other.jsonl": ["ann"]})
+    write_json(
+        tmp_path / "clients.json", {"format": COUNT_FORMAT, "../other.jsonl": ["ann"]}
+    )
     count = ClientLedger(tmp_path, ["ann"])
     with pytest.raises(UserError, match=r"clients.json = '../other.jsonl': give"):
         count.released("0" * 16, "ann")
