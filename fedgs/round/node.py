@@ -26,11 +26,11 @@ from fedgs.errors import UserError
 from fedgs.files import make_folder, write_tensors
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
-from fedgs.mechanism.integers import IntegerSum
+from fedgs.mechanism.integer_sums import IntegerSum
 from fedgs.mechanism.masks import (
     KEY_BYTES,
     Announced,
-    Asked,
+    MaskContext,
     MaskedSum,
     MaskingKey,
     mask,
@@ -263,7 +263,7 @@ class Node:
             next_key = b""  # `announce` says why
         return mask(node_sum, key, request.attempt, self._told(request), next_key)
 
-    def _told(self, request: Request) -> Asked:
+    def _told(self, request: Request) -> MaskContext:
         """Returns what all listed nodes must have been told for their masks to cancel.
 
         The settings too: a server that asks the others for less noise than this node
@@ -274,7 +274,7 @@ class Node:
         settings = {name: value for name, value in flat.items() if name not in own}
         text = json.dumps([settings, request.common_digest()])
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return Asked(self._run, request.round, digest, self.config.node_title)
+        return MaskContext(self._run, request.round, digest, self.config.node_title)
 
     # -------------------------------------------------------------- state
 
