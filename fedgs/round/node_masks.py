@@ -14,12 +14,12 @@ from fedgs.config.method_settings import settings_with
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import make_folder
-from fedgs.mechanism.integers import IntegerSum
+from fedgs.mechanism.integer_sums import IntegerSum
 from fedgs.mechanism.masks import (
     KEY_BYTES,
     Announced,
-    Asked,
     Attempt,
+    MaskContext,
     MaskedSum,
     MaskingKey,
     mask,
@@ -141,7 +141,7 @@ class NodeMasks:
         asked = self._told(sent.request)
         return mask(node_sum, key, sent.attempt, asked, next_key)
 
-    def _told(self, request: Request) -> Asked:
+    def _told(self, request: Request) -> MaskContext:
         """Returns what all listed nodes must have been told for their masks to cancel.
 
         The settings too: a server that asks the others for less noise than this node
@@ -152,4 +152,4 @@ class NodeMasks:
         settings = {name: value for name, value in flat.items() if name not in own}
         text = json.dumps([settings, request.common_digest()])
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return Asked(self._run, request.round, digest, self._config.node_title)
+        return MaskContext(self._run, request.round, digest, self._config.node_title)

@@ -11,8 +11,8 @@ import pytest
 import planted
 from command_line import flags, printed
 from fedgs.audit import noise, worst_case
+from fedgs.audit.crafted_releases import audited
 from fedgs.audit.finding import HOLDS, REFUTED, Check
-from fedgs.audit.releases import audited
 from fedgs.audit.worst_case import check_method, made_up
 from fedgs.errors import UserError
 from fedgs.methods.gs_wgan import GsWgan
