@@ -22,7 +22,7 @@ from fedgs.config.run_config import GsWganConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
-from fedgs.mechanism.integers import real_values
+from fedgs.mechanism.integer_sums import real_values
 from fedgs.mechanism.masks import MaskedSum
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, from_dct
 from fedgs.methods.base import Hosted, Request

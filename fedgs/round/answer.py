@@ -23,7 +23,7 @@ from torch import Tensor
 from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.terms import Terms
-from fedgs.mechanism.integers import IntegerSum, sanitize_integers
+from fedgs.mechanism.integer_sums import IntegerSum, sanitize_integers
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import (

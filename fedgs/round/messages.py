@@ -25,7 +25,7 @@ from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.mechanism.answer_bounds import check_norms
-from fedgs.mechanism.integers import IntegerSum, from_integers
+from fedgs.mechanism.integer_sums import IntegerSum, from_integers
 from fedgs.mechanism.masks import Announced, Attempt, MaskedSum, received_masked, unmask
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.methods import phase_at, phase_with_discriminators

@@ -14,7 +14,7 @@ from fedgs.config.method_settings import settings_with
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import make_folder
-from fedgs.mechanism.integers import IntegerSum
+from fedgs.mechanism.integer_sums import IntegerSum
 from fedgs.mechanism.masks import (
     KEY_BYTES,
     Announced,

@@ -15,7 +15,7 @@ from fedgs.config.run_config import GsWganConfig, ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import write_tensors
 from fedgs.gan.discriminators import Discriminators
-from fedgs.mechanism.integers import IntegerSum
+from fedgs.mechanism.integer_sums import IntegerSum
 from fedgs.mechanism.masks import MaskedSum, received_masked
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.methods import phase_with_discriminators

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedgs.audit import mechanism as mechanism_module
+from fedgs.audit.crafted_releases import _NUMBERS_AT_ONCE, node_scores
 from fedgs.audit.finding import (
     CONFIDENCE,
     HOLDS,
@@ -24,7 +25,6 @@ from fedgs.audit.mechanism import (
     recorded_plan,
     weakest_rounds,
 )
-from fedgs.audit.releases import _NUMBERS_AT_ONCE, node_scores
 from fedgs.config.run_config import GsWganConfig, RunConfig
 from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream

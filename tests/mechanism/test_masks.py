@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from scipy import stats
 from torch import Tensor
 
-from fedgs.mechanism.integers import IntegerSum, from_integers, sanitize_integers
+from fedgs.mechanism.integer_sums import IntegerSum, from_integers, sanitize_integers
 from fedgs.mechanism.masks import (
     Announced,
     Attempt,
@@ -29,7 +29,7 @@ from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from refusals import assert_refused
 
 SHAPE = (4, 1, 14, 14)
-CONTEXT = MaskContext("0" * 16, 3, "a" * 64, "node {}".format)
+ASKED = MaskContext("0" * 16, 3, "a" * 64, "node {}".format)
 
 
 def node_sum(node: int, std: float = 1.0) -> IntegerSum:
@@ -47,12 +47,9 @@ def attempt_of(keys: dict[int, MaskingKey], number: int = 1) -> Attempt:
 
 
 def masked(
-    node: int,
-    keys: dict[int, MaskingKey],
-    context: MaskContext = CONTEXT,
-    number: int = 1,
+    node: int, keys: dict[int, MaskingKey], asked: MaskContext = ASKED, number: int = 1
 ) -> MaskedSum:
-    return mask(node_sum(node), keys[node], attempt_of(keys, number), context, b"")
+    return mask(node_sum(node), keys[node], attempt_of(keys, number), asked, b"")
 
 
 def bits(values: Tensor) -> np.ndarray:
@@ -72,11 +69,11 @@ def test_masked_sum_of_one_node_is_indistinguishable_from_uniform():
     """Without noise, and of zeros: whatever varies is the mask."""
     zeros, keys = node_sum(0), keys_of(0, 1)
     zeros.values = torch.zeros(128, 1, 14, 14, dtype=torch.int64)
-    part = mask(zeros, keys[0], attempt_of(keys), CONTEXT, b"")
+    part = mask(zeros, keys[0], attempt_of(keys), ASKED, b"")
     assert_uniform(part.values)
     # Nor do two masks, of attempts with other keys, have to do with each other.
     again = keys_of(0, 1)
-    other = mask(zeros, again[0], attempt_of(again), CONTEXT, b"")
+    other = mask(zeros, again[0], attempt_of(again), ASKED, b"")
     assert_uniform(part.values - other.values)
 
 
@@ -100,7 +97,7 @@ def assert_uniform(values: Tensor) -> None:
     ],
 )
 def test_masks_of_another_context_do_not_cancel(changes):
-    keys, other = keys_of(0, 1), dataclasses.replace(CONTEXT, **changes)
+    keys, other = keys_of(0, 1), dataclasses.replace(ASKED, **changes)
     second = masked(1, keys, other, number=1 if changes else 2)
     assert_uniform(unmask([masked(0, keys), second]))
 
@@ -110,7 +107,7 @@ def test_masks_of_another_key_list_or_without_a_listed_node_do_not_cancel():
     parts = [masked(node, keys) for node in keys]
     assert_uniform(unmask(parts[:2]))
     listed = attempt_of({node: keys[node] for node in (0, 1)})
-    second = mask(node_sum(1), keys[1], listed, CONTEXT, b"")
+    second = mask(node_sum(1), keys[1], listed, ASKED, b"")
     assert_uniform(unmask([parts[0], second, parts[2]]))
 
 
@@ -120,8 +117,8 @@ def test_masks_of_two_nodes_that_saw_two_keys_of_a_third_one_do_not_cancel():
     lists = attempt_of(keys), attempt_of({**keys, 2: other})
     rest = torch.zeros(SHAPE, dtype=torch.int64)
     for node, (attempt, own) in enumerate(zip(lists, (keys[2], other), strict=True)):
-        rest += mask(node_sum(node), keys[node], attempt, CONTEXT, b"").values
-        info = CONTEXT.info(attempt, node, 2)
+        rest += mask(node_sum(node), keys[node], attempt, ASKED, b"").values
+        info = ASKED.info(attempt, node, 2)
         shared = own.pair_mask(keys[node].public, info, rest.numel())
         rest -= torch.from_numpy(shared.astype(np.int64)).view(SHAPE)
     assert_uniform(rest)
@@ -154,7 +151,7 @@ SMALL = {0: Announced(KEYS[0].public, b""), 1: Announced(bytes(32), b"")}
     ],
 )
 def test_node_masks_nothing_under_keys_that_hide_nothing(node, key, attempt, message):
-    assert_refused(message, mask, node_sum(node), key, attempt, CONTEXT, b"")
+    assert_refused(message, mask, node_sum(node), key, attempt, ASKED, b"")
 
 
 def test_key_lists_travel_unchanged():

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import fft, stats
 from torch import Tensor
 
-from fedgs.mechanism.integers import IntegerSum
+from fedgs.mechanism.integer_sums import IntegerSum
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import (
     ClippedGradients,

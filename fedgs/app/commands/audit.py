@@ -17,11 +17,11 @@ from fedgs.app.commands.audit_report import conclude
 from fedgs.app.commands.audit_request import AuditRequest
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.audit.canaries import Canaries
+from fedgs.audit.crafted_releases import audited
 from fedgs.audit.finding import Check, Finding
 from fedgs.audit.mechanism import MAX_DRAWS, audit_rounds, recorded_plan
 from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_run import as_audited, audit_run
-from fedgs.audit.releases import audited
 from fedgs.audit.worst_case import check_mechanism, check_method
 from fedgs.config.run_config import GsWganConfig, ResolvedConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages, to_float

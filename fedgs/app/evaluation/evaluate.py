@@ -222,7 +222,7 @@ def _num_used(request: EvaluationRequest, real: RealImages) -> int:
     number also where real ones are few.
     """
     is_cnn = {*request.metrics} == {"cnn"}
-    return max(0 if is_cnn else len(real.train.labels), downstream.NUM_IMAGES)
+    return max(0 if is_cnn else len(real.train.labels), downstream.CNN_IMAGES)
 
 
 def _check_count(what: str, count: int) -> None:

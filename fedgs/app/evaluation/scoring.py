@@ -159,7 +159,7 @@ class Scoring:
             return {}
         seed = self.request.seed
         stage = self.progress.stage("Inception-v3:")
-        drawn = self.synthetic.subset(inception.NUM_SYNTHETIC, seed, "inception")
+        drawn = self.synthetic.subset(inception.FID_IMAGES, seed, "inception")
         fid = inception.fid_inception_v3_pool3(
             self.real.train.images, drawn.images, weights, self.request.device, stage
         )
@@ -171,7 +171,7 @@ class Scoring:
     def _cnn(self) -> dict[str, Any]:
         seed = self.request.seed
         real = self.real
-        train = self.synthetic.subset(downstream.NUM_IMAGES, seed, "cnn")
+        train = self.synthetic.subset(downstream.CNN_IMAGES, seed, "cnn")
         accuracy = downstream.cnn_accuracy(
             train,
             real.test,
@@ -192,7 +192,7 @@ class Scoring:
         task = classifiers.Task(
             self.synthetic, real.test, real.num_classes, request.seed
         )
-        names = classifiers.NAMES
+        names = classifiers.CLASSIFIERS
         stage = classifier_stage(self.progress, "classifiers:", len(names))
         results, failed = classifiers.run_classifiers(task, names, stage)
         # Of `fedgs evaluate real`: the same number as synthetic ones if fast, else all.
