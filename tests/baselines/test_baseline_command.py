@@ -18,6 +18,7 @@ from fedgs.baselines.contract import Statement
 from fedgs.baselines.frame import CURATOR, open_run
 from fedgs.config.fields import flag
 from fedgs.config.method_settings import settings_with
+from fedgs.data.federated import to_float
 from fedgs.gan.models import build_generator
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
@@ -120,7 +121,8 @@ class Trainer:
     def step(self, index):
         sums = 0.0
         for client in range(self.data.num_clients):
-            means = self.means(*self.data.client(client))
+            own = self.data.of(client)
+            means = self.means(to_float(own.images), own.labels)
             sums = sums + means * min(1.0, self.settings.clip_bound / means.norm())
         config = self.config
         noise = NoiseStream(config.noise_seed, 0, index)
