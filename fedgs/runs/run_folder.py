@@ -8,7 +8,7 @@
     ledger-behind.txt  of a deployed run whose ledger lacks what its clients released
     private/      mode 0700: selection.key, which decides who takes part in a round, and
                   the simulated clients' discriminators, by node and round
-    baseline.json    of a run of `fedgs.baselines`: the method and its settings
+    baseline.json    of a run of a method outside fedgs: the method and its settings
 
 A checkpoint is whole or absent: node states are written first, then the server's
 tensors, and the rename of `checkpoint.json` commits. Files of rounds after the last
@@ -77,7 +77,7 @@ class Witness(NamedTuple):
 
 
 def is_baseline(path: Path) -> bool:
-    """Tells whether a folder is that of a run of `fedgs.baselines`."""
+    """Tells whether a folder is that of a run of a method outside fedgs."""
     return (path / BASELINE).exists()
 
 
@@ -217,7 +217,7 @@ class RunFolder:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the run is one of `fedgs.baselines`, whose ledger is another one."""
+        """Whether the method is outside fedgs, and the ledger another one."""
         return is_baseline(self.path)
 
     def ledger(self, kind: type[ChainT] = Ledger) -> ChainT:

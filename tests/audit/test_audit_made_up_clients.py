@@ -10,7 +10,7 @@ import pytest
 
 import planted
 from command_line import flags, printed
-from fedgs.audit import noise, worst_case
+from fedgs.audit import noise_check, worst_case
 from fedgs.audit.crafted_releases import audited
 from fedgs.audit.finding import HOLDS, REFUTED, Check
 from fedgs.audit.worst_case import check_method, made_up
@@ -19,7 +19,7 @@ from fedgs.methods.gs_wgan import GsWgan
 from fedgs.round import answer as rounds
 from fedgs.runs.run_folder import RunFolder
 from planted import of_method
-from tiny import FULL_PARTICIPATION, MOMENTS, REFINED, STAGED, tiny_config
+from tiny import FULL_PARTICIPATION, MOMENTS, REFINED, WITH_RELEASES, tiny_config
 
 INTEGERS = FULL_PARTICIPATION | {"secure_aggregation": True}
 COMPACT = {"message_precision": "compact"}
@@ -44,23 +44,36 @@ def refuted(checks: list[Check]) -> set[str]:
         FULL_PARTICIPATION | COMPACT,
         FULL_PARTICIPATION | {"discriminator_training": "frozen"},
         {"num_clients": 2, "clients_per_round": 1},
-        STAGED,
-        MOMENTS | INTEGERS,
+        WITH_RELEASES,
+        MOMENTS | {"secure_aggregation": True},
         REFINED,
+    ],
+    ids=str,
+)
+def test_every_method_with_discriminators_or_mean_features_holds(settings):
+    _check_holds(tiny_config(**settings))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
         {"method": "fedavg-gan"},
         {"method": "dp-merf", "secure_aggregation": True},
         {"method": "cohort-classifier"},
     ],
     ids=str,
 )
-def test_every_method_of_fedgs_holds(settings):
-    config = (of_method if "method" in settings else tiny_config)(**settings)
+def test_every_other_method_of_fedgs_holds(settings):
+    _check_holds(of_method(**settings))
+
+
+def _check_holds(config):
     found = check_method(audited(config))
     assert [check.verdict for check in found] == [HOLDS] * 4, found
     names = [check.check.removeprefix("method, ") for check in found]
     assert names == ["one part", "asked alone", "one replaced", "one left out"]
-    last = {3: "1, 2, 3", 4: "1, 2, 3, 4"}.get(config.num_stages, "1")
-    last = "1, 2, 3" if settings == STAGED else last
+    # Of each phase, the first round.
+    last = ", ".join(str(first) for first in config.first_rounds[:-1])
     assert all(f"made-up clients in round {last}: " in check.tested for check in found)
 
 
@@ -117,7 +130,7 @@ def test_a_method_that_remembers_one_client_for_another_is_refuted(
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (planted.WrongShape, "TypeError: .*its terms promise"),
+        (planted.WrongShape, "TypeError: .*the terms promise"),
         (planted.Whole, "TypeError: .*no tensor of real numbers"),
         (planted.Fails, "IndexError: too few images"),
         (planted.FailsInItsSecondKind, "ZeroDivisionError: in a later round"),
@@ -201,7 +214,7 @@ def test_the_command_refutes_a_method_of_others_by_made_up_clients(
     remembering = code.replace(FORGETFUL, REMEMBERS) + "\nSEEN = []\n"
     assert "SEEN.append" in remembering
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(noise, "NUM_DRAWS", 60_000)
+    monkeypatch.setattr(noise_check, "NUM_DRAWS", 60_000)
     own = {"data": "digits", "num_clients": 12, "clients_per_node": 4, "seed": 1}
     own |= {"target_epsilon": 8}
     for name, text in (("honest", code), ("remembering", remembering)):
@@ -237,7 +250,7 @@ def test_public_data_that_are_gone_leave_the_other_checks(
     )
     folder = RunFolder.create(config)
     monkeypatch.setattr(worst_case, "new_state", gone)
-    monkeypatch.setattr(noise, "NUM_DRAWS", 60_000)
+    monkeypatch.setattr(noise_check, "NUM_DRAWS", 60_000)
     code, out, err = fedgs("audit", folder.path, "--trials", 1000)
     assert code == 0, err
     assert "made-up clients: not run: public_data = 'npz:gone.npz'" in out

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from experiments.baselines import baseline_run
+from experiments.baselines.target import Asked
 from fedgs import library
-from fedgs.baselines import frame as baselines
-from fedgs.baselines.target import Asked
 from fedgs.config.recipes import HELD_OUT, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients
@@ -111,10 +111,10 @@ def test_baselines_and_programs_hold_out_the_same(source, monkeypatch):
         shares.append(config.test_fraction)
         raise UserError("stop here")
 
-    monkeypatch.setattr(baselines, "resolve", stop)
+    monkeypatch.setattr(baseline_run, "resolve", stop)
     monkeypatch.setattr(library, "new_run", stop)
     given = {"data": source}
-    assert_refused("stop", baselines.new_run, "dp-merf", {}, Asked(), given)
+    assert_refused("stop", baseline_run.new_run, "dp-merf", {}, Asked(), given)
     assert_refused("stop", library.train, recipe="moments", **given)
     assert shares == [HELD_OUT, HELD_OUT]
 

@@ -22,7 +22,7 @@ from runs import attempts
 from simulated_grid import FakeGrid, product, start
 from tiny import embedding_round, server_round, tiny_config, tiny_data
 
-SETTINGS: dict[str, Any] = {"method": "dp-merf", "num_rounds": 1}
+SETTINGS: dict[str, Any] = {"phases": "dp-merf", "num_rounds": 1}
 SETTINGS |= {"client_selection": "all", "clients_per_node": 2}
 SETTINGS |= {"generator_learning_rate": 0.01}
 
