@@ -96,6 +96,21 @@ class FederatedImages:
         """Records of each client, shape (K,), int64; private where clients are real."""
         return np.array([len(records) for records in self.client_records], np.int64)
 
+    def client(self, client_id: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Returns copies of one client's images and labels.
+
+        Privacy: reads private data; output private.
+
+        Args:
+            client_id: in [0, num_clients).
+
+        Returns:
+            Images, shape (n, channel, height, width), float32 in [0, 1], and labels,
+            shape (n,), int64.
+        """
+        records = self.client_records[client_id]
+        return to_float(self.images[records]), self.labels[records]
+
     def of(self, client_id: int) -> ClientImages:
         """Returns copies of one client's images and labels, as a method gets them.
 

@@ -6,7 +6,7 @@ MNIST comes from the folder in the environment variable FEDGS_DATA_DIR.
 import numpy as np
 import pytest
 
-from fedgs.data.federated import FederatedImages, to_float
+from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_test_data
 from loading import configured, load
 
@@ -30,10 +30,14 @@ def test_a_client_has_copies_of_its_images_and_labels():
     own = toy(images=images.repeat(2, 2).repeat(2, 3)).of(0)
     assert own.images.dtype == np.uint8
     assert own.images[:, 0, 0, 0].tolist() == [255, 51]
-    assert to_float(own.images)[:, 0, 0, 0].tolist() == [1.0, np.float32(0.2)]
     assert own.images.shape == (2, 1, 2, 2)
     assert own.labels.dtype == np.int64
     assert own.labels.tolist() == [0, 1]
+    data = toy(images=images.repeat(2, 2).repeat(2, 3))
+    x, y = data.client(0)
+    assert x.dtype == np.float32
+    assert x[:, 0, 0, 0].tolist() == [1.0, np.float32(0.2)]
+    assert y.tolist() == [0, 1]
     data = toy()
     assert (data.num_clients, data.sizes.tolist()) == (2, [2, 1])
     data.of(0).images[:] = 1  # a copy
@@ -44,6 +48,7 @@ def test_a_client_has_copies_of_its_images_and_labels():
 def test_a_client_may_have_no_records():
     data = toy(client_records=(LABELS[:0], np.array([0])))
     assert (data.num_clients, data.sizes.tolist()) == (2, [0, 1])
+    assert [len(part) for part in data.client(0)] == [0, 0]
     stand_in = data.of(0)  # so that it trains as long as the others
     assert (stand_in.images.shape, stand_in.images.max()) == ((1, 1, 2, 2), 0)
     assert stand_in.labels.tolist() == [0]
