@@ -10,7 +10,8 @@ from fedgs.audit.mechanism import CHOICE_SHARE, bound_epsilon
 from fedgs.baselines.frame import BaselineRun
 from fedgs.privacy.accountant import VALID
 
-ALIKE = ("kind", "what", "sampling_rate", "noise_per_clip")
+# Releases that agree in these cost the same: one of them is attacked.
+_KIND_FIELDS = ("kind", "what", "sampling_rate", "noise_per_clip")
 
 
 def attack_releases(run: BaselineRun, trials: int) -> list[Finding]:
@@ -21,7 +22,9 @@ def attack_releases(run: BaselineRun, trials: int) -> list[Finding]:
         trials: for each of the two neighbours.
     """
     scores = getattr(run.method, "audit_scores", None)
-    events = distinct_events(run) if scores else []
+    if scores is None:
+        return []
+    events = distinct_events(run)
     return [attack(run, event, scores, trials, len(events)) for event in events]
 
 
@@ -32,7 +35,7 @@ def distinct_events(run: BaselineRun) -> list[Mapping[str, Any]]:
     """
     kinds: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for release in run.releases:
-        kind = tuple(str(release.event.get(name, "")) for name in ALIKE)
+        kind = tuple(str(release.event.get(name, "")) for name in _KIND_FIELDS)
         kinds.setdefault(kind, release.event)
     return list(kinds.values())
 
@@ -50,13 +53,17 @@ def attack(
         attacks: findings of the audit, which are right together with `CONFIDENCE`.
     """
     rows = run.method.guarantees(run.settings, run.facts, [event], run.config.delta)
-    claim = next(r for r in rows if (r.label, r.unit) == (VALID, run.unit))
+    valid = [row for row in rows if row.label == VALID and row.unit == run.unit]
+    claim = valid[0]
     total = int(trials * (1 + CHOICE_SHARE))
     outside, inside = scores(run.settings, run.facts, event, claim.relation, total)
-    outside, inside = (np.asarray(x, np.float64) for x in (outside, inside))
+    # A method may return fewer scores than it was asked for, of each neighbour.
     count = min(len(outside), len(inside))
-    outside, inside = outside[:count], inside[:count]
+    outside = np.asarray(outside, np.float64)[:count]
+    inside = np.asarray(inside, np.float64)[:count]
+    # The first part chooses the threshold, the rest is counted.
     split = int(count * CHOICE_SHARE / (1 + CHOICE_SHARE))
+    # The union bound: all findings are right together.
     alpha = (1 - CONFIDENCE) / attacks
     bound, rates = bound_epsilon(outside, inside, split, claim.delta, alpha)
     what = event.get("what", event.get("kind", "release"))
@@ -69,5 +76,5 @@ def attack(
         lower_bound=bound,
         epsilon=claim.epsilon,
         theorem=claim.theorem,
-        details={"trials": float(count - split), **rates._asdict()},
+        details={"trials": float(count - split)} | rates._asdict(),
     )
