@@ -2,15 +2,15 @@
 
 import dataclasses
 
+from fedgs.config.phases import written
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import written
 from fedgs.privacy.accountant import in_short
 from fedgs.privacy.client_limits import Limits
 from fedgs.privacy.rounding import upper
 from fedgs.round.node import Node
 
-_COUNTED = ("client_epsilon", "delta", "relation")
+_COUNTED = ("client_epsilon", "delta", "relation")  # said only with an epsilon
 
 
 def agreement(title: str, node: Node) -> str:
@@ -25,22 +25,26 @@ def agreement(title: str, node: Node) -> str:
     Raises:
         UserError: the count is broken.
     """
-    config, limits = node.config, node.limits
-    seeded = "" if config.noise_seed is None else " (seeded: not private)"
-    spent = limits.epsilon_of(node.count.largest())
+    config = node.config
+    limits = node.limits.permitted
+    count = node.limits.count
+    noise = f"noise_multiplier {config.noise_multiplier:g}"
+    if config.noise_seed is not None:
+        noise += " (seeded: not private)"
+    spent = limits.epsilon_of(count.largest())
     return "\n".join(
         (
             f"{title} takes part in a run; what is agreed:",
-            f"  method {config.method}, noise_multiplier {config.noise_multiplier:g}"
-            f"{seeded}, clip_bound {config.clip_bound:g}, batch_size "
-            f"{_largest_batch(config)}, {config.num_rounds} rounds",
+            f"  phases {written(config.phases)}, {noise}, clip_bound "
+            f"{config.clip_bound:g}, batch_size {_largest_batch(config)}, "
+            f"{config.num_rounds} rounds",
             f"  unit: {_unit(node)}",
-            *_stages(config),
+            *_phases(config),
             *_masks(node),
-            f"  against the server: {_costs(config, limits)}",
+            f"  against the server: {cost_in_words(config, limits)}",
             f"  limits: {_in_force(limits)}",
             f"  released so far: epsilon {upper(spent)}, over all runs counted in "
-            f"{node.count.folder}",
+            f"{count.folder}",
         )
     )
 
@@ -48,7 +52,7 @@ def agreement(title: str, node: Node) -> str:
 def _unit(node: Node) -> str:
     """Returns what a client of the run is here; a warning where it is no owner."""
     unit = in_short(node.config.unit_condition)
-    if not node.count.is_whole:
+    if not node.limits.count.is_whole:
         return unit
     return (
         f"{unit}. Warning: the run's clients here ({len(node.hosted)}) are all of this "
@@ -62,36 +66,41 @@ def _largest_batch(config: ResolvedConfig) -> int:
 
 def _masks(node: Node) -> list[str]:
     """Returns a line on the masks that the client's releases leave under, if any."""
-    if (peers := node.peers) is None:
+    if node.peers is None:
         return []
+    pinned = ", ".join(sorted(node.peers.pinned))
     return [
-        f"  under masks: the server learns the sum of at least {peers.least} nodes; "
-        f"peers {', '.join(sorted(peers.pinned))}"
+        f"  under masks: the server learns the sum of at least {node.peers.least} "
+        f"nodes; peers {pinned}"
     ]
 
 
-def _stages(config: ResolvedConfig) -> list[str]:
-    """Returns a line on the embeddings that the first rounds release, if any do."""
-    all_terms = [config.terms(round) for round in range(1, config.num_stages + 1)]
-    if not all_terms:
+def _phases(config: ResolvedConfig) -> list[str]:
+    """Returns a line on the embeddings that some rounds release, if any do."""
+    noises: list[str] = []
+    for alike in rounds_alike(config):
+        if alike.terms.release == "embedding":
+            noises += [f"{alike.terms.noise_multiplier:.4g}"] * alike.num_rounds
+    if not noises:
         return []
-    weights = written(config.stage_list)
-    each = ", ".join(f"{t.noise_multiplier:.4g}" for t in all_terms)
     return [
-        f"  of these, {len(all_terms)} release embeddings ({weights}): "
-        f"noise_multiplier {each}"
+        f"  of these, {len(noises)} release embeddings: "
+        f"noise_multiplier {', '.join(noises)}"
     ]
 
 
-def _costs(config: ResolvedConfig, limits: Limits) -> str:
+def cost_in_words(config: ResolvedConfig, limits: Limits) -> str:
     """Returns what all rounds cost whom the server asks in each, and what bounds it."""
+    # All rounds, because a server alone decides whom it asks.
     costs = [
         alike.num_rounds * limits.cost_of(config, alike.terms)
         for alike in rounds_alike(config)
     ]
     epsilon = limits.epsilon_of(sum(costs))
-    limit = limits.client_epsilon  # all that bounds a server that goes back
-    bound = "without a bound" if limit is None else f"up to client_epsilon = {limit:g}"
+    # Nothing else bounds a server that asks for the same round again and again.
+    bound = "without a bound"
+    if limits.client_epsilon is not None:
+        bound = f"up to client_epsilon = {limits.client_epsilon:g}"
     return (
         f"epsilon {upper(epsilon)} ({limits.relation}, delta {limits.delta:g}) if the "
         f"server asks it once in each of {config.num_rounds} rounds; a round that is "
@@ -105,10 +114,15 @@ def _in_force(limits: Limits) -> str:
         for spec in dataclasses.fields(limits)
         if spec.name != "state_dir"
     }
-    if limits.client_epsilon is None:
-        values = {name: v for name, v in values.items() if name not in _COUNTED}
     least = values.pop("min_noise_multiplier")
+    if least is None:
+        least = "unset: above 0"
+    if limits.client_epsilon is None:
+        # Delta and relation say nothing without the epsilon that they belong to.
+        values = {name: v for name, v in values.items() if name not in _COUNTED}
     shown = {name: value for name, value in values.items() if value is not None}
-    shown["min_noise_multiplier"] = "unset: above 0" if least is None else least
+    shown["min_noise_multiplier"] = least
     text = ", ".join(f"{name} = {value}" for name, value in shown.items())
-    return text if "client_epsilon" in shown else f"no client_epsilon, {text}"
+    if limits.client_epsilon is None:
+        return f"no client_epsilon, {text}"
+    return text

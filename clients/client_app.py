@@ -32,8 +32,9 @@ from fedgs.event_log import log_event
 from fedgs.process import PROTOCOL
 from fedgs.round.messages import (
     NEXT_KEY,
-    RECORD,
+    PAYLOAD_RECORD,
     TOLD,
+    content_of,
     decode_key_request,
     encode_answer,
 )
@@ -44,6 +45,7 @@ ending after the answer in progress, which is kept and sent after a restart
 to end now: SIGTERM (or Ctrl-C) again; its release stays counted
 """
 
+# Before Flower starts its threads and Ray its processes.
 hasten_simulation()
 silence_ray()
 app = ClientApp()
@@ -67,10 +69,11 @@ def join(message: Message, context: Context) -> Message:
     site = None
     try:
         site = DeploymentConfig.read(context.node_config)
-        payload = message.content.config_records[RECORD]
+        payload = message.content.config_records[PAYLOAD_RECORD]
         place = DeployedClient(site, str(payload["run_id"]), payload)
         joined = place.join(settings_of(payload))
         refused = ""
+        # It has joined all the same: what it has released must reach the server.
         if joined.refusal is not None:
             refused = joined.refusal.setting
             log_privately(site.state_dir, joined.refusal, is_deployed=True)
@@ -79,10 +82,11 @@ def join(message: Message, context: Context) -> Message:
         content = {"released": joined.released, "refused": refused}
         return _reply(content | {"round": joined.round}, message)
     except Exception as error:
-        title = site.name if site else "a node"
-        log_event("joined", node=title, outcome=outcome_of(error))
-        if site:
+        title = "a node"
+        if site is not None:
+            title = site.name
             log_privately(site.state_dir, error, is_deployed=True)
+        log_event("joined", node=title, outcome=outcome_of(error))
         return _failed(title, message, error)
 
 
@@ -91,7 +95,7 @@ def announce(message: Message, context: Context) -> Message:
     """Announces the public key of the node's next attempt; it releases nothing."""
     place = None
     try:
-        request = message.content.config_records[RECORD]
+        request = message.content.config_records[PAYLOAD_RECORD]
         place = _place(message, context)
         worker = place.worker()
         if not worker.config.is_masked:
@@ -100,6 +104,7 @@ def announce(message: Message, context: Context) -> Message:
         key = worker.node(place.node_id).announce(round)
         return _reply({NEXT_KEY: key}, message)
     except Exception as error:
+        # Not even its name is known: its own configuration cannot be read.
         if place is None:
             return _failed("a node", message, error)
         log_privately(place.private, error, isinstance(place, DeployedClient))
@@ -116,18 +121,19 @@ def answer(message: Message, context: Context) -> Message:
     place = None
     started = time.monotonic()
     try:
-        request = message.content.config_records[RECORD]
+        request = message.content.config_records[PAYLOAD_RECORD]
         place = _place(message, context)
         worker = place.worker()
         node = worker.node(place.node_id)
-        batch = node.decode(request)
-        is_counted = place.is_durable and batch.round > 0  # no warm start is waited for
-        with _finished() if is_counted else contextlib.nullcontext():
-            release = node.answer(batch)
+        sent = node.decode(request)
+        asked = content_of(sent)
+        is_counted = place.is_durable and asked.round > 0  # no warm start is waited for
+        with _finished(is_counted):
+            release = node.answer(sent)
             # Before the answer leaves: if it gets lost, these bytes are sent again.
-            node.save(batch.keep_round, place.is_durable)
-        reply = _reply(encode_answer(release, worker.config, batch), message)
-        _log_answer(place.title, started, "ok", round=batch.round)
+            node.save(asked.keep_round, place.is_durable)
+        reply = _reply(encode_answer(release, worker.config, sent), message)
+        _log_answer(place.title, started, "ok", round=asked.round)
         return reply
     except Exception as error:
         if place is None:
@@ -141,8 +147,15 @@ def answer(message: Message, context: Context) -> Message:
 
 
 @contextlib.contextmanager
-def _finished() -> Iterator[None]:
-    """Puts off the first SIGTERM or Ctrl-C, so that no count is without its answer."""
+def _finished(is_counted: bool) -> Iterator[None]:
+    """Puts off the first SIGTERM or Ctrl-C, so that no count is without its answer.
+
+    Args:
+        is_counted: whether the answer is counted; signals end any other one at once.
+    """
+    if not is_counted:
+        yield
+        return
     heard: list[int] = []
 
     def put_off(number: int, frame: FrameType | None) -> None:
@@ -169,7 +182,7 @@ def _finished() -> Iterator[None]:
 def _place(message: Message, context: Context) -> SimulatedClient | DeployedClient:
     """Returns where to answer; the client's own configuration decides, no message."""
     records = message.content.config_records
-    request = records[RECORD]
+    request = records[PAYLOAD_RECORD]
     if PARTITION in context.node_config:
         node_id = int(context.node_config[PARTITION])
         return SimulatedClient(str(request["run_folder"]), node_id)
@@ -192,7 +205,7 @@ def _failed(title: str, message: Message, error: Exception | None = None) -> Mes
 
 
 def _reply(content: dict[str, Any], message: Message) -> Message:
-    record = RecordDict({RECORD: ConfigRecord(content)})
+    record = RecordDict({PAYLOAD_RECORD: ConfigRecord(content)})
     return _dated(Message(record, reply_to=message), message)
 
 

@@ -20,6 +20,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +30,11 @@ from torch import Tensor
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from fedgs.config.recipes import recipe
-from fedgs.config.run_config import GsWganConfig
+from fedgs.config.run_config import FeatureConfig, MomentConfig, ResolvedConfig
 from fedgs.data.readers import fonts
 from fedgs.files import write_atomically
 from fedgs.gan import public_networks
-from fedgs.gan.features import StageRelease
+from fedgs.gan.features import MeanFeatures
 from fedgs.gan.models import GeneratorRefined, build_generator
 from fedgs.gan.moments import set_generator, start_of
 from fedgs.gan.public_networks import BLOCKS, PATHS, layers, random_trunk
@@ -89,26 +90,33 @@ def trained_trunk(images: Tensor, labels: Labels) -> TensorDict:
     return {name: value.detach() for name, value in trunk.items()}
 
 
-def trained_refiner(config: GsWganConfig, images: Tensor, labels: Labels) -> TensorDict:
+def trained_refiner(
+    config: ResolvedConfig, images: Tensor, labels: Labels
+) -> TensorDict:
     """Fits a refiner, behind the fonts' own Gaussians, to the fonts' own features."""
     generator = build_generator(config, 0)
     assert isinstance(generator, GeneratorRefined)
-    model = start_of(config, (images * 255).round().byte(), labels)
-    set_generator(config, model, generator)
-    network, _ = reference(config, generator)
+    moments = cast(MomentConfig, config.at_phase(0))
+    model = start_of(moments, (images * 255).round().byte(), labels)
+    set_generator(moments, model, generator)
+    own = cast(FeatureConfig, config.at_phase(len(config.phases) - 1))
+    network, _ = reference(own, generator)
     of_class = [(labels == label).nonzero()[:OF_CLASS, 0] for label in range(10)]
     batches = torch.stack(of_class, dim=1).flatten().split(10 * AT_ONCE)
     with torch.no_grad():
-        means = [class_means(config, network, images[b], labels[b]) for b in batches]
-    target = torch.stack(means).mean(0).unsqueeze(0)
-    kind = config.stage_list[-1].kind
-    release = StageRelease(kind, (network,), target, torch.zeros(10))
+        means = [class_means(own, network, images[b], labels[b]) for b in batches]
+    release = MeanFeatures(
+        method=own.method,
+        network=network,
+        target=torch.stack(means).mean(0),
+        noise_std=torch.zeros(10),
+    )
 
     def check(step: int, steps: int) -> None:
         if step % 200 == 0:
             print(f"refiner: step {step} of {steps}", flush=True)
 
-    refine(config, release, generator, copy.deepcopy(generator), check)
+    refine(own, release, generator, copy.deepcopy(generator), check)
     return generator.refiner.state_dict()
 
 
@@ -145,7 +153,7 @@ def main() -> None:
     labels = torch.from_numpy(records.labels.copy()).long()
     sizes = {"num_classes": 10, "num_clients": 2, "clients_per_round": 2, "seed": 0}
     sizes |= {"noise_multiplier": 1.0, "image_size": 28, "image_channels": 1}
-    config = GsWganConfig.from_flat(sizes, recipe("feature-means"))
+    config = ResolvedConfig.from_flat(sizes, recipe("feature-means"))
     networks = {"fonts": trained_trunk(images, labels), "imagenet": of_imagenet}
     public_networks.SHA256 = write(**networks)  # the fit reads them
     networks["refiner"] = trained_refiner(config, images, labels)

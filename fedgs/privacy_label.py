@@ -104,12 +104,11 @@ def _claims(
 ) -> tuple[Sequence[Statement], Sequence[dict[str, Any]], str, str]:
     """Returns the bounds, the one the run is for first; releases; method; trust."""
     if folder.is_baseline:
-        from fedgs.baselines.frame import open_run  # loads torch
+        from fedgs.runs.other_runs import open_other  # loads torch
 
-        run = open_run(folder.path, typed)
+        run = open_other(folder.path, typed)
         bounds = [row for row in run.guarantees() if row.label not in FIGURE_LABELS]
-        events = [release.event for release in run.releases]
-        return bounds, events, run.method.title, CENTRAL
+        return bounds, [dict(event) for event in run.events], run.title, CENTRAL
     config, best = folder.config, dict[tuple[str, str], Statement]()
     for row in epsilons.ranked(config, epsilons.of_run(folder.path)):
         best.setdefault((row.adversary, row.relation), row)

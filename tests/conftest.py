@@ -168,9 +168,9 @@ def server_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    node_cache._workers.clear()
+    node_cache.workers.clear()
     yield
-    node_cache._workers.clear()
+    node_cache.workers.clear()
 
 
 @pytest.fixture
@@ -186,7 +186,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock.time = lambda: EPOCH + clock.now
     for module in (messenger, nodes, progress, roll_call):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(roll_call, "TIMEOUT", 60.0)  # it looks ten times a second
+    monkeypatch.setattr(
+        roll_call, "ROLL_CALL_SECONDS", 60.0
+    )  # it looks ten times a second
     return clock
 
 
@@ -212,7 +214,8 @@ def create(tmp_path: Path, server_process: None, clock: object) -> Callable[...,
 
     def create(name: str, **settings: object) -> RunFolder:
         output = str(tmp_path / name)
-        return RunFolder.create(tiny_config(output=output, **SHORT | own | settings))
+        config = tiny_config(output=output, defaults=SHORT | own, **settings)
+        return RunFolder.create(config)
 
     return create
 
@@ -223,7 +226,7 @@ def deploy(tmp_path: Path, server_process: None, clock: object) -> Callable[...,
     from deployed_grid import Deployment
     from simulated_grid import MODES
 
-    def deploy(name: str = "run", mode: str = "staged", **settings: object):
+    def deploy(name: str = "run", mode: str = "with releases", **settings: object):
         return Deployment(tmp_path, name, **MODES[mode] | settings)
 
     return deploy

@@ -22,9 +22,9 @@ from PIL import Image
 import femnist_files
 import loading
 from baselines import small_run
+from experiments.baselines.baseline_run import open_run
 from fedgs import deployment
 from fedgs.app.report.page import report
-from fedgs.baselines import frame
 from fedgs.cohorts.cohort_file import read_cohort
 from fedgs.config.recipes import settings_in
 from fedgs.errors import UserError
@@ -202,7 +202,7 @@ def of_debug(name: str) -> Callable[[Path], Made]:
 
 def baseline(root: Path) -> Made:
     run, _ = small_run("dp-merf", root / "run")
-    return root / "run" / "baseline.json", lambda: frame.open_run(run.folder.path)
+    return root / "run" / "baseline.json", lambda: open_run(run.folder.path)
 
 
 def node_state(root: Path) -> Made:

@@ -19,7 +19,7 @@ from fedgs.files import read_tensors
 from fedgs.runs.run_folder import RunFolder
 from runs import train
 from tests.support.ledgers import statements_from_ledger
-from tiny import FULL_PARTICIPATION, STAGED, tiny_config, tiny_data
+from tiny import FULL_PARTICIPATION, WITH_RELEASES, tiny_config, tiny_data
 
 CONFIGURATIONS = {
     "paper": {"clients_per_round": 1, "warm_start_rounds": 3},
@@ -119,7 +119,7 @@ def test_cost_of_the_page_is_that_of_the_engines_ledger(tmp_path):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"client_selection": "balanced"}, {"message_precision": "compact"}, STAGED],
+    [{"client_selection": "balanced"}, {"message_precision": "compact"}, WITH_RELEASES],
 )
 def test_page_refuses_what_it_leaves_out(settings):
     config = tiny_config(**settings)

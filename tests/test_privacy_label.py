@@ -106,7 +106,7 @@ def test_a_selection_that_is_not_covered_stands_in_the_first_field(run, monkeypa
 
 SAMPLED = {"clients_per_round": 1, "client_selection": "uniform", "amplification": True}
 SAMPLED |= {"discriminator_training": "every_round"}
-PUBLIC = {"stages": "moments", "public_data": "npz:/home/ada/public.npz"}
+PUBLIC = {"phases": "moments", "public_data": "npz:/home/ada/public.npz"}
 
 
 @pytest.mark.parametrize("settings", [SAMPLED, MOMENTS | PUBLIC])

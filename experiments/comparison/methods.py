@@ -1,6 +1,6 @@
 """The grid of `fedgs compare`: which methods, at which epsilons, on which data.
 
-A method of somebody else joins by its registration in `fedgs.baselines.METHODS`, or by
+A method of somebody else joins by its registration in `baselines.METHODS`, or by
 --method module:object; without an entry here it has its own defaults.
 """
 
@@ -10,11 +10,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from experiments.baselines import METHODS as REGISTERED
+from experiments.baselines import find, g_pate, pate_gan
+from experiments.baselines.baseline_run import made_settings
 from experiments.comparison.options import CompareRequest
 from experiments.grid.cells import NO_NOISE, Cells, Method, Settings, Source
-from fedgs.baselines import METHODS as REGISTERED
-from fedgs.baselines import find, g_pate, pate_gan
-from fedgs.baselines.frame import made_settings, unit_of
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 
@@ -110,15 +110,10 @@ def _of_others(method: Method) -> Method:
 
 
 def unit(method: Method) -> str:
-    """Returns whom a row's guarantee is about: "user", "record" or "none".
-
-    Raises:
-        UserError: a setting out of range.
-    """
+    """Returns whom a row's guarantee is about: "user", "record" or "none"."""
     if not method.baseline:
         return "user"
-    found = find(method.baseline, is_typed=True)
-    return unit_of(found, _made(method.baseline, method.settings))
+    return find(method.baseline, is_typed=True).unit
 
 
 def _made(baseline: str, settings: Mapping[str, Any]) -> Any:

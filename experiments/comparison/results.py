@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from experiments.baselines.baseline import RELATIONS
 from experiments.comparison.methods import EPSILONS
 from experiments.comparison.published import beside_the_paper, by_classifier
 from experiments.comparison.rows import Row
@@ -14,7 +15,6 @@ from experiments.grid.lines import NUM_SAMPLES
 from experiments.store import Line
 from fedgs.app.report.words import num_bytes
 from fedgs.app.tables import Table
-from fedgs.baselines.contract import RELATIONS
 from fedgs.privacy.rounding import lower, upper
 
 CANNOT = "–"

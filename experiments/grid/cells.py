@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedgs.baselines.target import NOISES
+from experiments.baselines.target import NOISES
 from fedgs.config.fields import flag
 from fedgs.errors import UserError, wrap_error
 

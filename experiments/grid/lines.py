@@ -4,14 +4,13 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.baselines.baseline_run import CURATOR, BaselineRun, open_run
 from experiments.grid.cells import Cell
 from experiments.store import Line
 from fedgs.app.report.communication import communication
 from fedgs.app.report.run import read_run
 from fedgs.audit.finding import REFUTED, Finding
 from fedgs.audit.mechanism import Claim, audit_rounds
-from fedgs.audit.one_release import attack_releases
-from fedgs.baselines.frame import CURATOR, BaselineRun, open_run
 from fedgs.files import read_json
 from fedgs.privacy.accountant import VALID, Statement
 from fedgs.runs.run_folder import RunFolder, is_baseline, versions
@@ -85,7 +84,7 @@ def _of_baseline(run: BaselineRun) -> Line:
         "releases": len(run.releases),
         "rounds": run.config.num_rounds,
         "bytes_per_client": None,
-        "audit": _strongest(attack_releases(run, TRIALS)),
+        "audit": _strongest(run.findings(TRIALS)),
     }
 
 
@@ -102,7 +101,7 @@ def _of_own(run: Path) -> Line:
     # Of a client that is a node of its own, asked as often as the others.
     share = config.clients_per_round / config.num_clients
     sent = (weight.request + weight.reply) * math.ceil(share * weight.rounds)
-    sent += weight.stages // config.num_nodes
+    sent += weight.releases // config.num_nodes
     return {
         "unit": "user" if rows else "none",
         "own": True,

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.baselines.training import train_baseline
 from experiments.grid.cells import Cell, Cells, Request
 from experiments.grid.lines import COST, NUM_SAMPLES, line_of
 from experiments.store import Line, Store, each, end
 from fedgs.app.commands.run_outcome import Exit
 from fedgs.app.commands.terminal import say
-from fedgs.app.commands.train import resume, train_baseline, train_from_checkpoint
+from fedgs.app.commands.train import resume, train_from_checkpoint
 from fedgs.app.evaluation.evaluate import evaluate
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.tables import Table

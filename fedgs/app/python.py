@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from experiments.debug import bug_detection, debug_request
 from fedgs.app.commands import forecast as forecasts
+from fedgs.app.debug import bug_detection, debug_request
 from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.report import page
@@ -45,7 +45,10 @@ def report(runs: Run | Sequence[Run], output: str | Path = "report.html") -> Non
     Raises:
         UserError: bad input; nothing was written.
     """
-    listed = [runs] if isinstance(runs, Run) else runs
+    if isinstance(runs, Run):
+        listed = [runs]
+    else:
+        listed = runs
     page.report([_place(run) for run in listed], Path(output))
 
 
@@ -85,7 +88,9 @@ def debug(
 
 
 def _place(run: Run) -> Path:
-    return run.path if isinstance(run, TrainingRun) else Path(run)
+    if isinstance(run, TrainingRun):
+        return run.path
+    return Path(run)
 
 
 def _split(

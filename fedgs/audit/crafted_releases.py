@@ -19,7 +19,7 @@ from torch import Tensor
 from fedgs.audit.bounds import Scores
 from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.mechanism.integer_sums import real_values
 from fedgs.randomness import secret
 from fedgs.round.answer import release

@@ -40,7 +40,7 @@ from fedgs.config.rounds import rounds_alike, terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
-from fedgs.methods import method_of, new_state
+from fedgs.methods import new_state, phase_at, phases_of
 from fedgs.methods.base import Hosted, Released, Request, State
 from fedgs.methods.schedule import EVERYONE
 from fedgs.privacy.ledger import Event, agreed_values
@@ -166,7 +166,8 @@ def check_method(config: ResolvedConfig) -> list[Check]:
         UserError: the run's public data cannot be read.
     """
     requests, data = _requests(config, new_state(config)), made_up(config)
-    of_stacks = STACKED if is_of_fedgs(method_of(config, 0)) else 0.0
+    are_stacked = any(is_of_fedgs(phase.method) for phase in phases_of(config))
+    of_stacks = STACKED if are_stacked else 0.0
     found = dict.fromkeys(MEASURED, 0.0)
     slack = 0.0
     rounds: list[str] = []
@@ -194,7 +195,7 @@ def check_method(config: ResolvedConfig) -> list[Check]:
 
 
 def _requests(config: ResolvedConfig, state: State) -> Iterator[Request]:
-    """Yields the requests of the stages, and one of each other kind of terms.
+    """Yields the requests of phases that release once, and one of each kind of terms.
 
     What clients answer to them, and to the rounds in between, is noise alone.
     """
@@ -203,18 +204,24 @@ def _requests(config: ResolvedConfig, state: State) -> Iterator[Request]:
         terms = alike.terms
         first.setdefault((terms.release, terms.clip_bound, terms.shape), alike.first)
     others = list(first.values())[:MOST_KINDS]
-    for wanted in sorted({*range(1, config.num_stages + 1), *others}):
+    once = [
+        config.first_rounds[index]
+        for index in range(len(config.phases))
+        if config.at_phase(index).releases_once
+    ]
+    for wanted in sorted({*once, *others}):
         state.round = max(state.round, wanted - 1 - MOST_PLAYED)
         for round in range(state.round + 1, wanted + 1):
-            method, terms = method_of(config, round), terms_at(config, round)
-            request, pending = method.begin(config, state)
+            method, own = phase_at(config, round)
+            terms = terms_at(config, round)
+            request, pending = method.begin(own, state)
             if round == wanted:
                 request = rounded(request, config)
-                method.check(config, request)
+                method.check(own, request)
                 yield request
             silent = torch.zeros(1, *terms.shape)
             noise = released(config, terms, [silent], 1, round)
-            method.finish(config, state, pending, Released(noise, terms.noise_std))
+            method.finish(own, state, pending, Released(noise, terms.noise_std))
 
 
 def _measured(
@@ -263,8 +270,9 @@ def _sum(
 ) -> Tensor:
     """Returns the sum that a node of these clients releases, but for the noise."""
     nets = None
-    if method_of(config, request.round).has_discriminators and clients:
-        nets = Discriminators(config, clients)
+    method, own = phase_at(config, request.round)
+    if method.has_discriminators and clients:
+        nets = Discriminators(own, clients)
     chosen = EVERYONE if request.participants == EVERYONE else tuple(clients)
     request = dataclasses.replace(request, participants=chosen, trainees=chosen)
     answers = raw_answers(config, Hosted(data, clients, 0, nets), request)

@@ -76,7 +76,7 @@ def training_settings(selection: Selection, num_clients: int) -> dict[str, Any]:
         clip_bound = CLIP_BOUND
         noise_multiplier = selection.noise_per_clip / (2 * math.sqrt(per_round))
     return {
-        "method": COHORT_CLASSIFIER,
+        "phases": COHORT_CLASSIFIER,
         "num_rounds": selection.num_rounds,
         "client_selection": "balanced",
         "clients_per_round": per_round,

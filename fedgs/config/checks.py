@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedgs.config.amplification_rules import DEPLOYED, why_not_amplified
+from fedgs.config.feature_settings import OF_MOMENTS
 from fedgs.config.fields import Problem, refuse, shortened
 from fedgs.config.integers import why_too_coarse
 from fedgs.config.placement import read_sizes
 from fedgs.config.plugins import GS_WGAN
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.settings import IMAGE_SIZES, Settings
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.files import NAME_RULE, is_plain_name
 
 FEMNIST_CLASSES = ("all", "merged", "digits", "letters", "merged-letters")
@@ -56,6 +57,10 @@ def _class_problems(config: Settings, kind: str) -> Iterator[Problem]:
 
 def data_problems(config: Settings) -> Iterator[Problem]:
     """Yields which settings of the data do not fit their source."""
+    has_moments = any(phase.method in OF_MOMENTS for phase in config.phases)
+    if config.public_data is not None and not has_moments:
+        why = "no phase of moments starts from public data"
+        yield "public_data", f"{why}; leave it out, or give --phases with moments"
     kind = config.data.partition(":")[0]
     if config.download and config.data_dir is None and kind not in ("femnist", "hf"):
         yield "download", "give --data-dir, the folder to download into"
@@ -94,7 +99,8 @@ def node_size_problems(config: Settings) -> Iterator[Problem]:
 
 def federation_problems(config: Settings) -> Iterator[Problem]:
     """Yields what is wrong with the clients, nodes and participants of a round."""
-    num_clients, per_round = config.num_clients, config.clients_per_round
+    num_clients = config.num_clients
+    per_round = config.clients_per_round
     if config.client_selection == "all":
         if num_clients is not None and per_round not in (None, num_clients):
             what = f"client_selection = all means all {num_clients} clients"
@@ -203,8 +209,9 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
     if config.noise_multiplier is None:
         return
     for terms in _known_terms(config):
-        asked = (config.units(terms), math.prod(terms.shape[1:]))
-        if why := why_too_coarse(terms.noise_multiplier, *asked):
+        numbers = math.prod(terms.shape[1:])
+        why = why_too_coarse(terms.noise_multiplier, config.units(terms), numbers)
+        if why:
             yield "secure_aggregation", why
 
 
@@ -218,7 +225,12 @@ def _known_terms(config: Settings) -> list[Terms]:
     )
     if config.num_classes is not None:
         return [alike.terms for alike in rounds_alike(config)]
-    return [config.terms(config.num_stages + 1)] if config.method == GS_WGAN else []
+    found: list[Terms] = []
+    for index in range(len(config.phases)):
+        own = config.at_phase(index)
+        if own.method == GS_WGAN:  # others' shapes have the number of classes
+            found.append(own.phase_terms(1))
+    return found
 
 
 def same_source_problems(config: Settings) -> Iterator[Problem]:
@@ -242,7 +254,10 @@ def _source(data: str) -> str:
     path = Path(where.partition("?")[0] if kind == "hf" else where).expanduser()
     if where and (kind in ("npz", "folder") or (kind == "hf" and path.is_dir())):
         return str(path.resolve())
-    name = where.partition("?")[0].lower() if kind == "hf" else kind
+    if kind == "hf":
+        name = where.partition("?")[0].lower()
+    else:
+        name = kind
     if re.search("fashion.?mnist", name):
         return "fashion-mnist"
     return "nist" if re.search("(?<![a-z])(q|e|fe)?mnist", name) else name

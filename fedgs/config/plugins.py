@@ -18,19 +18,52 @@ from fedgs.config.fields import shortened
 from fedgs.errors import UserError
 
 TRUSTED_VARIABLE = "FEDGS_METHODS"  # "module:object", comma-separated
-GS_WGAN, COHORT_CLASSIFIER = "gs-wgan", "cohort-classifier"
-CENTRAL = "central"  # what the runs of `fedgs.baselines` have as their `method`
+GS_WGAN = "gs-wgan"
+COHORT_CLASSIFIER = "cohort-classifier"
+CENTRAL = "central"  # the method of runs of central baselines
 # Of a run's setting `method`: each an object of `fedgs.methods.base.Method`.
 METHODS: Mapping[str, str] = MappingProxyType(
     {
         GS_WGAN: "fedgs.methods.gs_wgan:METHOD",
+        "means": "fedgs.methods.feature_means:MEANS",
+        "scatter": "fedgs.methods.feature_means:SCATTER",
+        "moments": "fedgs.methods.feature_means:MOMENTS",
+        "parts": "fedgs.methods.feature_means:PARTS",
+        "features": "fedgs.methods.feature_means:FEATURES",
+        "pretrained-features": "fedgs.methods.feature_means:PRETRAINED_FEATURES",
         "fedavg-gan": "fedgs.methods.fedavg_gan:METHOD",
         "dp-merf": "fedgs.methods.dp_merf:METHOD",
         COHORT_CLASSIFIER: "fedgs.methods.cohort_classifier:METHOD",
     }
 )
+# Settings of methods of fedgs that need no tensor library to be read. All others, and
+# those of methods that are not of fedgs, are found at the method: `Method.Settings`.
+_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        GS_WGAN: "fedgs.config.method_settings:GsWganSettings",
+        CENTRAL: "fedgs.config.method_settings:NetworkSettings",
+        "means": "fedgs.config.feature_settings:MomentSettings",
+        "scatter": "fedgs.config.feature_settings:MomentSettings",
+        "moments": "fedgs.config.feature_settings:MomentSettings",
+        "parts": "fedgs.config.feature_settings:MomentSettings",
+        "features": "fedgs.config.feature_settings:TrunkSettings",
+        "pretrained-features": "fedgs.config.feature_settings:PretrainedSettings",
+    }
+)
 # Of a `Method`.
 PARTS = ("Settings", "recipe", "terms", "state", "begin", "answer", "finish")
+
+
+def settings_of_method(method: str) -> Any:
+    """Returns the class that declares a method's settings and terms.
+
+    Raises:
+        UserError: there is no such method, or its place is not trusted.
+    """
+    if method not in _SETTINGS:
+        return load("phases", method).Settings
+    module, _, attribute = _SETTINGS[method].partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def load(
@@ -53,7 +86,8 @@ def load(
         UserError: there is no such method, its place is not trusted, or it cannot be
             imported.
     """
-    place, shown = places.get(name, name), shortened(name)
+    place = places.get(name, name)
+    shown = shortened(name)
     if ":" not in place:
         known = ", ".join(sorted(places))
         raise UserError(f"{what} = {shown!r}: give one of {known}, or module:object")

@@ -10,21 +10,21 @@ tens of thousands.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedgs.config.fields import Problem, refuse
-from fedgs.config.method_settings import settings_of
-from fedgs.config.plugins import GS_WGAN, METHODS, load
-from fedgs.config.run_config import RunConfig, check_names
+from fedgs.config.feature_settings import OF_FEATURES, OF_TRUNKS
+from fedgs.config.phases import Phase, read_phases
+from fedgs.config.plugins import GS_WGAN, METHODS, load, settings_of_method
+from fedgs.config.run_config import RunConfig, check_names, methods_of
 from fedgs.config.settings import (
     REFERENCE_NOISE_MULTIPLIER,
     REFERENCE_NUM_CLIENTS,
     REFERENCE_NUM_ROUNDS,
 )
-from fedgs.config.stages import read_stages, written
+from fedgs.config.tree import flattened
 from fedgs.errors import UserError
 from fedgs.files import read_toml
 
@@ -33,8 +33,8 @@ ALL: dict[str, Any] = {"client_selection": "all", "clients_per_round": None}
 ALL |= {"clients_per_node": 49, "target_epsilon": 10.0, "relation": "zero-out"}
 
 
-def _recipe(**settings: Any) -> RunConfig:
-    return RunConfig.from_flat(settings)
+def _recipe(base: RunConfig | None = None, **settings: Any) -> RunConfig:
+    return RunConfig.from_flat(settings, base)
 
 
 def algorithm_1() -> RunConfig:
@@ -86,19 +86,23 @@ def gs_wgan() -> RunConfig:
     )
 
 
+# Of every recipe that releases mean features of all clients, once each.
+OF_FEATURE_MEANS: dict[str, Any] = {**ALL, "latent": "normal", "generator_dim": 16}
+
+
 def moments() -> RunConfig:
     """Means and covariances of every class in three releases: a Gaussian generator.
 
     Pictures are blurred, and there in seconds.
 
-    No discriminator is made, and a round is one message each way. The weights were
+    No discriminator is made, and a round is one message each way. The shares were
     chosen on Fashion-MNIST and on digits drawn from fonts; the form of the recipe was
     found on MNIST, with test accuracies in view (docs/benchmark.md).
     """
-    return dataclasses.replace(
-        gs_wgan(),
+    return _recipe(
+        **OF_FEATURE_MEANS,
+        phases="means:0.25,scatter:0.25,moments:0.5",
         num_rounds=3,
-        stages="means:0.25,scatter:0.25,moments:0.5",
         generator="gaussian",
         latent_dim=30,
     )
@@ -109,10 +113,10 @@ def moments_parts() -> RunConfig:
 
     For many clients or a large epsilon: a part has a quarter of the images.
     """
-    return dataclasses.replace(
-        moments(),
+    return _recipe(
+        base=moments(),
+        phases="means:0.1,scatter:0.2,moments:0.2,parts:0.5",
         num_rounds=4,
-        stages="means:0.1,scatter:0.2,moments:0.2,parts:0.5",
         moment_size=12,
         latent_dim=40,
     )
@@ -122,33 +126,42 @@ def feature_means() -> RunConfig:
     """Moments, and a refiner that is fitted to one release of feature means.
 
     Those means hold all that discriminators say which are linear over fixed features.
-    The weights, steps and rates were chosen on MNIST's writers, with scores in view.
+    The shares, steps and rates were chosen on MNIST's writers, with scores in view.
     """
-    return dataclasses.replace(
-        moments(),
+    return _recipe(
+        base=moments(),
+        phases="means:0.25,scatter:0.25,moments:0.5,pretrained-features:1.0",
         num_rounds=4,
-        stages="means:0.25,scatter:0.25,moments:0.5,pretrained-features:1",
         generator="refined",
     )
 
 
 def feature_means_fonts() -> RunConfig:
     """Feature means whose moments start from those of fonts: for digits."""
-    stages = "moments:0.2,pretrained-features:0.8"
-    own = {"public_data": "fonts", "num_rounds": 2, "stages": stages}
-    return dataclasses.replace(feature_means(), **own)
+    return _recipe(
+        base=feature_means(),
+        phases="moments:0.2,pretrained-features:0.8",
+        num_rounds=2,
+        public_data="fonts",
+    )
 
 
 def feature_means_gs_wgan() -> RunConfig:
-    """The warm start with four fifths of mu^2, then 40 rounds of GS-WGAN."""
-    return dataclasses.replace(
-        feature_means(),
+    """Feature means with four fifths of mu^2, then 40 rounds of GS-WGAN."""
+    return _recipe(
+        base=feature_means(),
+        phases="means:640,scatter:640,moments:1280,pretrained-features:2560,gs-wgan",
         num_rounds=44,
-        stages="means:640,scatter:640,moments:1280,pretrained-features:2560",
-        generator_learning_rate=1e-4,
+        discriminator_training="every_round",
+        dct_size=14,
         discriminator_steps=1,
-        discriminator_learning_rate=2e-3,
+        discriminator_batch_size=16,
+        fakes_per_round=256,
         warm_start_rounds=20,
+        generator_learning_rate=1e-4,
+        discriminator_dim=8,
+        discriminator_learning_rate=2e-3,
+        spectral_norm=False,
         ema_decay=0.98,
     )
 
@@ -157,17 +170,17 @@ def of_method(name: str) -> RunConfig:
     """A federated method by its own recipe, every client in every round.
 
     Args:
-        name: of the setting `method`.
+        name: of `METHODS`, or the place of another one.
 
     Raises:
         UserError: there is no such method, or its place is not trusted.
     """
-    return _recipe(**{**ALL, **load("method", name).recipe, "method": name})
+    return _recipe(**{**ALL, **load("recipe", name).recipe, "phases": [name]})
 
 
 def class_means() -> RunConfig:
     """One release of class means, which tell cohorts apart at a small epsilon."""
-    return dataclasses.replace(moments(), num_rounds=1, stages="means", moment_size=6)
+    return _recipe(base=moments(), phases="means:1.0", num_rounds=1, moment_size=6)
 
 
 def demo() -> RunConfig:
@@ -178,7 +191,6 @@ def demo() -> RunConfig:
 
 CLASS_MEANS = "class-means"
 DEFAULT = "feature-means"
-WITH_ROUNDS = "feature-means-gs-wgan"
 HELD_OUT = 0.1  # of every owner's images, where the data have no test split
 # Least `signal_of`, and what it pays for: the side of the low frequencies, and the axes
 # along which parts of classes are measured; 0: no parts, whose moments would have more
@@ -216,15 +228,15 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
     signal = signal_of(config)
     side, axes = next(paid for least, *paid in MOMENTS if signal >= least)
     found: dict[str, Any] = {"latent_dim": axes} if axes else {}
-    if config.has_features and signal < LEAST_FOR_FEATURES:
-        names = "num_rounds", "stages", "generator"
+    last = [phase for phase in config.phases if phase.method in OF_TRUNKS]
+    if last and signal < LEAST_FOR_FEATURES:
+        names = "num_rounds", "phases", "generator"
         found |= {name: getattr(moments(), name) for name in names}
-    elif config.has_features and signal >= REFINED_SIDE[0]:
+    elif last and signal >= REFINED_SIDE[0]:
         side = max(side, REFINED_SIDE[1])
     if axes:
-        last = config.stage_list[-1:] if config.has_features else ()
-        stages = (*moments_parts().stage_list, *last)
-        found |= {"num_rounds": len(stages), "stages": written(stages)}
+        phases = (*moments_parts().phases, *last)
+        found |= {"num_rounds": len(phases), "phases": phases}
     # As many coordinates with every number of channels.
     size = max(2, round(side / (config.image_channels or 1) ** 0.5))
     return found | {"moment_size": size}
@@ -265,7 +277,7 @@ def recipe(name: str) -> RunConfig:
     Raises:
         UserError: unknown name, or a place that is not trusted.
     """
-    if ":" in name or (name in METHODS and name not in RECIPES):
+    if ":" in name or name in METHODS.keys() - {*RECIPES, *OF_FEATURES}:
         return dataclasses.replace(of_method(name), recipe=name)
     if name not in RECIPES:
         raise UserError(f"recipe = {name!r}: give --recipe one of {', '.join(RECIPES)}")
@@ -274,15 +286,21 @@ def recipe(name: str) -> RunConfig:
 
 def described(config: RunConfig) -> str:
     """Returns the recipe of a run and its phases, in words: its first line."""
-    phases: list[str] = []
-    if config.num_stages:
-        kinds = ", ".join(stage.kind for stage in config.stage_list)
-        phases.append(f"{config.num_stages} releases of all clients ({kinds})")
-    if rounds := config.num_rounds - config.num_stages:
-        clients = config.num_clients or "the data's"
-        who = "all" if config.client_selection == "all" else config.clients_per_round
-        phases.append(f"{rounds} rounds of {config.method}, {who} of {clients} clients")
-    return f"recipe {config.recipe or config.method}: {', then '.join(phases)}"
+    starts = config.first_rounds
+    texts: list[str] = []
+    for index, phase in enumerate(config.phases):
+        count = starts[index + 1] - starts[index]
+        if settings_of_method(phase.method).releases_once:
+            texts.append(phase.method)
+        else:
+            texts.append(f"{count} rounds of {phase.method}")
+    num_clients = config.num_clients or "the data's"
+    if config.client_selection == "all":
+        who = "all"
+    else:
+        who = config.clients_per_round
+    name = config.recipe or config.methods
+    return f"recipe {name}: {', '.join(texts)}; {who} of {num_clients} clients in each"
 
 
 def overridden(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
@@ -307,36 +325,7 @@ def overridden(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         unset["clients_per_round"] = ""
     if settings.get("privacy_unit") == "record":
         unset["relation"] = "replace-one"  # a recipe's may be zero-out
-    if "stages" in settings and _has_releases_alone(config):
-        unset["num_rounds"] = len(read_stages(str(settings["stages"]) or None)) or 1
-    made = RunConfig.from_flat(unset | dict(settings), config)
-    if _has_releases_alone(config):
-        refuse(made, _exchanged(made, settings))
-    return made
-
-
-def _has_releases_alone(config: RunConfig) -> bool:
-    """Tells whether a run has no rounds beside the releases that it begins with."""
-    return config.num_rounds == config.num_stages > 0
-
-
-def _exchanged(config: RunConfig, given: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yields settings of rounds with discriminators, of a recipe that has none.
-
-    A setting changes a recipe; it never exchanges its algorithm in silence.
-    """
-    name = f"the recipe {config.recipe}"
-    remedy = f"leave it out, or give --recipe {WITH_ROUNDS}, which has them"
-    if "num_rounds" in given and config.num_rounds != config.num_stages:
-        has = f"has {config.num_stages} releases, and no rounds with discriminators"
-        yield "num_rounds", f"{name} {has}; {remedy}"
-    why = f"{name} has no rounds with discriminators"
-    own = {spec.name for spec in settings_of("GS-WGAN")} - {"stages"}
-    own |= {"discriminator_dim", "spectral_norm", "discriminator_learning_rate"}
-    own |= {"discriminator_steps", "discriminator_batch_size"}
-    chosen = {setting for setting, value in given.items() if value != ""}
-    for setting in sorted(own & chosen):
-        yield setting, f"{why}; {remedy}"
+    return RunConfig.from_flat(unset | dict(settings), config)
 
 
 def configure(
@@ -358,7 +347,7 @@ def configure(
     """
     config = recipe(recipe_name or DEFAULT)
     config = dataclasses.replace(config, engine=engine)
-    of_file = settings_in(config_file, config.method)
+    of_file = settings_in(config_file, config.phases)
     # What a file says of the relation is said, whatever unit the flags give.
     relation = {n: of_file[n] for n in ("relation",) if n in of_file}
     for source in (of_file, relation | given):
@@ -366,12 +355,14 @@ def configure(
     return config.validate()
 
 
-def settings_in(config_file: Path | None, method: str = GS_WGAN) -> dict[str, Any]:
+def settings_in(
+    config_file: Path | None, phases: Sequence[Phase] = (Phase(GS_WGAN),)
+) -> dict[str, Any]:
     """Returns the settings that a TOML file names; none without a file.
 
     Args:
-        config_file: in it a table, named as the method, may hold the method's own.
-        method: of the run.
+        config_file: plain settings, and tables of them; see `fedgs.config.tree`.
+        phases: of the run, unless the file has its own.
 
     Raises:
         UserError: an unreadable file, or another table.
@@ -379,19 +370,8 @@ def settings_in(config_file: Path | None, method: str = GS_WGAN) -> dict[str, An
     if config_file is None:
         return {}
     settings = read_toml("config", config_file)
-    tables = {n: own for n, own in settings.items() if isinstance(own, dict)}
-    if other := tables.keys() - {method}:
-        raise UserError(
-            f"config = {config_file}: [{min(other)}] is a table; only the run's method "
-            f"has one, [{method}], and other settings stand before it"
-        )
-    shared = {n: value for n, value in settings.items() if n not in tables}
-    own = tables.get(method, {})
-    if misplaced := own.keys() & {spec.name for spec in dataclasses.fields(RunConfig)}:
-        name = min(misplaced)
-        raise UserError(
-            f"{name}: is in [{method}] of {config_file}, but all methods have it; give "
-            "it before the table"
-        )
-    check_names(shared | own, method=method)
-    return shared | own
+    if "phases" in settings:
+        phases = read_phases(settings["phases"])
+    found = flattened(settings, f"config = {config_file}", methods_of(phases))
+    check_names(found, phases=phases)
+    return found

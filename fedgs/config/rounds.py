@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fedgs.config.settings import IMAGE_SIZES, Settings
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 
 MOST_ROUNDS = 1_000_000  # asked one after the other: some seconds
@@ -48,12 +48,15 @@ def rounds_alike(config: Settings) -> tuple[RoundsAlike, ...]:
             f"num_rounds = {config.num_rounds}: give --num-rounds at most {MOST_ROUNDS}"
         )
     found: list[RoundsAlike] = []
-    for round in range(1, config.num_rounds + 1):
-        terms = config.terms(round)
-        if found and found[-1].terms == terms:
-            found[-1] = found[-1]._replace(num_rounds=found[-1].num_rounds + 1)
-        else:
-            found.append(RoundsAlike(first=round, num_rounds=1, terms=terms))
+    starts = config.first_rounds
+    for index in range(len(config.phases)):
+        own = config.at_phase(index)
+        for round in range(starts[index], starts[index + 1]):
+            terms = own.phase_terms(round - starts[index] + 1)
+            if found and found[-1].terms == terms:
+                found[-1] = found[-1]._replace(num_rounds=found[-1].num_rounds + 1)
+            else:
+                found.append(RoundsAlike(first=round, num_rounds=1, terms=terms))
     return tuple(found)
 
 

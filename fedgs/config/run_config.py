@@ -6,19 +6,26 @@ This module imports no tensor library.
 import dataclasses
 import difflib
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
 
 from fedgs.config.checks import CHECKS
+from fedgs.config.feature_settings import FeatureSettings, MomentSettings
 from fedgs.config.fields import Scalar, again, entry, refuse, shortened
 from fedgs.config.method_settings import GsWganSettings, NetworkSettings, settings_of
-from fedgs.config.plugins import CENTRAL, GS_WGAN, load
-from fedgs.config.settings import Settings
-from fedgs.config.stages import PRETRAINED
+from fedgs.config.phases import Phase, read_phases, written
+from fedgs.config.plugins import GS_WGAN, settings_of_method
+from fedgs.config.rounds import with_open_settings
+from fedgs.config.settings import (
+    REFERENCE_NUM_ROUNDS,
+    WITH_ROUNDS,
+    Settings,
+    num_rounds_of,
+)
 from fedgs.errors import UserError
 
-BESIDE = ("counted", "selection_key")  # fields that are no settings
+BESIDE = ("counted", "selection_key", "phase_index")  # fields that are no settings
 ConfigT = TypeVar("ConfigT", bound="RunConfig")
 # Sources whose names are public, and what an owner is in those that have owners.
 BUILT_IN = ("digits", "fonts", "mnist", "fashion-mnist", "mnist-by-writer", "femnist")
@@ -29,7 +36,8 @@ OWNERS = {"mnist-by-writer": "a writer", "femnist": "a writer", "fonts": "a font
 class RunConfig(Settings):
     """The settings of a training run that all methods share; see each field's help.
 
-    `from_flat` adds those of its method. Nothing may be computed from private data.
+    `from_flat` adds those of its phases' methods. Nothing may be computed from private
+    data.
     """
 
     def validate(self) -> Self:
@@ -38,15 +46,33 @@ class RunConfig(Settings):
         Raises:
             UserError: two settings contradict each other.
         """
+        # Before the checks, some of which ask for the terms of all rounds.
+        for index in range(len(self.phases)):
+            own = self.at_phase(index)
+            refuse(own, own.problems())
         for problems in CHECKS:
             refuse(self, problems(self))
-        refuse(self, self.problems())
         return self
+
+    def at_phase(self, index: int) -> Self:
+        """Returns the configuration of one phase, as its method sees it.
+
+        It has the settings of all runs and the method's own, those of the phase's
+        table over them. Its noise follows from the phase's share.
+
+        Args:
+            index: of the phase, from 0.
+
+        Raises:
+            UserError: a setting that the method does not have, or outside its range.
+        """
+        return _at_phase(self, index)
 
     def to_flat(self) -> dict[str, Scalar]:
         """Returns the settings as flat scalars, unset ones as the empty string."""
         names = [spec.name for spec in dataclasses.fields(self)]
         values = {name: getattr(self, name) for name in names if name not in BESIDE}
+        values["phases"] = written(self.phases)
         return {n: "" if value is None else value for n, value in values.items()}
 
     @property
@@ -74,8 +100,9 @@ class RunConfig(Settings):
     @property
     def public_conditions(self) -> tuple[str, ...]:
         """What every epsilon of such a run supposes to be public, in words."""
-        kinds = {stage.kind for stage in self.stage_list}
-        names = {"fonts", "ImageNet"} if PRETRAINED in kinds else set[str]()
+        names = set[str]()
+        for phase in self.phases:
+            names.update(settings_of_method(phase.method).public_images)
         if self.public_data is not None:
             # A file's name may tell of its owner, and this is published.
             is_named = self.public_data in BUILT_IN
@@ -92,7 +119,7 @@ class RunConfig(Settings):
     ) -> Self:
         """Builds a configuration from flat scalars, on top of `base`.
 
-        Its class is `class_of` the settings of the method that they name.
+        Its class is `class_of` the settings of the methods that their phases name.
 
         Args:
             values: setting name to value; the empty string means unset.
@@ -102,66 +129,159 @@ class RunConfig(Settings):
             UserError: an unknown name, or a value outside its range.
         """
         inherited: dict[str, Any] = {} if base is None else base.to_flat()
-        method = str(values.get("method", inherited.get("method", GS_WGAN)))
-        made = class_of(cls, own_settings(method))
+        phases = read_phases(values.get("phases", inherited.get("phases", GS_WGAN)))
+        phases, own = _without_tables(phases)
+        values = {**values, **own, "phases": phases}
+        if "num_rounds" not in values:
+            before = int(inherited.get("num_rounds", REFERENCE_NUM_ROUNDS))
+            values["num_rounds"] = num_rounds_of(phases, before)
+        made = class_of(cls, methods_of(phases))
         known = {spec.name for spec in dataclasses.fields(made)}
-        check_names(values, known, method)
+        check_names(values, known, phases)
         # A base may be of a class with more settings.
         inherited = {name: inherited[name] for name in inherited if name in known}
         return made(**inherited | dict(values))
 
 
-def own_settings(method: str) -> type[Settings]:
-    """Returns the class that declares a method's settings; torch may be loaded.
+def _without_tables(
+    phases: tuple[Phase, ...],
+) -> tuple[tuple[Phase, ...], dict[str, Scalar]]:
+    """Takes settings out of phases' tables that only one phase of the run has.
+
+    They are the run's then, and a flag can change them. In a table stays what another
+    phase has too, and what is refused later.
+    """
+    shared = {spec.name for spec in dataclasses.fields(RunConfig)}
+    names = [
+        {spec.name for spec in dataclasses.fields(settings_of_method(phase.method))}
+        for phase in phases
+    ]
+    found: dict[str, Scalar] = {}
+    kept: list[Phase] = []
+    for index, phase in enumerate(phases):
+        elsewhere = shared.union(*names[:index], *names[index + 1 :])
+        own = dict(phase.settings)
+        moved = {n: v for n, v in own.items() if n in names[index] - elsewhere}
+        found |= moved
+        left = tuple((n, v) for n, v in own.items() if n not in moved)
+        kept.append(dataclasses.replace(phase, settings=left))
+    return tuple(kept), found
+
+
+def methods_of(phases: Iterable[Phase]) -> tuple[str, ...]:
+    """Returns the methods of phases, each once."""
+    return tuple(dict.fromkeys(phase.method for phase in phases))
+
+
+def class_of(kind: type[ConfigT], methods: Iterable[str]) -> type[ConfigT]:
+    """Returns a class of configurations with methods' settings beside the shared.
+
+    Args:
+        kind: `RunConfig`, `ResolvedConfig` or what this has returned.
+        methods: of the phases.
 
     Raises:
         UserError: there is no such method, or its place is not trusted.
     """
-    known = {GS_WGAN: GsWganSettings, CENTRAL: NetworkSettings}
-    return known.get(method) or load("method", method).Settings
+    # Not cached by names: a method of others may be loaded again with other settings.
+    return _class_with(kind, frozenset(map(settings_of_method, methods)))
 
 
 @functools.cache
-def class_of(kind: type[ConfigT], own: type[Settings]) -> type[ConfigT]:
-    """Returns a class of configurations with a method's settings beside the shared.
-
-    Args:
-        kind: `RunConfig`, `ResolvedConfig` or what this has returned.
-        own: declares the settings; a `NetworkSettings`.
-    """
-    root = ResolvedConfig if issubclass(kind, ResolvedConfig) else RunConfig
-    if (root, own) == (ResolvedConfig, GsWganSettings):
-        return cast(type[ConfigT], GsWganConfig)
-    made = type(f"{own.__name__}{root.__name__}", (root, own), {})
+def _class_with(
+    kind: type[ConfigT], all_own: frozenset[type[Settings]]
+) -> type[ConfigT]:
+    owns = [
+        own
+        for own in sorted(all_own, key=lambda own: own.__name__)
+        if not any(issubclass(other, own) for other in all_own - {own})
+    ]
+    root: type[RunConfig] = RunConfig
+    if issubclass(kind, ResolvedConfig):
+        # What a method of fedgs is typed to get.
+        root = next(
+            found
+            for found, declared in _TYPED.items()
+            if any(issubclass(own, declared) for own in owns)
+        )
+        if owns == [_TYPED[root]]:
+            return cast(type[ConfigT], root)
+    name = "".join(own.__name__ for own in owns)
+    made = type(f"{name}{root.__name__}", (root, *owns), {})
     return cast(type[ConfigT], dataclass(frozen=True)(made))
 
 
+@functools.lru_cache(maxsize=256)
+def _at_phase(config: ConfigT, index: int) -> ConfigT:
+    phase = config.phases[index]
+    made = class_of(type(config), (phase.method,))
+    names = {spec.name for spec in dataclasses.fields(made)}
+    shared = {spec.name for spec in dataclasses.fields(ResolvedConfig)}
+    for name, _ in phase.settings:
+        if name in shared:
+            raise UserError(
+                f"{name}: is in a table of phases, but all phases have it; give it "
+                "outside of them"
+            )
+    check_names(dict(phase.settings), names, (phase,))
+    values: dict[str, Any] = {
+        name: getattr(config, name) for name in names if hasattr(config, name)
+    }
+    values |= dict(phase.settings)
+    values["phase_index"] = index
+    own = made(**values)
+    if phase.share is None or not config.noise_multiplier:
+        return own
+    # A release with r times the noise costs 1 / r^2 of its mu^2.
+    weight = phase.share / _cost_at_run_noise(own)
+    noise_multiplier = config.noise_multiplier / weight**0.5
+    return dataclasses.replace(own, noise_multiplier=noise_multiplier)
+
+
+def _cost_at_run_noise(config: RunConfig) -> float:
+    """Returns what a phase's releases cost, in units of one sample's at noise 1."""
+    index = config.phase_index or 0
+    first, after = config.first_rounds[index : index + 2]
+    known = with_open_settings(config)
+    plain = dataclasses.replace(known, noise_multiplier=1.0)
+    total = 0.0
+    for round in range(1, after - first + 1):
+        terms = plain.phase_terms(round)
+        if not terms.noise_multiplier:
+            raise UserError(
+                f"phases: {config.method} has no noise in its round {round}, so it has "
+                "no share of the privacy; leave its share out"
+            )
+        total += terms.batch_size / terms.noise_multiplier**2
+    return total
+
+
 def of_gs_wgan(config: RunConfig) -> "GsWganConfig":
-    """Returns the same configuration, of a run of GS-WGAN.
+    """Returns the same configuration, of GS-WGAN alone.
 
     Raises:
         UserError: it is of another method.
     """
     if not isinstance(config, GsWganConfig):
-        raise UserError(f"method = {config.method}: is not {GS_WGAN}")
+        raise UserError(f"phases = {config.methods}: is not {GS_WGAN} alone")
     return config
 
 
 def check_names(
-    names: Iterable[str], known: Collection[str] = (), method: str = GS_WGAN
+    names: Iterable[str], known: Collection[str] = (), phases: Sequence[Phase] = ()
 ) -> None:
     """Refuses names that are none of a run's settings.
 
     Args:
         names: to check.
         known: the run's settings; those that people set when empty.
-        method: of the run.
+        phases: of the run.
 
     Raises:
         UserError: the first unknown one, and what is nearest.
     """
     if not known:
-        made = class_of(RunConfig, own_settings(method))
+        made = class_of(RunConfig, methods_of(phases))
         specs = dataclasses.fields(made)
         known = [spec.name for spec in specs if "group" in spec.metadata]
     flags = [spec.name for spec in settings_of()]
@@ -169,16 +289,20 @@ def check_names(
         if name in known:
             continue
         if name in flags:
-            raise UserError(f"{name}: method = {method} has no such setting")
+            methods = ", ".join(methods_of(phases))
+            raise UserError(
+                f"{name}: no phase of the run ({methods}) has this setting; leave it "
+                f"out, or give a recipe whose phases have it, such as {WITH_ROUNDS}"
+            )
         nearest = difflib.get_close_matches(shortened(name), known, 1, 0.0)
         raise UserError(
             f"{name}: unknown setting; the nearest is {nearest[0]}, and `fedgs "
-            "train --help-all` lists them all"
+            "settings` lists them all"
         )
 
 
 @dataclass(frozen=True)
-class ResolvedConfig(RunConfig, NetworkSettings):
+class ResolvedConfig(RunConfig):
     """What a run uses: the settings that `RunConfig` may leave open are set.
 
     `fedgs.round.preparation.resolve` fixes them; a run folder holds no other. What
@@ -203,7 +327,10 @@ class ResolvedConfig(RunConfig, NetworkSettings):
     @property
     def public_conditions(self) -> tuple[str, ...]:
         """What every epsilon of the run supposes to be public, in words."""
-        names = self.counted.split(",") if self.counted else ()
+        if self.counted:
+            names = self.counted.split(",")
+        else:
+            names = ()
         if not names:
             return super().public_conditions
         values = ", ".join(f"{name} = {getattr(self, name)}" for name in names)
@@ -233,5 +360,29 @@ class ResolvedConfig(RunConfig, NetworkSettings):
 
 
 @dataclass(frozen=True)
-class GsWganConfig(ResolvedConfig, GsWganSettings):
-    """What a run of GS-WGAN uses."""
+class NetworkConfig(ResolvedConfig, NetworkSettings):
+    """What a phase with discriminators uses."""
+
+
+@dataclass(frozen=True)
+class GsWganConfig(NetworkConfig, GsWganSettings):
+    """What a phase of GS-WGAN uses."""
+
+
+@dataclass(frozen=True)
+class FeatureConfig(ResolvedConfig, FeatureSettings):
+    """What a phase that releases mean features uses."""
+
+
+@dataclass(frozen=True)
+class MomentConfig(FeatureConfig, MomentSettings):
+    """What a phase of moments uses."""
+
+
+_TYPED: dict[type[ResolvedConfig], type[Settings]] = {
+    GsWganConfig: GsWganSettings,
+    NetworkConfig: NetworkSettings,
+    MomentConfig: MomentSettings,
+    FeatureConfig: FeatureSettings,
+    ResolvedConfig: Settings,
+}

@@ -9,20 +9,22 @@ checks combinations, `fedgs.config.run_config` reads and writes. This module imp
 tensor library.
 """
 
+import bisect
 import dataclasses
 import functools
 import typing
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from fedgs.config.fields import NOISE, Problem, check_range, coerced, entry, option
 from fedgs.config.hub import HubSource, read_hub
 from fedgs.config.integers import clip_units
+from fedgs.config.phases import Phase, read_phases
 from fedgs.config.placement import Placement, hosting, read_sizes
-from fedgs.config.plugins import GS_WGAN, load
-from fedgs.config.stages import OF_TRUNKS, PRETRAINED, Stage, Terms
+from fedgs.config.plugins import GS_WGAN, load, settings_of_method
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 
 # GS-WGAN source/config.py defaults, as published (Chen, Orekondy, Fritz, NeurIPS 2020).
@@ -30,9 +32,14 @@ REFERENCE_NOISE_MULTIPLIER = 1.07
 REFERENCE_NUM_CLIENTS = 1000
 REFERENCE_NUM_ROUNDS = 20_000
 
+WITH_ROUNDS = "feature-means-gs-wgan"  # the default recipe, and rounds after it
 GIVEN = "given"  # the setting `data` where a program gave the images itself
 IMAGE_SIZES = (16, 28, 32, 64)  # sides that generators and discriminators are made for
 GROUPS = ("Data", "Federation", "Privacy", "Training", "GS-WGAN", "Model", "Runtime")
+
+PARTS_OF_CLASS = 4  # Gaussians of each class, where a phase releases parts
+# More are mistakes of a key: arrays of them overflow before they are refused.
+MOST_WIDTH = 8192
 
 # The names of `fedgs.data.transformations`, which loads what this module must not.
 CORRUPTIONS = (
@@ -62,8 +69,8 @@ class Settings:
     data_dir: str | None = option(
         None,
         "Data",
-        "Folder in torchvision's layout, for example with MNIST/raw; for femnist and "
-        "hf:NAME the Hugging Face cache.",
+        "Folder with the data, as MNIST/raw; for femnist and hf:NAME the Hugging "
+        "Face cache.",
         traits=("clients", "reading", "of_client", "stays", "path", "machine"),
     )
     download: bool = option(
@@ -91,8 +98,8 @@ class Settings:
     test_fraction: float = option(
         0.0,
         "Data",
-        "Share of every owner's images held out of training, the same in every run. "
-        "Unless set, train and baseline hold out 0.1 of data without a test split.",
+        "Share of every owner's images held out of training. Default: 0.1 of data "
+        "without a test split.",
         traits=("owners", "clients", "reading", "of_client"),
         at_least=0,
         below=1,
@@ -256,10 +263,18 @@ class Settings:
     )
 
     # Training
+    phases: tuple[Phase, ...] = option(
+        (Phase(GS_WGAN),),
+        "Training",
+        "Phases of the run, each of one method, in their order: METHOD, "
+        "METHOD:SHARE or METHOD*ROUNDS:SHARE, comma-separated, as "
+        "means:0.25,scatter:0.25,moments:0.5. SHARE is of the privacy spent (mu^2), "
+        "relative to other phases. In a TOML file [[phases]] are tables.",
+    )
     num_rounds: int = option(
         REFERENCE_NUM_ROUNDS,
         "Training",
-        "T, rounds: one for each stage, then one generator update each.",
+        "T, rounds of all phases.",
         traits=("mechanism",),
         at_least=1,
     )
@@ -267,9 +282,30 @@ class Settings:
     public_data: str | None = option(
         None,
         "Training",
-        "Public images that stages start from, with the run's labels: a value of "
+        "Public images that moments start from, with the run's labels: a value of "
         "data, such as fonts. The server reads them, clients do not.",
     )
+
+    # Model
+    generator: str = option(
+        "resnet",
+        "Model",
+        "Generator: resnet or dcgan (the paper), the light upsample, gaussian: one "
+        "Gaussian for each class, which moments determine, refined: a U-net behind "
+        "it, or coded: linear layers through a short code.",
+        choices=("resnet", "dcgan", "upsample", "gaussian", "refined", "coded"),
+    )
+    generator_dim: int = option(
+        64, "Model", "Width of the generator.", at_least=1, at_most=MOST_WIDTH
+    )
+    latent: str = option(
+        "bernoulli",
+        "Model",
+        "Latent z: bernoulli bits (the paper; 10 bits and 10 labels give at most "
+        "10,240 distinct images), normal, or uniform on [0, 1) (PATE-GAN).",
+        choices=("bernoulli", "normal", "uniform"),
+    )
+    latent_dim: int = option(10, "Model", "Length of z.", at_least=1)
 
     # Runtime
     engine: str = option(
@@ -285,8 +321,7 @@ class Settings:
     seed: int | None = option(
         None,
         "Runtime",
-        "Seed of initialisation, latents and data order; drawn and recorded when "
-        "unset. Who is selected does not follow from it, unless noise_seed is given.",
+        "Seed of initialisation, latents and data order. Default: drawn and recorded.",
         at_least=0,
     )
     device: str = option(
@@ -304,9 +339,16 @@ class Settings:
         at_least=1,
     )
 
+    precision: str = option(
+        "float32",
+        "Runtime",
+        "Of convolutions; bfloat16 is faster where processors have it, else slower.",
+        choices=("float32", "bfloat16"),
+    )
+
     # Set by recipes or commands, and never by people
     recipe: str = entry("", traits=("free",))  # whose name a run is told by
-    method: str = entry(GS_WGAN)  # a name of `METHODS`, or module:object
+    phase_index: int | None = entry(None)  # of the phase at hand; None: a whole run
     nodes: str | None = entry(None)  # names of a deployment's, in their clients' order
     checkpoint_every: int | None = entry(None, traits=("free",), at_least=1)  # rounds
     selection_hash: str = entry("", traits=("stays",))  # of `selection_key`
@@ -321,12 +363,16 @@ class Settings:
         Raises:
             UserError: a value of the wrong type or outside its range.
         """
+        object.__setattr__(self, "phases", read_phases(self.phases))
         hints = types_of(type(self))
         for spec in dataclasses.fields(self):
+            if spec.name == "phases":
+                continue
             value = coerced(spec.name, hints[spec.name], getattr(self, spec.name))
             object.__setattr__(self, spec.name, value)
             if value is not None:
                 check_range(spec, value)
+        first_rounds(self.phases, self.num_rounds)  # refuses another number
         if sizes := read_sizes(self.node_sizes):
             object.__setattr__(self, "node_sizes", ",".join(map(str, sizes)))
             if self.num_clients is None:
@@ -382,7 +428,9 @@ class Settings:
     def node_title(self, node_id: int) -> str:
         """Returns what a node is called for people: its name, else "node 3"."""
         names = self.node_names
-        return names[node_id] if names else f"node {node_id}"
+        if names:
+            return names[node_id]
+        return f"node {node_id}"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -415,6 +463,10 @@ class Settings:
     discriminator_training = "selected"
     batch_size = 1
     warm_start_rounds = 0
+    releases_once = False  # the method has one round, whatever else a run has
+    public_images: ClassVar[
+        tuple[str, ...]
+    ] = ()  # whose it looks at beside `public_data`
 
     @property
     def is_warm_start_public(self) -> bool:
@@ -427,37 +479,77 @@ class Settings:
         return 0
 
     @property
-    def stage_list(self) -> tuple[Stage, ...]:
-        """The stages that the run begins with, one round each; empty without."""
-        return ()
+    def num_parts(self) -> int:
+        """Gaussians of each class of the generator `gaussian`."""
+        has_parts = any(phase.method == "parts" for phase in self.phases)
+        return PARTS_OF_CLASS if has_parts else 1
+
+    # ------------------------------------------------------------------ phases
 
     @property
-    def num_stages(self) -> int:
-        """S, the rounds 1 to S release embeddings; 0 without stages."""
-        return len(self.stage_list)
+    def method(self) -> str:
+        """The method of the phase at hand; of a whole run, that of its last phase."""
+        return self.phases[-1 if self.phase_index is None else self.phase_index].method
 
     @property
-    def has_features(self) -> bool:
-        """Whether the last stage is one of features, which a refiner is fitted to."""
-        return any(stage.kind in OF_TRUNKS for stage in self.stage_list[-1:])
+    def methods(self) -> str:
+        """The methods of all phases in their order, in words."""
+        return ", ".join(phase.method for phase in self.phases)
 
     @property
-    def is_pretrained(self) -> bool:
-        """Whether features, and a refiner's start, are of public images."""
-        return any(stage.kind == PRETRAINED for stage in self.stage_list)
+    def earlier_phases(self) -> tuple[Phase, ...]:
+        """The phases before the one at hand."""
+        return self.phases[: self.phase_index]
+
+    @property
+    def first_rounds(self) -> tuple[int, ...]:
+        """The first round of each phase, from 1, and the one after the last round."""
+        return first_rounds(self.phases, self.num_rounds)
+
+    @property
+    def rounds_before(self) -> int:
+        """Number of rounds of the phases before the one at hand."""
+        return self.first_rounds[self.phase_index or 0] - 1
 
     def problems(self) -> Iterator[Problem]:
         """Yields which of a method's own settings contradict each other or others."""
-        if self.public_data is not None and not self.num_stages:
-            yield "public_data", "there are no stages; give --stages, or leave it out"
+        yield from ()
+
+    def at_phase(self, index: int) -> Self:
+        """Returns the settings of one phase, as its method sees them."""
+        raise NotImplementedError("of `RunConfig`")
+
+    def at_round(self, round: int) -> Self:
+        """Returns `at_phase` of the phase that a round is in.
+
+        Args:
+            round: of the run, from 1; one beyond the last is like the last.
+        """
+        index = bisect.bisect_right(self.first_rounds, round) - 1
+        return self.at_phase(min(max(index, 0), len(self.phases) - 1))
 
     def terms(self, round: int) -> Terms:
-        """Returns what the release of a round, from 1, is agreed to be.
+        """Returns what the release of a round is agreed to be.
+
+        Args:
+            round: of the run, from 1.
 
         Raises:
             UserError: noise_multiplier or num_classes is unset.
         """
-        terms: Terms = load("method", self.method).terms(self, round)
+        own = self.at_round(round)
+        return own.phase_terms(round - own.rounds_before)
+
+    def phase_terms(self, round: int) -> Terms:
+        """Returns what a release of the phase at hand is agreed to be.
+
+        Args:
+            round: of the phase, from 1.
+
+        Raises:
+            UserError: noise_multiplier or num_classes is unset.
+        """
+        terms: Terms = load("phases", self.method).terms(self, round)
         return terms
 
     @property
@@ -489,6 +581,55 @@ class Settings:
         if self.client_selection == "all" or clients is None:
             clients = _known(self.num_clients)
         return clip_units(terms.noise_multiplier, clients)
+
+
+@functools.lru_cache(maxsize=256)
+def first_rounds(phases: tuple[Phase, ...], num_rounds: int) -> tuple[int, ...]:
+    """Returns the first round of each phase, from 1, and the one after the last round.
+
+    Raises:
+        UserError: the phases have another number of rounds.
+    """
+    rounds = [_own_rounds(phase) for phase in phases]
+    known = sum(count for count in rounds if count is not None)
+    names = ", ".join(phase.method for phase in phases)
+    if rounds.count(None) > 1:
+        raise UserError(
+            f"phases = {names}: two have no number of rounds; give METHOD*ROUNDS"
+        )
+    left = num_rounds - known
+    if None in rounds and left < 1:
+        raise UserError(
+            f"num_rounds = {num_rounds}: the other phases of {names} have {known} "
+            f"rounds; give --num-rounds at least {known + 1}"
+        )
+    if None not in rounds and left != 0:
+        raise UserError(
+            f"num_rounds = {num_rounds}: the phases {names} have {known} rounds; leave "
+            f"--num-rounds out, or give --recipe {WITH_ROUNDS}, which has more of them"
+        )
+    starts = [1]
+    for count in rounds:
+        starts.append(starts[-1] + (left if count is None else count))
+    return tuple(starts)
+
+
+def _own_rounds(phase: Phase) -> int | None:
+    """Returns how many rounds a phase has, None where other phases leave them."""
+    if not settings_of_method(phase.method).releases_once:
+        return phase.rounds
+    if phase.rounds not in (None, 1):
+        problem = f"{phase.method} releases once, not {phase.rounds} times"
+        raise UserError(f"phases: {problem}; leave its number of rounds out")
+    return 1
+
+
+def num_rounds_of(phases: Sequence[Phase], num_rounds: int) -> int:
+    """Returns the rounds of all phases; those given where a phase has what is left."""
+    rounds = [_own_rounds(phase) for phase in phases]
+    if None in rounds:
+        return num_rounds
+    return sum(count or 0 for count in rounds)
 
 
 @functools.cache

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from fedgs.config.stages import MASS
+from fedgs.config.feature_settings import MASS
 from fedgs.data.transformations import INVERSION, TURNS, Degree, Transformation
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation

@@ -1,4 +1,4 @@
-"""Features of stages: public networks, made by the server, evaluated by every client.
+"""Features of images by public networks, which each client evaluates on its own.
 
     means        low frequencies of the image: the coefficients of a small DCT block
     scatter      products of two of them, after the image's class mean is taken off
@@ -7,9 +7,11 @@
     features     layers of a random trunk, and products of coordinates of the last one
     pretrained-features  the same of one that knows fonts and one that knows ImageNet
 
-`fedgs.gan.moments` makes the first four, `fedgs.gan.refinement` the others. A network
-is a dictionary of tensors; its architecture is its kind, and the run's settings. So it
-travels as tensors of shapes that both sides know, never as code.
+The server makes a network for each phase: `fedgs.gan.moments` the first four,
+`fedgs.gan.refinement` the others. A network is a dictionary of tensors; its
+architecture is its method, and the run's settings. So it travels as tensors of shapes
+that both sides know, never as code. `mean_features` makes means of features out of the
+noisy sum of what clients answer.
 
 Privacy: a network depends on earlier releases only.
 
@@ -17,17 +19,24 @@ Source: docs/privacy.md, "Embedding releases".
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgs.config.run_config import GsWganConfig
-from fedgs.config.stages import MASS, OF_TRUNKS, PARTS, SPLITS, TRUNK_AXES, layers_of
+from fedgs.config.feature_settings import (
+    MASS,
+    OF_TRUNKS,
+    SPLITS,
+    TRUNK_AXES,
+    layers_of,
+)
+from fedgs.config.run_config import FeatureConfig, MomentConfig
+from fedgs.config.settings import PARTS_OF_CLASS
 from fedgs.gan.public_networks import trunk_features
 from fedgs.mechanism.sanitizer import to_dct
 from fedgs.shapes import Images, Labels, TensorDict
@@ -36,28 +45,55 @@ QUADRATIC_WEIGHT = 0.5  # of products of coordinates beside the coordinates them
 # Of a trunk's features: so that they, and not MASS, are most of an embedding's length.
 FEATURE_SCALE = 2.5
 IMAGES_AT_ONCE = 100
+LEAST_SHARE = 0.2  # of a group, of what it has where all are alike
+LEAST_WEIGHT = 1e-6  # of all clients, of the most that they can have
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class StageRelease:
-    """What the server keeps of one stage; post-processing of DP output.
+class MeanFeatures:
+    """What the server keeps of one phase's release; post-processing of DP output.
 
     Attributes:
-        kind: of the networks.
-        networks: the tensors of each.
+        method: of the phase.
+        network: its tensors.
         target: the mean features of each group of images, a class, a part of it or all
-            of them: shape (networks, groups, features), float32.
+            of them: shape (groups, features), float32.
         noise_std: of the noise in each group's features, shape (groups,), float32.
         shares: of parts: how many images each has, 1 on average, shape (groups,).
     """
 
-    kind: str
-    networks: tuple[TensorDict, ...]
+    method: str
+    network: TensorDict
     target: Tensor
     noise_std: Tensor
     shares: Tensor | None = None
+
+    def tensors(self) -> TensorDict:
+        """Returns all of it but the method's name, as a checkpoint keeps it."""
+        flat = {f"network.{name}": value for name, value in self.network.items()}
+        flat |= {"target": self.target, "noise_std": self.noise_std}
+        if self.shares is not None:
+            flat["shares"] = self.shares
+        return flat
+
+    @classmethod
+    def of(cls, method: str, tensors: TensorDict) -> Self:
+        """Returns what `tensors` returned."""
+        prefix = "network."
+        network = {
+            name.removeprefix(prefix): value
+            for name, value in tensors.items()
+            if name.startswith(prefix)
+        }
+        return cls(
+            method=method,
+            network=network,
+            target=tensors["target"],
+            noise_std=tensors["noise_std"],
+            shares=tensors.get("shares"),
+        )
 
 
 class Kind(NamedTuple):
@@ -69,23 +105,31 @@ class Kind(NamedTuple):
         groups: (tensors, images, labels) -> the group of each image, its class at most.
     """
 
-    shapes: Callable[[GsWganConfig], Shapes]
+    shapes: Callable[[Any], Shapes]
     features: Callable[[TensorDict, Images, Labels], Tensor]
     groups: Callable[[TensorDict, Images, Labels], Labels] = lambda net, x, y: y
 
 
-def _model_shapes(config: GsWganConfig) -> Shapes:
-    classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
+def _model_shapes(config: MomentConfig) -> Shapes:
+    classes = config.num_classes
+    size = config.moment_features
+    axes = config.latent_dim
     return {"mean": (classes, size), "axes": (size, axes), "centre": (classes, axes)}
 
 
-def _part_shapes(config: GsWganConfig) -> Shapes:
-    classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
+def _part_shapes(config: MomentConfig) -> Shapes:
+    classes = config.num_classes
+    size = config.moment_features
+    axes = config.latent_dim
     of_classes = {"middle": (classes, axes), "split": (classes, axes, SPLITS)}
-    return {"axes": (size, axes), "centre": (classes * PARTS, axes), **of_classes}
+    return {
+        "axes": (size, axes),
+        "centre": (classes * PARTS_OF_CLASS, axes),
+        **of_classes,
+    }
 
 
-def _trunk_shapes(kind: str, config: GsWganConfig) -> Shapes:
+def _trunk_shapes(kind: str, config: FeatureConfig) -> Shapes:
     sizes = layers_of(kind)
     size = (sum(sizes),)
     return {"mean": size, "scale": size, "axes": (sum(sizes[3::4]), TRUNK_AXES)}
@@ -102,7 +146,7 @@ def _parts(net: TensorDict, images: Images, labels: Labels) -> Labels:
     residual = along - net["middle"][labels]
     sides = torch.einsum("np,nps->ns", residual, net["split"][labels]) > 0
     bits = 2 ** torch.arange(SPLITS, device=labels.device)
-    return labels * PARTS + (sides * bits).sum(1)
+    return labels * PARTS_OF_CLASS + (sides * bits).sum(1)
 
 
 def _mean_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
@@ -187,7 +231,10 @@ def group_sums(
     for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE):
         groups = KINDS[kind].groups(net, images[rows], labels[rows])
         features = KINDS[kind].features(net, images[rows], groups).double()
-        together = groups if num_groups > 1 else torch.zeros_like(groups)
+        if num_groups > 1:
+            together = groups
+        else:
+            together = torch.zeros_like(groups)
         one_hot = F.one_hot(together, num_groups).double()
         ones = features.new_ones(len(rows), 1)
         total = total + one_hot.T @ torch.cat([ones, features], dim=1)
@@ -196,11 +243,7 @@ def group_sums(
 
 @torch.no_grad()
 def embedding(
-    kind: str,
-    networks: Sequence[TensorDict],
-    centre: Tensor,
-    images: Images,
-    labels: Labels,
+    kind: str, network: TensorDict, centre: Tensor, images: Images, labels: Labels
 ) -> Tensor:
     """Returns one client's embedding: what its images add to each group, by share.
 
@@ -213,21 +256,65 @@ def embedding(
     Privacy: reads private data; output private, of any norm.
 
     Args:
-        kind: of the networks.
-        networks: of the stage.
-        centre: m, shape (networks, groups, features).
+        kind: of the network.
+        network: of the phase.
+        centre: m, shape (groups, features).
         images: all n images of the client, (n, C, S, S), float32 in [0, 1].
         labels: shape (n,).
 
     Returns:
-        Shape (networks, groups, 1 + features), float64; zeros without images.
+        Shape (groups, 1 + features), float64; zeros without images.
 
     Source: docs/privacy.md, "Embedding releases".
     """
-    num_groups = centre.shape[1]
+    num_groups, num_features = centre.shape
     if not len(labels):
-        return centre.new_zeros(*centre.shape[:2], 1 + centre.shape[2]).double()
-    sums = [group_sums(kind, net, images, labels, num_groups) for net in networks]
-    counts, sums = torch.stack(sums).split([1, centre.shape[2]], dim=2)
+        return centre.new_zeros(num_groups, 1 + num_features).double()
+    sums = group_sums(kind, network, images, labels, num_groups)
+    counts, sums = sums.split([1, num_features], dim=1)
     sums = sums - counts * centre.double()
-    return torch.cat([MASS * counts, sums], dim=2) * (num_groups / len(labels))
+    return torch.cat([MASS * counts, sums], dim=1) * (num_groups / len(labels))
+
+
+def mean_features(
+    config: FeatureConfig,
+    network: TensorDict,
+    centre: Tensor,
+    total: Tensor,
+    noise_std: float,
+) -> MeanFeatures:
+    """Makes means of the images' features out of the noisy sum of all embeddings.
+
+    Embeddings are equally long, so each counts by what its clipping left of it, C / its
+    norm. The sum of those weights, and each group's share of the images, stand in the
+    first feature: dividing by it gives a mean over images, weighted by client, whatever
+    the clip bound is. Only a group with less than LEAST_SHARE of what all have on
+    average stays nearer to the centre than that, for its noise would be large.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        config: of the phase.
+        network: that the clients had.
+        centre: that they subtracted.
+        total: sum over clients, shape (groups, 1 + features), float64.
+        noise_std: of each number in `total`, at least 0.
+
+    Source: docs/privacy.md, "Embedding releases".
+    """
+    length = math.sqrt(len(total))  # of the first feature of all groups, over MASS
+    mass = total[:, 0] / MASS  # of every group; noise may make it negative
+    # Clipping leaves this at most, and a weight below its own noise says nothing.
+    most = config.num_clients * config.clip_bound / (MASS * length)
+    least = max(LEAST_WEIGHT * most, noise_std / (MASS * length))
+    weight = float(mass.mean().clamp(least, most))
+    shares = (mass / weight).clamp_min(LEAST_SHARE)  # 1 where all are alike
+    target = centre.double() + total[:, 1:] / (weight * shares[:, None])
+    noise = noise_std / (weight * shares)
+    return MeanFeatures(
+        method=config.method,
+        network=network,
+        target=target.float(),
+        noise_std=noise.float(),
+        shares=shares.float() if config.method == "parts" else None,
+    )

@@ -25,9 +25,9 @@ from multiprocessing.pool import ThreadPool
 import torch
 from torch import Tensor, nn
 
-from fedgs.config.run_config import GsWganConfig
-from fedgs.config.stages import OF_TRUNKS, TRUNK_AXES, layers_of
-from fedgs.gan.features import KINDS, StageRelease
+from fedgs.config.feature_settings import OF_TRUNKS, TRUNK_AXES, layers_of
+from fedgs.config.run_config import FeatureConfig
+from fedgs.gan.features import KINDS, MeanFeatures
 from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update_ema
 from fedgs.gan.moments import belief
 from fedgs.gan.public_networks import trunk_features
@@ -36,13 +36,16 @@ from fedgs.shapes import Images, Labels, Latents, TensorDict
 
 STEPS = 3000
 SAMPLES = 10  # of each class in a step
-PARTS = 2  # of a step's batch, each on its own core; the bits depend on their number
+THREADS = 2  # each has a part of a step's batch; the bits depend on their number
 REFERENCE_STEPS = 40  # whose samples scale the features
 LEAST_VARIANCE = 0.01  # of an axis, of the mean over all
 # The more noise a release has, the smaller and fewer steps fit it, so that they fit
 # less of it. Most noise of a feature for large steps, and for all steps:
-FOR_LARGE, FOR_ALL = 0.022, 0.021
-SMALL, LARGE = (1e-3, math.inf), (3e-3, 20.0)  # learning rates and longest gradients
+FOR_LARGE = 0.022
+FOR_ALL = 0.021
+# Learning rates and longest gradients
+SMALL = (1e-3, math.inf)
+LARGE = (3e-3, 20.0)
 RISING = 50  # steps in which the rate rises by the small one
 BETAS = (0.5, 0.99)
 # Of the means of the steps before, in the factor that stands for E f(G(z, y)): without
@@ -51,7 +54,7 @@ MEMORY = 0.95
 AVERAGED = 0.98  # decay of the averaged refiner
 
 
-def reference(config: GsWganConfig, generator: Generator) -> tuple[TensorDict, Tensor]:
+def reference(config: FeatureConfig, generator: Generator) -> tuple[TensorDict, Tensor]:
     """Returns how features are scaled, and their means, by the generator's own samples.
 
     Each layer has mean length 1 around its mean. The axes are the longest of the last
@@ -60,9 +63,9 @@ def reference(config: GsWganConfig, generator: Generator) -> tuple[TensorDict, T
     Privacy: post-processing of DP output.
 
     Returns:
-        What a stage sends: the network, and the centre, shape (1, classes, features).
+        What the server sends: the network, and the centre, shape (classes, features).
     """
-    kind = config.stage_list[-1].kind
+    kind = config.method
     layers = layers_of(kind)
     steps = range(-REFERENCE_STEPS, 0)
     with torch.no_grad():
@@ -76,9 +79,9 @@ def reference(config: GsWganConfig, generator: Generator) -> tuple[TensorDict, T
         axes = torch.cat([_axes(deep) for deep in parts[3::4]])
         network = {"mean": mean, "scale": scale, "axes": axes}
         network = {name: value.float().contiguous() for name, value in network.items()}
-        sums = [class_means(config, network, *drawn) for drawn in samples]
+        sums = [class_means(config, network, drawn, y) for drawn, y in samples]
     centre = torch.stack(sums).mean(0)
-    return {n: v.cpu() for n, v in network.items()}, centre.unsqueeze(0).cpu()
+    return {n: v.cpu() for n, v in network.items()}, centre.cpu()
 
 
 def _axes(deep: Tensor) -> Tensor:
@@ -90,22 +93,22 @@ def _axes(deep: Tensor) -> Tensor:
 
 
 def class_means(
-    config: GsWganConfig, net: TensorDict, images: Images, labels: Labels
+    config: FeatureConfig, net: TensorDict, images: Images, labels: Labels
 ) -> Tensor:
     """Returns the mean features of each class, which all have as many images.
 
     Args:
         config: the resolved configuration.
-        net: tensors of the stage.
+        net: tensors of the phase.
         images: shape (n, C, S, S).
         labels: shape (n,), as of `_drawn`.
     """
-    kind = config.stage_list[-1].kind
+    kind = config.method
     features = KINDS[kind].features(net, images, labels)
     return features.unflatten(0, (-1, config.num_classes)).mean(0)
 
 
-def _asked(config: GsWganConfig, step: int) -> tuple[Latents, Labels]:
+def latents(config: FeatureConfig, step: int) -> tuple[Latents, Labels]:
     """Draws latents, as many for each class, in turns; the same for the same step."""
     labels = torch.arange(config.num_classes).repeat(SAMPLES)
     rng = stream(config.seed, "refinement", step + REFERENCE_STEPS)
@@ -114,16 +117,16 @@ def _asked(config: GsWganConfig, step: int) -> tuple[Latents, Labels]:
 
 
 def _drawn(
-    config: GsWganConfig, generator: Generator, step: int
+    config: FeatureConfig, generator: Generator, step: int
 ) -> tuple[Images, Labels]:
     """Draws the images of a step."""
-    z, labels = _asked(config, step)
+    z, labels = latents(config, step)
     return generator(z, labels), labels
 
 
 def refine(
-    config: GsWganConfig,
-    release: StageRelease,
+    config: FeatureConfig,
+    release: MeanFeatures,
     generator: GeneratorRefined,
     average: GeneratorRefined,
     check: Callable[[int, int], None] = lambda step, steps: None,
@@ -134,17 +137,15 @@ def refine(
 
     Args:
         config: the resolved configuration.
-        release: of the stage `features`.
+        release: of the phase.
         generator: whose refiner is trained; the averaged one at the end.
         average: of the same architecture; the averaged one at the end.
         check: called with each finished step and their number; what it raises ends the
             fit.
     """
-    net = {name: value.to(config.device) for name, value in release.networks[0].items()}
-    target = release.target[0].to(config.device)
-    noise = float(release.noise_std.square().mean().sqrt())
-    rate, longest = LARGE if noise <= FOR_LARGE else SMALL
-    steps = math.ceil(STEPS * FOR_ALL / max(noise, FOR_ALL))
+    net = {name: value.to(config.device) for name, value in release.network.items()}
+    target = release.target.to(config.device)
+    steps, rate, longest = schedule(release)
     weights = list(generator.refiner.parameters())
     adam = torch.optim.Adam(weights, rate, BETAS)
 
@@ -152,18 +153,20 @@ def refine(
         return class_means(config, net, generator(z, labels), labels)
 
     def gradient(means: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(means, weights, distance / PARTS)
+        return torch.autograd.grad(means, weights, distance / THREADS)
 
     generator.train()
     found: Tensor | None = None
-    with ThreadPool(PARTS, torch.set_num_threads, (1,)) as pool:
+    with ThreadPool(THREADS, torch.set_num_threads, (1,)) as pool:
         for step in range(steps):
-            risen = min(rate, SMALL[0] * (1 + step / RISING))
-            adam.param_groups[0]["lr"] = risen * max(0.05, 1 - step / steps)
-            batch = (part.chunk(PARTS) for part in _asked(config, step))
+            adam.param_groups[0]["lr"] = rate_of(step, steps, rate)
+            batch = (part.chunk(THREADS) for part in latents(config, step))
             means = pool.starmap(means_of, zip(*batch, strict=True))
             now = torch.stack(means).detach().mean(0)
-            found = now if found is None else torch.lerp(now, found, MEMORY)
+            if found is None:
+                found = now
+            else:
+                found = torch.lerp(now, found, MEMORY)
             distance = found - target
             if config.public_data is not None:
                 distance = credible(distance, release)
@@ -176,7 +179,20 @@ def refine(
     generator.load_state_dict(average.state_dict())
 
 
-def credible(distance: Tensor, release: StageRelease) -> Tensor:
+def schedule(release: MeanFeatures) -> tuple[int, float, float]:
+    """Returns steps, learning rate and longest gradient of a fit to a release."""
+    noise = float(release.noise_std.square().mean().sqrt())
+    rate, longest = LARGE if noise <= FOR_LARGE else SMALL
+    return math.ceil(STEPS * FOR_ALL / max(noise, FOR_ALL)), rate, longest
+
+
+def rate_of(step: int, steps: int, rate: float) -> float:
+    """Returns the learning rate of a step, from 0: it rises at first, then falls."""
+    risen = min(rate, SMALL[0] * (1 + step / RISING))
+    return risen * max(0.05, 1 - step / steps)
+
+
+def credible(distance: Tensor, release: MeanFeatures) -> Tensor:
     """Weighs distances by the share of their square that noise does not explain.
 
     Each layer has two weights, of what all classes have in common and of what makes
@@ -187,12 +203,14 @@ def credible(distance: Tensor, release: StageRelease) -> Tensor:
 
     Args:
         distance: of features from those released, shape (classes, features).
-        release: of the stage.
+        release: of the phase.
     """
-    sizes, trunks = layers_of(release.kind), len(OF_TRUNKS[release.kind])
+    sizes = layers_of(release.method)
+    trunks = len(OF_TRUNKS[release.method])
     products = (distance.shape[1] - sum(sizes)) // trunks
     sizes = [*sizes, *[products] * trunks]
-    common, variance = distance.mean(0, keepdim=True), release.noise_std.square().mean()
+    common = distance.mean(0, keepdim=True)
+    variance = release.noise_std.square().mean()
 
     def weighed(values: Tensor, variance: Tensor) -> Tensor:
         parts = values.split(sizes, dim=1)

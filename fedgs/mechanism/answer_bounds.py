@@ -22,7 +22,7 @@ import math
 from functools import lru_cache
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.mechanism.quantization import release_step
 from fedgs.shapes import Release
@@ -43,9 +43,9 @@ def largest_norm(
         config: the run's; its B, C, noise, gradient basis and precision count.
         num_clients: n, the participants whose gradients the node sums.
         rate: probability that any row of an honest answer is larger.
-        terms: of the round; None: of the run's gradient rounds.
+        terms: of the round; None: of the run's last round.
     """
-    terms = terms or config.terms(0)
+    terms = terms or config.terms(config.num_rounds)
     size = math.prod(terms.shape[1:])
     # Each of B rows may be the one that is too long: the union bound.
     rate_of_row = rate / terms.batch_size
@@ -76,7 +76,7 @@ def check_norms(
     Raises:
         UserError: tells how many rows and the bound, no value of the answer.
     """
-    terms = terms or config.terms(0)
+    terms = terms or config.terms(config.num_rounds)
     bound = largest_norm(config, num_clients, terms=terms)
     norms = values.double().flatten(1).norm(dim=1)
     large = int((norms > bound).sum())

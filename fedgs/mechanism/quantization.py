@@ -18,7 +18,7 @@ import math
 from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 
 STEPS_PER_COORDINATE = 8
 LARGEST = 32767  # of the integers that a release is sent as
@@ -33,11 +33,11 @@ def release_step(config: ResolvedConfig, terms: Terms | None = None) -> float | 
 
     Args:
         config: the run's.
-        terms: of the round; None: of its gradient rounds.
+        terms: of the round; None: of its last round.
     """
     if config.message_precision == "exact":
         return None
-    terms = terms or config.terms(0)
+    terms = terms or config.terms(config.num_rounds)
     bound = terms.clip_bound
     noise_std = terms.noise_std
     size = math.prod(terms.shape[1:])

@@ -11,8 +11,8 @@ nothing unsanitized can be encoded as a message
 concatenation of B such sums; its sensitivity is sqrt(B) times that of one fake.
 
 An embedding of mean features is one sample as well: B = 1, and in the place of a
-gradient one vector by network, class and feature. All that is said here of gradients
-holds for it.
+gradient one vector by class and feature. All that is said here of gradients holds for
+it.
 
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Eq. 7-9 and Definition 3.3;
 reference `source/main.py`, `dp_conv_hook`. Sensitivities: docs/privacy.md.
@@ -211,7 +211,8 @@ def received(
     """Wraps a release that arrived in a message, or that was stored.
 
     Privacy: post-processing of DP output. Raw gradients must never be passed here;
-    `fedgs.round.messages` and `fedgs.round.node` are the only callers (a test).
+    `fedgs.round.messages` and `fedgs.round.node_state` are the only callers (a
+    test).
     """
     return SanitizedGradients(
         values=values,

@@ -1,28 +1,73 @@
 """Methods of federated training, a file each: what a round asks and changes."""
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from fedgs.config.plugins import GS_WGAN, load
+from fedgs.config.plugins import load
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.errors import UserError
 from fedgs.methods.base import Method, State
-from fedgs.methods.moments import MOMENTS
 
 
-def method_of(config: ResolvedConfig, round: int) -> Method[Any]:
-    """Returns the method of a round: moments in the stages, then the run's own.
+class PhaseAt(NamedTuple):
+    """A phase of a run at work.
+
+    Attributes:
+        method: of the phase.
+        config: the run's settings as this method sees them.
+    """
+
+    method: Method[Any]
+    config: Any
+
+
+def phase_at(config: ResolvedConfig, round: int) -> PhaseAt:
+    """Returns the phase that a round of a run is in.
 
     Args:
-        config: the resolved configuration.
-        round: from 1; 0 is the preparation of the run's own method.
+        config: of the whole run.
+        round: from 1.
 
     Raises:
-        UserError: the run is of a method that this process does not know or trust.
+        UserError: the phase is of a method that this process does not know or trust.
     """
-    if config.method == GS_WGAN and 1 <= round <= config.num_stages:
-        return MOMENTS
-    return cast(Method[Any], load("method", config.method))
+    own = config.at_round(round)
+    return PhaseAt(_method(own), own)
+
+
+def phases_of(config: ResolvedConfig) -> list[PhaseAt]:
+    """Returns all phases of a run, in their order.
+
+    Raises:
+        UserError: as of `phase_at`, or clients would keep two kinds of discriminators.
+    """
+    found: list[PhaseAt] = []
+    for index in range(len(config.phases)):
+        own = config.at_phase(index)
+        found.append(PhaseAt(_method(own), own))
+    if sum(phase.method.has_discriminators for phase in found) > 1:
+        raise UserError(
+            f"phases = {config.methods}: clients keep one discriminator each; give one "
+            "phase with discriminators"
+        )
+    return found
+
+
+def phase_with_discriminators(config: ResolvedConfig) -> PhaseAt | None:
+    """Returns the phase whose clients keep discriminators; None without one."""
+    for phase in phases_of(config):
+        if phase.method.has_discriminators:
+            return phase
+    return None
 
 
 def new_state(config: ResolvedConfig) -> State:
     """Returns the server before the first round, from the run's seed."""
-    return method_of(config, 0).state(config)
+    first, *others = phases_of(config)
+    state = first.method.state(first.config)
+    for phase in others:
+        phase.method.join(phase.config, state)
+    return state
+
+
+def _method(config: ResolvedConfig) -> Method[Any]:
+    return cast(Method[Any], load("phases", config.method))

@@ -35,17 +35,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedgs.config.fields import Scalar
-from fedgs.config.method_settings import NetworkSettings
 from fedgs.config.placement import Placement
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.settings import Settings as PlainSettings
+from fedgs.config.terms import Terms
 from fedgs.data.federated import ClientImages, FederatedImages, to_float
 from fedgs.errors import UserError
 from fedgs.gan.discriminators import Discriminators
-from fedgs.gan.features import StageRelease
 from fedgs.gan.models import Generator
-from fedgs.gan.moments import Model
-from fedgs.mechanism.masks import Attempt
 from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -69,7 +66,6 @@ class Request:
         participants: the clients that answer, or "all".
         trainees: the clients of the nodes that are asked, or "all".
         keep_round: the last committed checkpoint; a node keeps its state of then.
-        attempt: whose sums are added up under masks; None without masks.
     """
 
     round: int
@@ -78,7 +74,6 @@ class Request:
     participants: Clients = EVERYONE
     trainees: Clients = EVERYONE
     keep_round: int = 0
-    attempt: Attempt | None = None
 
     def digest(self) -> str:
         """Returns the hash of what is asked: the same request, the same answer."""
@@ -110,10 +105,7 @@ class Request:
     def _digest(self) -> str:
         # Without keep_round: a checkpoint between two sendings makes no new question.
         fields = (self.round, joined(self.participants), joined(self.trainees))
-        if self.attempt is None:
-            return self._hash(fields)
-        masked = (*fields, self.attempt.digest, self._common_digest)
-        return hashlib.sha256(repr(masked).encode()).hexdigest()
+        return self._hash(fields)
 
     @cached_property
     def _common_digest(self) -> str:
@@ -133,12 +125,16 @@ def asked(config: ResolvedConfig, state: "State", tensors: TensorDict) -> Reques
 
 
 def _of_node(clients: Clients, hosted: Sequence[int]) -> Clients:
-    return EVERYONE if clients == EVERYONE else tuple(clients_of(clients, hosted))
+    if clients == EVERYONE:
+        return EVERYONE
+    return tuple(clients_of(clients, hosted))
 
 
 def joined(clients: Clients) -> str:
     """Returns clients as they stand in a message: "all", or numbers with commas."""
-    return clients if isinstance(clients, str) else ",".join(map(str, clients))
+    if isinstance(clients, str):
+        return clients
+    return ",".join(map(str, clients))
 
 
 @dataclass
@@ -149,14 +145,15 @@ class State:
         parts: networks and optimizers by name; `generator`, `ema`, the average of it
             that samples are drawn from, and what else a method keeps in a checkpoint.
         round: the last finished round, 0 before the first.
-        stages: what embedding rounds have released so far.
-        start: the model of public images, that stages start from.
+        released: what each phase has released that hands it on: its method, and the
+            tensors that later phases may need.
     """
 
     parts: dict[str, nn.Module | Optimizer]
     round: int = 0
-    stages: list[StageRelease] = field(default_factory=list[StageRelease])
-    start: Model | None = None
+    released: list[tuple[str, TensorDict]] = field(
+        default_factory=list[tuple[str, TensorDict]]
+    )
 
     @classmethod
     def of(cls, generator: nn.Module, **others: nn.Module | Optimizer) -> Self:
@@ -263,6 +260,11 @@ class Released(NamedTuple):
 class Method(ABC, Generic[ConfigT]):
     """One method of federated training; an object without state of its own.
 
+    A run is a list of phases, each of one method. `config` is always that of the phase:
+    the settings of the run and the method's own, with the noise of the phase's share.
+    The `round` of `terms` and `declared` counts from 1 in the phase; `state.round` and
+    `request.round` count over the run.
+
     Attributes:
         Settings: declares its settings, beside those of all runs.
         recipe: values of a run's settings that it starts from.
@@ -275,7 +277,7 @@ class Method(ABC, Generic[ConfigT]):
             images takes longer.
     """
 
-    Settings: type = NetworkSettings
+    Settings: type = PlainSettings
     recipe: Mapping[str, Scalar] = MappingProxyType({})
     has_generator = True
     has_discriminators = False
@@ -291,7 +293,20 @@ class Method(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def state(self, config: ConfigT) -> State:
-        """Returns the server before the first round, from the run's seed."""
+        """Returns the server before the first round, from the run's seed.
+
+        Asked of the first phase's method; all phases share its generator.
+        """
+
+    def join(self, config: ConfigT, state: State) -> None:
+        """Adds what the method keeps to a run that another method begins; here nothing.
+
+        Called before the first round, for each phase in its order.
+
+        Args:
+            config: of the phase.
+            state: of the run, changed in place.
+        """
 
     @abstractmethod
     def declared(self, config: ConfigT, round: int) -> Mapping[str, Declared]:
@@ -387,4 +402,4 @@ class Method(ABC, Generic[ConfigT]):
 
     def prepare(self, config: ConfigT, state: State) -> Request:
         """Returns the request of round 0, by which nodes make discriminators."""
-        raise UserError(f"method = {config.method}: has no discriminators to prepare")
+        raise UserError(f"phases: {config.method} has no discriminators to prepare")

@@ -5,7 +5,7 @@
     server: fits G, so that the fakes have the noisy mean of all clients
 
 The frequencies W come of the run's seed, so a request says nothing. The embedding is
-also that of the central method, `fedgs.baselines.dp_merf`, whose unit is a record.
+also that of the central method that others published, whose unit is a record.
 
 Source: Harder, Adamczewski, Park, "DP-MERF: differentially private mean embeddings with
 random features for practical privacy-preserving data generation", AISTATS 2021;
@@ -21,9 +21,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Adam
 
-from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.method_settings import NetworkSettings
+from fedgs.config.run_config import NetworkConfig
+from fedgs.config.terms import Terms
 from fedgs.gan.models import build_generator, sample_latents
 from fedgs.methods.base import (
     Declared,
@@ -39,9 +41,11 @@ from fedgs.shapes import Images, Labels
 
 NUM_FEATURES = 10_000  # D, and s of the features' kernel: those of the published code
 KERNEL_VARIANCE = 105.0
-STEPS, FAKES = 3000, 100  # of the generator's fit
-DECAY, DECAY_STEPS = 0.9, 600  # of its learning rate, by epoch
-IMAGES_AT_ONCE = 500
+STEPS = 3000  # of the generator's fit
+FAKES = 100  # in each of them
+_DECAY = 0.9  # of its learning rate, every so many steps: the published epoch
+_DECAY_STEPS = 600
+_IMAGES_AT_ONCE = 500
 _BELOW = 1 - 1e-6  # float32 must not round a norm above 1
 
 
@@ -73,9 +77,51 @@ class Embedding(nn.Module):
         scale = _BELOW / math.sqrt(len(self.frequencies))
         return F.one_hot(labels, len(self.target)).to(features).T @ features * scale
 
+    def total(
+        self, images: Images, labels: Labels, vectors_of: Callable[[Images], Tensor]
+    ) -> Tensor:
+        """Returns `sum` over many images, of which a few at a time are embedded.
 
-class DPMerf(Method[ResolvedConfig]):
+        Privacy: reads private data; output private.
+
+        Args:
+            images: (n, C, S, S).
+            labels: (n,).
+            vectors_of: returns what is embedded of a batch of images.
+        """
+        device = self.target.device
+        total = torch.zeros_like(self.target)
+        for rows in torch.arange(len(labels)).split(_IMAGES_AT_ONCE):
+            vectors = vectors_of(images[rows].to(device))
+            total += self.sum(vectors, labels[rows].to(device))
+        return total
+
+    def approach(
+        self, vectors: Tensor, labels: Labels, adam: Adam, rate: float, step: int
+    ) -> None:
+        """Takes one step of the fit: the mean embedding of fakes nears the target.
+
+        Privacy: post-processing of DP output.
+
+        Args:
+            vectors: of fakes, with a graph to the generator's weights.
+            labels: of the fakes.
+            adam: of the generator's weights.
+            rate: its learning rate in the first step.
+            step: from 0; by its number, so that a resumed fit has the same rate.
+        """
+        found = self.sum(vectors, labels) / len(labels)
+        loss = (self.target - found).square().sum()
+        adam.param_groups[0]["lr"] = rate * _DECAY ** (step / _DECAY_STEPS)
+        adam.zero_grad(set_to_none=True)
+        loss.backward()
+        adam.step()
+
+
+class DPMerf(Method[NetworkConfig]):
     """Clients answer with their mean embedding; the server fits its generator to it."""
+
+    Settings = NetworkSettings
 
     recipe = MappingProxyType(
         {
@@ -92,26 +138,26 @@ class DPMerf(Method[ResolvedConfig]):
     commits_every_round = True
     hides_duration = True
 
-    def terms(self, config: ResolvedConfig, round: int) -> Terms:
+    def terms(self, config: NetworkConfig, round: int) -> Terms:
         """Returns one embedding by class and feature, clipped to C."""
         shape = (1, 1, config.num_classes, NUM_FEATURES)
         return Terms("embedding", config.noise_multiplier, config.clip_bound, shape)
 
-    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
+    def declared(self, config: NetworkConfig, round: int) -> Mapping[str, Declared]:
         """Returns nothing: clients draw W themselves."""
         return {}
 
-    def state(self, config: ResolvedConfig) -> State:
+    def state(self, config: NetworkConfig) -> State:
         """Initialises the generator from the seed, and no target."""
         generator = build_generator(config, derived_seed(config.seed, "generator"))
         return State.of(generator.to(config.device), embedding=_embedding(config))
 
-    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
+    def begin(self, config: NetworkConfig, state: State) -> tuple[Request, None]:
         """Asks for embeddings."""
         return asked(config, state, {}), None
 
     def answer(
-        self, config: ResolvedConfig, client: OneClient, request: Request
+        self, config: NetworkConfig, client: OneClient, request: Request
     ) -> Tensor:
         """Returns the client's mean embedding: one sample.
 
@@ -119,15 +165,11 @@ class DPMerf(Method[ResolvedConfig]):
         """
         embedding = _embedding(config)
         images, labels = client.tensors(config.device)
-        parts = [
-            embedding.sum(images[rows].flatten(1), labels[rows])
-            for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE)
-        ]
-        mean = torch.stack(parts).sum(0) / len(labels)
+        mean = embedding.total(images, labels, _flat) / len(labels)
         return mean[None, None]
 
     def finish(
-        self, config: ResolvedConfig, state: State, pending: None, released: Released
+        self, config: NetworkConfig, state: State, pending: None, released: Released
     ) -> None:
         """Keeps the mean of the clients' embeddings.
 
@@ -137,26 +179,21 @@ class DPMerf(Method[ResolvedConfig]):
         state.round += 1
 
     def settle(
-        self, config: ResolvedConfig, state: State, check: Callable[[int, int], None]
+        self, config: NetworkConfig, state: State, check: Callable[[int, int], None]
     ) -> bool:
         """Fits the generator to the released mean, with classes alike.
 
         Privacy: post-processing of DP output.
         """
         embedding = _of(state)
-        adam = torch.optim.Adam(state.generator.parameters())
+        adam = Adam(state.generator.parameters())
         labels = (torch.arange(FAKES) % config.num_classes).to(config.device)
         for step in range(STEPS):
             rng = stream(config.seed, "latent", step)
             z = sample_latents(config, rng, FAKES).to(config.device)
-            fakes: Images = state.generator(z, labels)
-            found = embedding.sum(fakes.flatten(1), labels) / FAKES
-            loss = (embedding.target - found).square().sum()
-            decay = DECAY ** (step / DECAY_STEPS)
-            adam.param_groups[0]["lr"] = config.generator_learning_rate * decay
-            adam.zero_grad(set_to_none=True)
-            loss.backward()
-            adam.step()
+            vectors = _flat(state.generator(z, labels))
+            rate = config.generator_learning_rate
+            embedding.approach(vectors, labels, adam, rate, step)
             check(step + 1, STEPS)
         state.ema.load_state_dict(state.generator.state_dict())
         return True
@@ -165,11 +202,20 @@ class DPMerf(Method[ResolvedConfig]):
 METHOD = DPMerf()
 
 
+def _flat(images: Images) -> Tensor:
+    return images.flatten(1)
+
+
 def _of(state: State) -> Embedding:
     return cast(Embedding, state.parts["embedding"])
 
 
-def _embedding(config: ResolvedConfig) -> Embedding:
-    size = config.image_channels * config.image_size**2
-    made = (NUM_FEATURES, KERNEL_VARIANCE, config.seed)
-    return Embedding(config.num_classes, size, *made).to(config.device)
+def _embedding(config: NetworkConfig) -> Embedding:
+    embedding = Embedding(
+        classes=config.num_classes,
+        size=config.image_channels * config.image_size**2,
+        num_features=NUM_FEATURES,
+        variance=KERNEL_VARIANCE,
+        seed=config.seed,
+    )
+    return embedding.to(config.device)

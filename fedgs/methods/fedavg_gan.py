@@ -34,8 +34,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedgs.config.fields import Problem
 from fedgs.config.method_settings import NetworkSettings
-from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.run_config import NetworkConfig
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.gan import discriminators
 from fedgs.gan.losses import discriminator_loss
@@ -75,7 +75,7 @@ class FedAvgGanSettings(NetworkSettings):
             yield "spectral_norm", f"{why}; give --no-spectral-norm"
 
 
-class FedAvgGan(Method[ResolvedConfig]):
+class FedAvgGan(Method[NetworkConfig]):
     """Clients answer with the clipped update of a discriminator that all share."""
 
     Settings = FedAvgGanSettings
@@ -96,16 +96,16 @@ class FedAvgGan(Method[ResolvedConfig]):
         }
     )
 
-    def terms(self, config: ResolvedConfig, round: int) -> Terms:
+    def terms(self, config: NetworkConfig, round: int) -> Terms:
         """Returns one update, clipped to C, as a row of weights."""
         shape = (1, 1, 1, _num_weights(config))
         return Terms("update", config.noise_multiplier, config.clip_bound, shape)
 
-    def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
+    def declared(self, config: NetworkConfig, round: int) -> Mapping[str, Declared]:
         """Returns the tensors of both networks under "<network>.<name>"."""
         return {n: Declared(tuple(v.shape)) for n, v in _named(new_networks(config))}
 
-    def state(self, config: ResolvedConfig) -> State:
+    def state(self, config: NetworkConfig) -> State:
         """Initialises both networks from the seed."""
         networks = new_networks(config)
         for network in networks.values():
@@ -113,7 +113,7 @@ class FedAvgGan(Method[ResolvedConfig]):
         networks["discriminator"].requires_grad_(False)
         return State.of(**networks)
 
-    def begin(self, config: ResolvedConfig, state: State) -> tuple[Request, None]:
+    def begin(self, config: NetworkConfig, state: State) -> tuple[Request, None]:
         """Returns both networks as they are; draws nothing.
 
         Privacy: post-processing of DP output.
@@ -122,13 +122,13 @@ class FedAvgGan(Method[ResolvedConfig]):
         tensors = {name: value.detach().cpu() for name, value in _named(networks)}
         return asked(config, state, tensors), None
 
-    def check(self, config: ResolvedConfig, request: Request) -> None:
+    def check(self, config: NetworkConfig, request: Request) -> None:
         """Refuses a request that trains others than it asks."""
         if request.trainees != request.participants:
             raise UserError("request that is no round of Fed-Avg GAN: refused")
 
     def answer(
-        self, config: ResolvedConfig, client: OneClient, request: Request
+        self, config: NetworkConfig, client: OneClient, request: Request
     ) -> Tensor:
         """Returns the client's update: one sample, clipped as a whole.
 
@@ -137,7 +137,7 @@ class FedAvgGan(Method[ResolvedConfig]):
         return self.answer_stacked(config, [client], request)[0]
 
     def answer_stacked(
-        self, config: ResolvedConfig, clients: Sequence[OneClient], request: Request
+        self, config: NetworkConfig, clients: Sequence[OneClient], request: Request
     ) -> Tensor:
         """Returns the updates of several clients, each of its own copy.
 
@@ -145,12 +145,12 @@ class FedAvgGan(Method[ResolvedConfig]):
         """
         return client_updates(config, clients, request)[:, None, None, None]
 
-    def stack_size(self, config: ResolvedConfig) -> int:
+    def stack_size(self, config: NetworkConfig) -> int:
         """Returns how many copies train in one batched call."""
         return discriminators.CHUNK_SIZE if config.stacked else 1
 
     def finish(
-        self, config: ResolvedConfig, state: State, pending: None, released: Released
+        self, config: NetworkConfig, state: State, pending: None, released: Released
     ) -> None:
         """Moves the discriminator by the mean update, then trains the generator by it.
 
@@ -168,7 +168,7 @@ class FedAvgGan(Method[ResolvedConfig]):
 METHOD = FedAvgGan()
 
 
-def new_networks(config: ResolvedConfig) -> dict[str, nn.Module]:
+def new_networks(config: NetworkConfig) -> dict[str, nn.Module]:
     """Returns both networks as they are before the first round."""
     return {
         "generator": build_generator(config, config.seed),
@@ -177,7 +177,7 @@ def new_networks(config: ResolvedConfig) -> dict[str, nn.Module]:
 
 
 @lru_cache(maxsize=8)
-def _num_weights(config: ResolvedConfig) -> int:
+def _num_weights(config: NetworkConfig) -> int:
     return sum(p.numel() for p in build_discriminator(config, 0).parameters())
 
 
@@ -199,7 +199,7 @@ def _network(state: State, name: str) -> nn.Module:
 
 
 def client_updates(
-    config: ResolvedConfig, clients: Sequence[OneClient], request: Request
+    config: NetworkConfig, clients: Sequence[OneClient], request: Request
 ) -> Tensor:
     """Returns the updates of clients, shape (n, weights), in their order.
 
@@ -211,7 +211,8 @@ def client_updates(
             {name: request.tensors[f"{key}.{name}"] for name in module.state_dict()}
         )
         module.to(config.device).requires_grad_(False)
-    generator, template = networks["generator"], networks["discriminator"]
+    generator = networks["generator"]
+    template = networks["discriminator"]
     start: TensorDict = {**dict(template.named_parameters())}
 
     def update(*batches: Tensor) -> Tensor:
@@ -224,7 +225,7 @@ def client_updates(
 
 
 def _draw(
-    config: ResolvedConfig, generator: nn.Module, client: OneClient, round: int
+    config: NetworkConfig, generator: nn.Module, client: OneClient, round: int
 ) -> tuple[Tensor, ...]:
     """Draws a client's real images, their labels, fakes of these labels and mixes.
 
@@ -246,7 +247,7 @@ def _draw(
 
 
 def _trained(
-    config: ResolvedConfig,
+    config: NetworkConfig,
     template: nn.Module,
     start: TensorDict,
     real: Tensor,
@@ -260,10 +261,18 @@ def _trained(
         def score(images: Tensor, of: Tensor) -> Tensor:
             return functional_call(template, params, (images, of))
 
-        seen = (real[step], labels[step], fakes[step], labels[step], mix[step])
-        return discriminator_loss(score, *seen, drift_weight=0.0)
+        return discriminator_loss(
+            score,
+            real[step],
+            labels[step],
+            fakes[step],
+            labels[step],  # fakes have the labels of the real images beside them
+            mix[step],
+            drift_weight=0.0,
+        )
 
-    params, rate = start, config.discriminator_learning_rate
+    params = start
+    rate = config.discriminator_learning_rate
     for step in range(config.discriminator_steps):
         grads = grad(loss)(params, step)
         params = {
@@ -276,7 +285,7 @@ def _trained(
 # ------------------------------------------------------------------ server
 
 
-def _train_generator(config: ResolvedConfig, state: State) -> None:
+def _train_generator(config: NetworkConfig, state: State) -> None:
     """Takes the generator's SGD steps: post-processing of the discriminator."""
     discriminator = _network(state, "discriminator")
     rate = config.generator_learning_rate

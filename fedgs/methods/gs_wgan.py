@@ -11,8 +11,8 @@
     12    the ledger has the event before 8 is sent (the frame)
 
 Algorithm 1 is the same round where the K clients are shards of one data set. Full
-participation is the same round with m = K. A run may begin with rounds of
-`fedgs.methods.moments`, which set the same generator.
+participation is the same round with m = K. Other phases may come before, such as those
+of `fedgs.methods.feature_means`, which set the same generator.
 
 Source: Chen, Orekondy, Fritz, "GS-WGAN: a gradient-sanitized approach for learning
 differentially private generators", NeurIPS 2020, Algorithms 1 and 2; reference
@@ -28,15 +28,13 @@ from torch.optim import Optimizer
 
 from fedgs.config.method_settings import GsWganSettings
 from fedgs.config.run_config import GsWganConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.gan import discriminators, models
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators
-from fedgs.gan.public_networks import refiner_of_fonts
 from fedgs.mechanism.sanitizer import from_dct, to_dct
 from fedgs.methods.base import Declared, Method, OneClient, Released, Request, State
-from fedgs.methods.public_data import public_start
 from fedgs.methods.schedule import EVERYONE, select, trainees
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import ImageGrads, Images, Labels, Latents, Positions
@@ -50,11 +48,12 @@ class GsWgan(Method[GsWganConfig]):
 
     def terms(self, config: GsWganConfig, round: int) -> Terms:
         """Returns B gradients of the fakes, each clipped to C."""
-        return config.terms(round)
+        return config.phase_terms(round)
 
     def declared(self, config: GsWganConfig, round: int) -> Mapping[str, Declared]:
         """Returns F fakes in [0, 1], 0 = background, and their labels."""
-        side, channels = config.image_size, config.image_channels
+        side = config.image_size
+        channels = config.image_channels
         images = Declared((config.fakes_sent, channels, side, side))
         return {"images": images, "labels": Declared((config.fakes_sent,), torch.int64)}
 
@@ -62,16 +61,20 @@ class GsWgan(Method[GsWganConfig]):
 
     def state(self, config: GsWganConfig) -> State:
         """Initialises the generator, its optimizer and its average from the seed."""
+        # 4: theta_G.
         seed = derived_seed(config.seed, "generator")
-        # 4: theta_G, and Adam for line 11.
         generator = models.build_generator(config, seed).to(config.device)
-        if isinstance(generator, models.GeneratorRefined) and config.is_pretrained:
-            generator.refiner.load_state_dict(refiner_of_fonts(config), strict=False)
-        rate = config.generator_learning_rate
-        adam = torch.optim.Adam(generator.parameters(), rate, models.ADAM_BETAS)
-        state = State.of(generator, adam=adam)
-        state.start, _ = public_start(config)
+        state = State.of(generator)
+        self.join(config, state)
         return state
+
+    def join(self, config: GsWganConfig, state: State) -> None:
+        """Adds the generator's optimizer, for line 11."""
+        state.parts["adam"] = torch.optim.Adam(
+            state.generator.parameters(),
+            lr=config.generator_learning_rate,
+            betas=models.ADAM_BETAS,
+        )
 
     def begin(self, config: GsWganConfig, state: State) -> tuple[Request, Images]:
         """Draws the round's F fakes and keeps the graph of the last B, the answered.
@@ -106,8 +109,8 @@ class GsWgan(Method[GsWganConfig]):
     def prepare(self, config: GsWganConfig, state: State) -> Request:
         """Draws the fakes of the warm start: round 0, which nobody answers.
 
-        A local warm start needs none; its request has black images. After stages they
-        are of the averaged generator, else of the untrained one.
+        A local warm start needs none; its request has black images. After other phases
+        they are of the averaged generator, else of the untrained one.
 
         Privacy: post-processing of DP output, if there is any yet.
         """
@@ -115,9 +118,12 @@ class GsWgan(Method[GsWganConfig]):
         side = config.image_size
         images = torch.zeros(len(labels), config.image_channels, side, side)
         if config.is_warm_start_public:
-            of_stages = state if config.num_stages else self.state(config)
+            if config.rounds_before:
+                drawn_by = state
+            else:
+                drawn_by = self.state(config)
             with torch.no_grad():
-                images = of_stages.ema(z, labels).cpu()
+                images = drawn_by.ema(z, labels).cpu()
         tensors = {"images": images, "labels": labels.cpu()}
         return Request(0, tensors, participants=(), trainees=EVERYONE)
 
@@ -145,7 +151,8 @@ class GsWgan(Method[GsWganConfig]):
 
     def check(self, config: GsWganConfig, request: Request) -> None:
         """Refuses fakes and labels outside their ranges."""
-        images, labels = request.tensors["images"], request.tensors["labels"]
+        images = request.tensors["images"]
+        labels = request.tensors["labels"]
         if not bool(((images >= 0) & (images <= 1)).all()):
             raise UserError("fakes outside [0, 1]: refused")
         if not bool(((labels >= 0) & (labels < config.num_classes)).all()):

@@ -5,22 +5,27 @@ Privacy: public, if the images are and nobody chose them by the private ones.
 
 from functools import lru_cache
 from hashlib import blake2b
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.method_settings import settings_with
+from fedgs.config.run_config import MomentConfig, ResolvedConfig, RunConfig
 from fedgs.data.sources import load_records
 from fedgs.errors import UserError
 from fedgs.gan.moments import Model, start_of
 
 
-@lru_cache(maxsize=1)
 def public_start(config: ResolvedConfig) -> tuple[Model | None, frozenset[bytes]]:
     """Reads `public_data`; returns its model and `digests`, none where it is unset.
 
     Privacy: public, if the images are and nobody chose them by the private ones.
+
+    Args:
+        config: of a run with phases of moments, or of such a phase.
 
     Raises:
         UserError: missing or malformed data, or of other classes or channels.
@@ -28,24 +33,35 @@ def public_start(config: ResolvedConfig) -> tuple[Model | None, frozenset[bytes]
     public = config.public_data
     if public is None:
         return None, frozenset()
+    names = [*settings_with("images"), *settings_with("reading")]
+    values = {name: getattr(config, name) for name in names}
     # How the private data are read says nothing about these.
-    own = {"data": public, "num_classes": "", "classes": "all"}
-    try:
-        records = load_records(
-            RunConfig.from_flat(own | {"background": "auto"}, base=config)
-        )
-    except UserError as error:
-        raise UserError(f"public_data = {public!r}: {error}") from error
-    counts = np.bincount(records.labels, minlength=config.num_classes)
+    values |= {"data": public, "num_classes": "", "classes": "all"}
+    reading = RunConfig.from_flat(values | {"background": "auto"})
+    images, labels, found = _read(reading)
+    counts = np.bincount(labels, minlength=config.num_classes)
     if len(counts) > config.num_classes or not counts.all():
         raise UserError(
             f"public_data = {public!r}: has images of {np.count_nonzero(counts)} "
             f"classes, the run has {config.num_classes}; give public data with images "
             "of the same classes"
         )
-    images, labels = torch.tensor(records.images), torch.tensor(records.labels)
-    model = start_of(config, images, labels)
-    return model, digests(records.images) | digests(255 - records.images)
+    model = start_of(cast(MomentConfig, config), images, torch.tensor(labels))
+    return model, found
+
+
+# All phases of a run start from the same images.
+@lru_cache(maxsize=1)
+def _read(
+    config: RunConfig,
+) -> tuple[Tensor, NDArray[np.int64], frozenset[bytes]]:
+    """Returns the images and labels of public data, and `digests` of the images."""
+    try:
+        records = load_records(config)
+    except UserError as error:
+        raise UserError(f"public_data = {config.data!r}: {error}") from error
+    found = digests(records.images) | digests(255 - records.images)
+    return torch.tensor(records.images), records.labels, found
 
 
 def digests(images: NDArray[np.uint8]) -> frozenset[bytes]:

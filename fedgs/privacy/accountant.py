@@ -493,7 +493,7 @@ def _why_ended_early(run: Run, spent: Spending) -> str:
     round ended at a number that noise, B and target decide.
     """
     done = len(spent.draws)
-    planned = run.config.num_rounds
+    planned = run.planned_rounds or run.config.num_rounds
     if done == 0 or done >= planned:
         return ""
     if is_spent(run.config, run.events, run.selections):

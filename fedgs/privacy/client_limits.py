@@ -40,7 +40,7 @@ from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.files import read_toml
 from fedgs.privacy.amplification import LEAST_RATIO
@@ -77,8 +77,8 @@ class Limits:
         clip_bound, image_size, image_channels, num_classes: the only value allowed.
         num_clients: of a deployed node's own, the only number allowed.
         allow_seeded_noise: whether a run may set `noise_seed`.
-        allow_embeddings: whether a run may have stages; all other limits of a release
-            hold for theirs as well.
+        allow_embeddings: whether a run may have phases of mean features; all other
+            limits of a release hold for theirs as well.
         allow_updates: whether a run may be one of Fed-Avg GAN; likewise.
         min_honest_nodes: how many nodes of every secure aggregation add their noise and
             tell it to nobody, this client's own included; None: aggregation is not
@@ -185,11 +185,14 @@ class Limits:
             if holds:
                 continue
             own = getattr(self, limit)
+            found = getattr(config, setting)
+            if setting == "phases":
+                found = config.methods
             if own is None:
                 own = "unset"
             raise ClientRefused(
                 limit,
-                f"{setting} = {getattr(config, setting)}: outside the client's "
+                f"{setting} = {found}: outside the client's "
                 f"limit {limit} = {own}; give {remedy}",
             )
 
@@ -234,12 +237,11 @@ class Limits:
             yield "max_batch_size", "batch_size", largest <= most, remedy
         kinds = {terms.release for terms in all_terms}
         if not self.allow_embeddings:
-            setting = "stages" if config.num_stages else "method"
-            remedy = f"no --stages, or {_ALLOW_EMBEDDINGS}"
-            yield "allow_embeddings", setting, "embedding" not in kinds, remedy
+            remedy = f"other phases, or {_ALLOW_EMBEDDINGS}"
+            yield "allow_embeddings", "phases", "embedding" not in kinds, remedy
         if not self.allow_updates:
             remedy = f"gs-wgan, or {_ALLOW_UPDATES}"
-            yield "allow_updates", "method", "update" not in kinds, remedy
+            yield "allow_updates", "phases", "update" not in kinds, remedy
         only = self.clip_bound
         if only is not None:
             holds = all(terms.clip_bound == only for terms in all_terms)

@@ -31,7 +31,7 @@ from fedgs.config.fields import coerce_fields, entry
 from fedgs.config.integers import proven_multiplier
 from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_bytes, sync, write_atomically
 
@@ -193,7 +193,7 @@ EventT = TypeVar("EventT")
 class Chain(Generic[EventT]):
     """An append-only JSON lines file of events with a hash chain.
 
-    `Ledger` has the events of GS-WGAN, `fedgs.baselines.releases` those of other
+    `Ledger` has the events of federated runs, central baselines have those of their
     methods. Each refuses the other's lines. Made by `open` (to append, one opener at a
     time) or `read`.
 

@@ -22,8 +22,8 @@ from fedgs.config.amplification_rules import why_not_amplified
 from fedgs.config.checks import OF_PLANS
 from fedgs.config.fields import refuse
 from fedgs.config.integers import proven_multiplier
-from fedgs.config.method_settings import GsWganSettings
 from fedgs.config.placement import Placement, hosting
+from fedgs.config.plugins import GS_WGAN
 from fedgs.config.rounds import rounds_alike, with_open_settings
 from fedgs.config.run_config import RunConfig, class_of
 from fedgs.errors import UserError
@@ -220,7 +220,7 @@ class Plan:
         values["client_selection"] = self.client_selection or "uniform"
         if values.pop("noise_source") not in ("os", "seeded"):
             raise UserError(f"noise_source = {self.noise_source!r}: give os or seeded")
-        config = class_of(RunConfig, GsWganSettings)(**values)
+        config = class_of(RunConfig, (GS_WGAN,))(**values)
         for problems in OF_PLANS:
             refuse(config, problems(config))
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.mechanism.integer_sums import IntegerSum, sanitize_integers
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
@@ -33,7 +33,7 @@ from fedgs.mechanism.sanitizer import (
     clip,
     sanitize,
 )
-from fedgs.methods import method_of
+from fedgs.methods import phase_at
 from fedgs.methods.base import Hosted, Method, OneClient, Released, Request
 from fedgs.methods.schedule import Clients, clients_of
 
@@ -69,16 +69,16 @@ def raw_answers(
 
     Privacy: reads private data; output private.
     """
-    method = method_of(config, request.round)
-    for group in _groups(method, config, hosted, request.trainees):
-        method.train(config, group, request)
-    for group in _groups(method, config, hosted, request.participants):
+    method, own = phase_at(config, request.round)
+    for group in _groups(method, own, hosted, request.trainees):
+        method.train(own, group, request)
+    for group in _groups(method, own, hosted, request.participants):
         if is_of_fedgs(method):
-            values = method.answer_stacked(config, group, request)
+            values = method.answer_stacked(own, group, request)
         else:
             # A fresh copy of the method has nothing of the client before in itself.
             fresh = copy.deepcopy(method)
-            values = torch.stack([fresh.answer(config, group[0], request)])
+            values = torch.stack([fresh.answer(own, group[0], request)])
         yield _of_images(values, group, hosted)
 
 
@@ -141,14 +141,15 @@ def release(
         gradients = per_sample(config, terms, answer)
         parts.append(clip(gradients, terms.clip_bound))
     if sum(len(part.values) for part in parts) != asked:
-        raise TypeError(f"method {config.method} answers other than once a client")
+        raise TypeError(f"{config.methods}: a client answers other than once")
     if not parts:
         return None
     noise = NoiseStream(config.noise_seed, node_id, round)
-    place = (terms.noise_std, noise, round, node_id)
-    if units := config.units(terms):
-        return sanitize_integers(parts, units, *place)
-    return sanitize(parts, *place, release_step(config, terms))
+    units = config.units(terms)
+    if units:  # a secure aggregation adds integers
+        return sanitize_integers(parts, units, terms.noise_std, noise, round, node_id)
+    step = release_step(config, terms)
+    return sanitize(parts, terms.noise_std, noise, round, node_id, step)
 
 
 def per_sample(
@@ -163,11 +164,11 @@ def per_sample(
             real ones. The text quotes shapes alone, which are public.
     """
     if not values.is_floating_point():
-        raise TypeError(f"method {config.method} answers no tensor of real numbers")
+        raise TypeError(f"{config.methods}: the answer is no tensor of real numbers")
     if values.shape[1:] != terms.shape:
         raise TypeError(
-            f"method {config.method} answers with shape {tuple(values.shape[1:])} for "
-            f"each client, its terms promise {terms.shape}"
+            f"{config.methods}: answers with shape {tuple(values.shape[1:])} for each "
+            f"client, the terms promise {terms.shape}"
         )
     return PerSampleGradients(values.detach())
 
@@ -202,7 +203,10 @@ def most_signal_to_noise(config: ResolvedConfig, round: int) -> float:
         config: the resolved configuration; infinite without noise.
         round: whose terms count.
     """
-    terms, clients = terms_at(config, round), config.clients_per_round
+    terms = terms_at(config, round)
+    clients = config.clients_per_round
     nodes = min(config.num_nodes, clients)
     noise = 4 * terms.noise_multiplier**2 * nodes * math.prod(terms.shape[1:])
-    return clients**2 / noise if noise else math.inf
+    if noise:
+        return clients**2 / noise
+    return math.inf

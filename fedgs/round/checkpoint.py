@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
-from fedgs.gan.features import StageRelease
 from fedgs.methods.base import State
 from fedgs.privacy.ledger import Chain
 from fedgs.runs.run_folder import RunFolder
@@ -32,33 +31,22 @@ def server_tensors(server: State) -> TensorDict:
     Privacy: post-processing of DP output.
     """
     flat = tensors_of(server.parts)
-    for index, release in enumerate(server.stages):
-        flat |= {f"stage.{index}.{n}": v for n, v in _stage_tensors(release).items()}
+    for index, (_, tensors) in enumerate(server.released):
+        flat |= {f"released.{index}.{name}": v for name, v in tensors.items()}
     return flat
 
 
-def _stage_tensors(release: StageRelease) -> TensorDict:
-    tensors = {"target": release.target, "noise_std": release.noise_std}
-    if release.shares is not None:
-        tensors["shares"] = release.shares
-    for at, net in enumerate(release.networks):
-        tensors |= {f"network.{at}.{name}": value for name, value in net.items()}
-    return tensors
-
-
-def restored_stages(config: ResolvedConfig, tensors: TensorDict) -> list[StageRelease]:
-    """Returns the stages of a checkpoint; their kinds are those of the settings."""
-    releases: list[StageRelease] = []
-    for index, stage in enumerate(config.stage_list):
-        own = under(f"stage.{index}.", tensors)
-        if not own:
-            break
-        networks = tuple(
-            under(f"network.{at}.", own) for at in range(len(own["target"]))
-        )
-        released = own["target"], own["noise_std"], own.get("shares")
-        releases.append(StageRelease(stage.kind, networks, *released))
-    return releases
+def restored_releases(
+    config: ResolvedConfig, tensors: TensorDict
+) -> list[tuple[str, TensorDict]]:
+    """Returns `State.released` of a checkpoint, with the methods of the settings."""
+    found: list[tuple[str, TensorDict]] = []
+    # Phases that hand nothing on come after all that do.
+    for index, phase in enumerate(config.phases):
+        own = under(f"released.{index}.", tensors)
+        if own:
+            found.append((phase.method, own))
+    return found
 
 
 def tensors_of(parts: Mapping[str, nn.Module | Optimizer]) -> TensorDict:
@@ -160,8 +148,10 @@ class Session(ABC):
         Raises:
             UserError: the checkpoint is corrupted or of another architecture.
         """
-        self.folder, self.config = folder, folder.config
-        self.ledger, self.report = ledger, report
+        self.folder = folder
+        self.config = folder.config
+        self.ledger = ledger
+        self.report = report
         checkpoint = folder.load_checkpoint()
         self.committed, tensors = checkpoint or (0, {})
         # Rounds that are repeated would have two lines.
@@ -176,7 +166,8 @@ class Session(ABC):
                     "config.json and private/"
                 ) from error
         self.attempts = Counter(event.round for event in ledger.events)
-        self.last, self.cost = time.monotonic(), 0.0
+        self.last = time.monotonic()
+        self.cost = 0.0
 
     @property
     @abstractmethod
@@ -205,7 +196,8 @@ class Session(ABC):
         started = time.monotonic()
         with indispensable(self.folder, f"the checkpoint of round {self.round}"):
             self.folder.save_checkpoint(self.round, self.tensors(), self.ledger)
-        self.committed, self.last = self.round, time.monotonic()
+        self.committed = self.round
+        self.last = time.monotonic()
         self.cost = self.last - started
 
     @property
@@ -224,7 +216,8 @@ class Session(ABC):
 
     def write_picture(self) -> None:
         """Writes a grid of samples of the last finished round."""
-        samples, average = self.folder.path / "samples", self.networks[1]
+        samples = self.folder.path / "samples"
+        average = self.networks[1]
         is_training = average.training  # a picture changes nothing of the training
         with dispensable(samples):
             path = samples / f"round-{self.round:07d}.png"

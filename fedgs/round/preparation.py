@@ -33,7 +33,7 @@ from fedgs.data.sources import READERS, has_test_split, with_absolute_path
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
 from fedgs.gan.models import build_discriminator
-from fedgs.methods import method_of
+from fedgs.methods import phase_with_discriminators
 from fedgs.methods.public_data import digests, public_start
 from fedgs.privacy.accountant import Plan
 from fedgs.privacy.budget import calibrate_noise
@@ -130,7 +130,10 @@ def resolve(
     if config.amplification and config.noise_seed is not None:
         remedy = "leave out --amplification or --noise-seed"
         raise UserError(f"amplification = True: refused: {PUBLIC_SELECTION}; {remedy}")
-    data = load(config) if data is None else data
+    if data is None:
+        data = load(config)
+    else:
+        data = data
     counted = ",".join(_counted(config))
     config = _with_partition(_with_participants(config, data.num_clients), data)
     channels, side, _ = data.images.shape[1:]
@@ -289,7 +292,10 @@ def _with_participants(config: RunConfig, num_clients: int) -> RunConfig:
 
 def _with_partition(config: RunConfig, data: FederatedImages) -> RunConfig:
     """Returns the settings with what `auto` was; warns where owners are cut."""
-    cut = f"partition = {config.partition}" if data.owners == "cut" else ""
+    if data.owners == "cut":
+        cut = f"partition = {config.partition}"
+    else:
+        cut = ""
     if config.is_dealt:
         cut = f"data = {config.data!r}"
     if cut:
@@ -325,11 +331,12 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
             "num_clients = 1: its owner would have nobody to hide among; give data of "
             "more owners, or --privacy-unit record with --partition iid"
         )
-    selections, target = selection_costs([config]), config.target_epsilon
+    selections = selection_costs([config])
+    target = config.target_epsilon
     if config.noise_multiplier is not None:
         if target is not None:
-            asked = (config.adversary, config.relation, selections)
-            Target(target, config.delta, *asked).check()
+            relation = config.relation
+            Target(target, config.delta, config.adversary, relation, selections).check()
         return ResolvedConfig.from_flat({}, config)
     if target is None:
         raise UserError(
@@ -367,9 +374,9 @@ def _check_calibrated(
     # The multiplier was rounded up; its terms may be rounded by a last bit.
     if asked.least_ratio(law) > ratio * (1 + 1e-9):
         raise UserError(
-            f"target_epsilon = {config.target_epsilon:g}: the noise of method = "
-            f"{config.method} is not proportional to noise_multiplier, so it cannot be "
-            "calibrated; give --noise-multiplier"
+            f"target_epsilon = {config.target_epsilon:g}: the noise of phases = "
+            f"{config.methods} is not proportional to noise_multiplier, so it cannot "
+            "be calibrated; give --noise-multiplier"
         )
 
 
@@ -381,7 +388,10 @@ def check_device(config: RunConfig) -> None:
     """
     refuse(config, model_problems(config))
     number = int(config.device.partition(":")[2] or 0)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+    else:
+        count = 0
     if config.device != "cpu" and number >= count:
         there = f"{count} GPUs are here, from 0 on" if count else "no GPU is here"
         raise UserError(f"device = {config.device}: {there}; give --device cpu")
@@ -407,9 +417,14 @@ def check_capacity(config: ResolvedConfig, folder: Path) -> None:
     limits["disk"] = (3 * state, shutil.disk_usage(folder).free)
     for what, (needed, there) in limits.items():
         if needed > there:
+            phase = phase_with_discriminators(config)
+            if phase is None:
+                width = None
+            else:
+                width = phase.config.discriminator_dim
             raise UserError(
-                f"discriminator_dim = {config.discriminator_dim}: the discriminators "
-                f"of {clients_needed(config)} clients need about {needed / 1e9:.1f} GB "
+                f"discriminator_dim = {width}: the discriminators of "
+                f"{clients_needed(config)} clients need about {needed / 1e9:.1f} GB "
                 f"of {what}, {there / 1e9:.1f} GB are free; give a smaller "
                 "--discriminator-dim, --num-clients or --num-rounds"
             )
@@ -431,7 +446,8 @@ def nodes_in_memory(config: ResolvedConfig) -> int:
 
 def clients_needed(config: ResolvedConfig) -> int:
     """Returns how many clients' discriminators the run makes at most."""
-    if not method_of(config, config.num_rounds).has_discriminators:
+    phase = phase_with_discriminators(config)
+    if phase is None:
         return 0
     if config.discriminator_training == "every_round" or config.is_warm_start_public:
         return config.num_clients
@@ -443,6 +459,8 @@ def state_bytes(config: ResolvedConfig) -> int:
     """Returns the size of the run's discriminators with their Adam moments."""
     if not (count := clients_needed(config)):
         return 0
-    params = build_discriminator(config, 0).parameters()
+    phase = phase_with_discriminators(config)
+    assert phase is not None  # noqa: S101 - else no client needs any
+    params = build_discriminator(phase.config, 0).parameters()
     # Each parameter with its two moments, in 4 bytes.
     return count * 3 * 4 * sum(param.numel() for param in params)

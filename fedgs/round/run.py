@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,9 +22,9 @@ from torch import nn
 from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
-from fedgs.mechanism.masks import LEAST_NODES, Announced, Attempt
+from fedgs.mechanism.masks import LEAST_NODES
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from fedgs.methods import method_of, new_state
+from fedgs.methods import new_state, phase_at, phase_with_discriminators
 from fedgs.methods.base import Released, Request
 from fedgs.methods.schedule import (
     EVERYONE,
@@ -43,11 +43,11 @@ from fedgs.round.checkpoint import (
     Session,
     dispensable,
     load_tensors,
-    restored_stages,
+    restored_releases,
     server_tensors,
 )
 from fedgs.round.codec import rounded
-from fedgs.round.messages import Release, sum_of
+from fedgs.round.messages import NodeRelease, sum_of
 from fedgs.runs.run_folder import RunFolder
 from fedgs.shapes import TensorDict
 
@@ -99,7 +99,8 @@ class RunSession(Session):
         self, folder: RunFolder, ledger: Ledger, report: Report, save_nodes: SaveNodes
     ) -> None:
         """Goes on from the last checkpoint, if there is one; `opened` calls this."""
-        self.server, self._save_nodes = new_state(folder.config), save_nodes
+        self.server = new_state(folder.config)
+        self._save_nodes = save_nodes
         super().__init__(folder, ledger, report)
         # The selection of the cohort is paid from the same target as the releases.
         selections = selection_costs([self.config])
@@ -154,7 +155,7 @@ class RunSession(Session):
     def restore(self, round: int, tensors: TensorDict) -> None:
         """Puts the server into the state of a checkpoint."""
         load_tensors(self.server.parts, tensors)
-        self.server.stages = restored_stages(self.config, tensors)
+        self.server.released = restored_releases(self.config, tensors)
         self.server.round = round
 
     def tensors(self) -> TensorDict:
@@ -187,7 +188,7 @@ class RunSession(Session):
         round = self.server.round
         if round <= self._settled:
             return
-        method = method_of(self.config, round)
+        method, own = phase_at(self.config, round)
 
         def check(step: int, steps: int) -> None:
             if stop.is_set():
@@ -196,7 +197,7 @@ class RunSession(Session):
                 told = {"fit_step": step, "fit_steps": steps}
                 self.report({"round": round, **told})
 
-        if method.settle(self.config, self.server, check):
+        if method.settle(own, self.server, check):
             self.write_picture()
         self._settled = round
 
@@ -204,9 +205,15 @@ class RunSession(Session):
     def preparation(self) -> Request:
         """The request of round 0, which has nodes make discriminators.
 
-        After stages its fakes are of the generator as it is when asked for first.
+        After other phases its fakes are of the generator as it is when asked for first.
+
+        Raises:
+            UserError: no phase has discriminators.
         """
-        request = method_of(self.config, 0).prepare(self.config, self.server)
+        phase = phase_with_discriminators(self.config)
+        if phase is None:
+            raise UserError(f"phases = {self.config.methods}: have no discriminators")
+        request = phase.method.prepare(phase.config, self.server)
         return rounded(request, self.config)
 
     def unprepared(self) -> list[int]:
@@ -216,14 +223,15 @@ class RunSession(Session):
         then, and nothing counted, however long it takes.
         """
         round = self.server.round + 1
-        needs_none = not method_of(self.config, round).has_discriminators
+        phase = phase_at(self.config, round)
+        needs_none = not phase.method.has_discriminators
         if needs_none or len(self._prepared) == self.config.num_nodes:
             return []
-        clients = trainees(self.config, select(self.config, round))
+        clients = trainees(phase.config, select(self.config, round))
         return sorted({*nodes_of(self.config, clients)} - self._prepared)
 
     def begin(
-        self, keys: Mapping[int, Announced] | None = None, failures: Sequence[str] = ()
+        self, nodes: Sequence[int] | None = None, failures: Sequence[str] = ()
     ) -> Request:
         """Draws the next round's request; its event is on the disk before it is sent.
 
@@ -233,8 +241,8 @@ class RunSession(Session):
         written ahead; of those on the listed nodes only, and with these nodes' noise.
 
         Args:
-            keys: with masks, the nodes that are asked and what they announced.
-            failures: why other nodes announced nothing; public texts.
+            nodes: with masks, those that are asked, increasing.
+            failures: why other nodes cannot be asked; public texts.
 
         Raises:
             BudgetSpent: the release would exceed `target_epsilon`.
@@ -242,10 +250,9 @@ class RunSession(Session):
         """
         # Kept before a refusal below, which puts back what was drawn.
         self._round = asked = self._round or self._draw()
-        request, attempt = asked.request, self.attempts[asked.request.round] + 1
-        nodes = None
-        if keys is not None:
-            nodes = sorted(keys)
+        request = asked.request
+        attempt = self.attempts[asked.request.round] + 1
+        if nodes is not None:
             least = max(self.required(request.participants), LEAST_NODES)
             if len(nodes) < least:
                 raise RunStopped(
@@ -253,13 +260,10 @@ class RunSession(Session):
                     f"asked, its secure aggregation needs {least}, by min_answers"
                     + _reasons(failures)
                 )
-            # Sorted, for a node refuses a list in which nodes do not increase.
-            listed = Attempt(attempt, {n: keys[n] for n in nodes})
-            request = replace(request, attempt=listed)
         event = new_event(
             self.config, request.round, request.participants, attempt, nodes
         )
-        self._round = replace(asked, event=event, request=request)
+        self._round = replace(asked, event=event)
         if self._budget is not None and not self._budget.allows(event):
             raise BudgetSpent(
                 f"stopped before round {request.round}: its release would exceed "
@@ -280,8 +284,8 @@ class RunSession(Session):
     def _draw(self) -> "_Round":
         # Spectral vectors move with each drawing; a discarded round puts them back.
         buffers = {n: v.clone() for n, v in self.server.generator.named_buffers()}
-        method = method_of(self.config, self.server.round + 1)
-        request, pending = method.begin(self.config, self.server)
+        method, own = phase_at(self.config, self.server.round + 1)
+        request, pending = method.begin(own, self.server)
         if method.has_discriminators:
             self._prepared |= {*nodes_of(self.config, request.trainees)}
         request = rounded(request, self.config)
@@ -289,7 +293,7 @@ class RunSession(Session):
         return _Round(None, request, pending, buffers, time.monotonic())
 
     def finish(
-        self, answers: Sequence[Release], failures: Sequence[str] = ()
+        self, answers: Sequence[NodeRelease], failures: Sequence[str] = ()
     ) -> dict[str, Any]:
         """Takes the generator's step from a round's answers; writes what is due.
 
@@ -319,7 +323,7 @@ class RunSession(Session):
         metrics = self._metrics(self._round, len(answers), released)
         self._round = None
         self._publish(metrics)
-        method = method_of(self.config, self.server.round)
+        method = phase_at(self.config, self.server.round).method
         if method.has_generator and self.is_picture_due:
             self.write_picture()
         if method.commits_every_round or self.is_due or not self.goes_on:
@@ -346,7 +350,7 @@ class RunSession(Session):
             )
 
     def _opened(
-        self, asked: "_Round", answers: Sequence[Release]
+        self, asked: "_Round", answers: Sequence[NodeRelease]
     ) -> list[SanitizedGradients]:
         """Returns the nodes' releases; of a secure aggregation their sum alone.
 
@@ -369,8 +373,8 @@ class RunSession(Session):
         """Has the method learn from the sum of the releases, and returns that sum."""
         round = asked.request.round
         released = summed(self.config, round, answers)
-        method = method_of(self.config, round)
-        method.finish(self.config, self.server, asked.pending, released)
+        method, own = phase_at(self.config, round)
+        method.finish(own, self.server, asked.pending, released)
         return released
 
     def _metrics(
@@ -378,7 +382,7 @@ class RunSession(Session):
     ) -> dict[str, Any]:
         """Returns the public metrics of a round that is done."""
         metrics: dict[str, Any] = {"round": self.server.round}
-        if not method_of(self.config, self.server.round).hides_duration:
+        if not phase_at(self.config, self.server.round).method.hides_duration:
             metrics["seconds"] = round(time.monotonic() - asked.started, 4)
         metrics["num_answers"] = num_answers
         metrics["events"] = self.ledger.length
@@ -460,7 +464,10 @@ def new_event(
         # Where clients are drawn, noise must not depend on who is: the mixture's
         # condition. Else all nodes count whose noise an opened sum has.
         is_drawn = config.client_selection == "uniform"
-        counted = min(counted, len(nodes)) if is_drawn else len(nodes)
+        if is_drawn:
+            counted = min(counted, len(nodes))
+        else:
+            counted = len(nodes)
     return Event(
         round=round,
         attempt=attempt,
@@ -497,7 +504,8 @@ def stop_on_signal(go_on: str = "the same command") -> Iterator[threading.Event]
     Raises:
         KeyboardInterrupt: at the second one.
     """
-    stop, heard = threading.Event(), False
+    stop = threading.Event()
+    heard = False
 
     def handle(number: int, frame: object) -> None:
         nonlocal heard  # set first: the next signal may interrupt any line below

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedgs.config.plugins import METHODS
 from fedgs.errors import UserError
 from fedgs.files import write_atomically, write_json, write_tensors
 from fedgs.runs import sample, sample_files
@@ -22,7 +23,7 @@ from fedgs.runs.run_folder import AVERAGE, RunFolder
 
 # What a generator and its inputs are made of: nothing of data, clients or seeds.
 SETTINGS = ("image_size", "image_channels", "num_classes", "classes", "generator")
-SETTINGS += ("generator_dim", "latent", "latent_dim", "spectral_norm", "stages")
+SETTINGS += ("generator_dim", "latent", "latent_dim", "phases")
 # Of the training, which is not published; a run folder has to have them.
 UNTOLD = {"num_clients": 1, "clients_per_round": 1, "noise_multiplier": 0.0, "seed": 0}
 
@@ -57,6 +58,8 @@ def publish(
     sample_files.check_room(f"hf:{output}", drawn)
     flat = folder.config.to_flat()
     settings = {name: flat[name] for name in SETTINGS if name in flat}
+    if any(phase.method not in METHODS for phase in folder.config.phases):
+        del settings["phases"]  # whoever samples need not have other people's code
     writing = sample_files.writing(output)
     with writing, sample_files.new_folder(path) as staging:
         sample_files.fill_hf(staging, drawn)

@@ -17,7 +17,7 @@ from fedgs.mechanism.noise import NoiseStream
 from fedgs.round import answer as rounds
 from fedgs.round.run import new_event
 from planted import of_method
-from tiny import FULL_PARTICIPATION, MOMENTS, STAGED, tiny_config
+from tiny import FULL_PARTICIPATION, MOMENTS, WITH_RELEASES, tiny_config
 
 INTEGERS = FULL_PARTICIPATION | {"secure_aggregation": True}
 
@@ -59,7 +59,7 @@ def test_so_it_is_for_embeddings_and_updates(name, settings, monkeypatch):
         config, one_row = of_method(**settings), True
     else:
         config, one_row = tiny_config(**settings), False
-    event = event_of(config, 3 if "stages" in settings else 1)
+    event = event_of(config, 3 if settings is MOMENTS else 1)
     assert check_clipping(audited(config), event).verdict == HOLDS
     monkeypatch.setattr(rounds, "clip", planted.by(planted.CLIPS[name]))
     expected = HOLDS if one_row and name == "row" else REFUTED
@@ -172,7 +172,7 @@ def test_terms_that_are_not_the_ledgers_are_refuted(change):
 
 
 def test_every_kind_of_release_is_checked():
-    config = audited(tiny_config(**STAGED, noise_seed=None))
+    config = audited(tiny_config(**WITH_RELEASES, noise_seed=None))
     events = [event_of(config, round) for round in (1, 2, 3)]
     found = [check.check for check in check_mechanism(config, events)]
     kinds = ("embedding", "gradient")

@@ -36,7 +36,7 @@ from fedgs.privacy.oracle import autodp_epsilon
 from fedgs.privacy.plan import ADVERSARY_COLUMNS, Plan, noise_ratio
 from fedgs.round import answer as rounds
 from fedgs.round.run import new_event
-from tiny import FULL_PARTICIPATION, STAGED, record_calls, tiny_config
+from tiny import FULL_PARTICIPATION, WITH_RELEASES, record_calls, tiny_config
 
 DELTA = 1e-5
 TRIALS = 20_000
@@ -265,15 +265,15 @@ def test_one_round_refutes_the_published_composition():
     assert bound < binomial_law({1: 1}, rate, z).epsilon(DELTA) < 25.5  # what holds
 
 
-# ------------------------------------------------------------------ stages
+# ------------------------------------------------------------------ mean features
 
 
-def staged_config(**settings: object) -> RunConfig:
+def with_releases(**settings: object) -> RunConfig:
     defaults = {"engine": "flower", "noise_seed": None, "noise_multiplier": 0.5}
-    return tiny_config(**STAGED | defaults | settings)
+    return tiny_config(**WITH_RELEASES | defaults | settings)
 
 
-def staged_findings(config: RunConfig, round: int, recorded=None) -> list[Finding]:
+def findings_of(config: RunConfig, round: int, recorded=None) -> list[Finding]:
     event = new_event(recorded or config, round, "all", 1)
     claims = claims_of_one_round(recorded_plan(config, [event]), DELTA)
     return audit_round(config, claims, DELTA, TRIALS, round=round)
@@ -281,24 +281,24 @@ def staged_findings(config: RunConfig, round: int, recorded=None) -> list[Findin
 
 def test_the_claims_of_an_embedding_hold_and_are_nearly_met(request):
     """One client whose embedding has norm C, against zero or its negative."""
-    findings = staged_findings(staged_config(), round=2)
+    findings = findings_of(with_releases(), round=2)
     assert verdicts(findings) == {HOLDS}
     assert {f.attack for f in findings} == {"A takes part, embedding"}
     assert len(findings) == 6
     for finding in findings:
         nodes = 1 if finding.adversary == "server" else 3
         factor = {"replace-one": 1.0, "zero-out": 0.5}[finding.relation]
-        mu = factor * 2**0.5 / 0.5 / nodes**0.5  # weight 2, noise_multiplier 0.5
+        mu = factor * 2**0.5 / 0.5 / nodes**0.5  # share 2, noise_multiplier 0.5
         assert finding.details["mu"] == pytest.approx(mu)
         assert 0.75 * mu < finding.details["mu_lower_bound"] < mu
-    louder = dataclasses.replace(staged_config(), stages="means:0.5,scatter:8")
-    assert REFUTED in verdicts(staged_findings(louder, 2, recorded=staged_config()))
+    louder = with_releases(phases="means:0.5,scatter:8,gs-wgan")
+    assert REFUTED in verdicts(findings_of(louder, 2, recorded=with_releases()))
     request.getfixturevalue("no_clipping")
-    assert REFUTED in verdicts(staged_findings(staged_config(), round=1))
+    assert REFUTED in verdicts(findings_of(with_releases(), round=1))
 
 
 def test_the_weakest_round_of_each_kind_of_release_is_attacked():
-    config = staged_config(num_rounds=5)
+    config = with_releases(num_rounds=5)
     assert weakest_rounds(config, []) == {"embedding": 2, "gradient": 3}
     events = [new_event(config, round, "all", 1) for round in (1, 2)]
     assert weakest_rounds(config, events) == {"embedding": 2}

@@ -35,7 +35,7 @@ def _same_noise_every_time(monkeypatch):
 
 def checked(**settings) -> Check:
     """The check of the first round of three nodes, whose noise is not seeded."""
-    config = tiny_config(**FULL_PARTICIPATION | {"noise_seed": None} | settings)
+    config = tiny_config(defaults=FULL_PARTICIPATION, **{"noise_seed": None} | settings)
     event = new_event(config, 1, "all", 1)
     return check_noise(audited(config), event, ALPHA)
 
@@ -61,7 +61,7 @@ def test_honest_noise_holds_and_the_row_says_what_was_tested(settings):
     assert 0 < check.found < check.allowed < 6
     assert "in standard errors" in check.tested
     nodes = 1 if settings.get("clients_per_node") == 6 else 2
-    shape = "1 x 1 x 3 x 17" if "stages" in settings else "4 x 1 x 8 x 8"
+    shape = "1 x 1 x 3 x 17" if "phases" in settings else "4 x 1 x 8 x 8"
     assert f"rounds of {nodes} nodes, each {shape}: " in check.tested
 
 

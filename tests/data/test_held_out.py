@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from experiments.baselines import baseline_run
+from experiments.baselines.target import Asked
 from fedgs import library
-from fedgs.baselines import frame as baselines
-from fedgs.baselines.target import Asked
 from fedgs.config.recipes import HELD_OUT, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients
+from fedgs.data.federated import to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.data.records import Records
 from fedgs.errors import UserError
@@ -72,7 +73,7 @@ def test_no_client_trains_on_a_test_image(source, partition, count):
     settings = {"test_fraction": 0.3, "partition": partition, "num_clients": 4}
     data = load(source, **settings)
     test = {image.tobytes() for image in images_held_out(source, **settings)}
-    train = [image.tobytes() for k in range(4) for image in data.client(k)[0]]
+    train = [image.tobytes() for k in range(4) for image in to_float(data.of(k).images)]
     assert (len(test), len(train)) == (21, count)
     assert test.isdisjoint(train)
 
@@ -110,10 +111,10 @@ def test_baselines_and_programs_hold_out_the_same(source, monkeypatch):
         shares.append(config.test_fraction)
         raise UserError("stop here")
 
-    monkeypatch.setattr(baselines, "resolve", stop)
+    monkeypatch.setattr(baseline_run, "resolve", stop)
     monkeypatch.setattr(library, "new_run", stop)
     given = {"data": source}
-    assert_refused("stop", baselines.new_run, "dp-merf", {}, Asked(), given)
+    assert_refused("stop", baseline_run.new_run, "dp-merf", {}, Asked(), given)
     assert_refused("stop", library.train, recipe="moments", **given)
     assert shares == [HELD_OUT, HELD_OUT]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import zoom
 
-from experiments.debug import verdict
+from fedgs.app.debug import verdict
 from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis import diagnosis, group_features
 from fedgs.diagnosis.diagnosis import INVERT, OTHER, ROTATE, Rule

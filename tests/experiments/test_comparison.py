@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from command_line import refused
+from experiments.baselines import METHODS
 from experiments.comparison import methods
 from experiments.comparison.options import METRICS, CompareRequest
 from experiments.comparison.published import by_classifier
@@ -13,7 +14,6 @@ from experiments.comparison.rows import rows_of
 from experiments.grid import lines, runs
 from experiments.grid.cells import Method
 from experiments.store import Store
-from fedgs.baselines import METHODS
 from fedgs.evaluation.classifiers import CLASSIFIERS
 from fedgs.privacy.poisson import PoissonReleases, epsilon
 from refusals import assert_refused
@@ -65,7 +65,7 @@ def tables(tmp_path) -> dict[str, dict[str, list[str]]]:
 
 def test_rows_of_users_of_records_and_without_privacy_stand_apart(call, tmp_path):
     only = "--only=pate-gan-eps10|wgan-gp|dp-merf-eps10|steps-eps3"
-    others = "--method=baselines:STEPS"  # of somebody else
+    others = "--method=baselines:Steps"  # of somebody else
     code, shown, _ = call(only, others, "--metrics=cnn")
     assert code == 0
     found = tables(tmp_path)
@@ -97,10 +97,10 @@ def test_rows_of_users_of_records_and_without_privacy_stand_apart(call, tmp_path
 
 
 def test_every_registered_method_has_rows():
-    asked = CompareRequest(method=("baselines:STEPS",))
+    asked = CompareRequest(method=("baselines:Steps",))
     known = methods.grid(asked, {})
     names = {m.baseline for m in known.methods.values() if m.baseline}
-    assert names == {*METHODS, "baselines:STEPS"}
+    assert names == {*METHODS, "baselines:Steps"}
     assert methods.unit(known.methods["steps"]) == "record"
     cells = [cell.name for cell in known.of_seeds([0])]
     assert len(cells) == len({*cells})

@@ -10,18 +10,23 @@ from hypothesis import strategies as st
 from scipy.fft import dctn, idctn
 
 from fedgs.gan import moments
-from fedgs.gan.features import QUADRATIC_WEIGHT, StageRelease, embedding, products
+from fedgs.gan.features import (
+    QUADRATIC_WEIGHT,
+    MeanFeatures,
+    embedding,
+    mean_features,
+    products,
+)
 from fedgs.gan.models import build_generator
 from fedgs.gan.moments import expected, model_of, set_generator, start_of, symmetric
-from fedgs.gan.stages import released
-from fedgs.methods import new_state
-from fedgs.methods.moments import networks_of
-from tiny import MOMENTS, stage_request, tiny_config
+from fedgs.methods import new_state, phase_at
+from fedgs.methods.feature_means import EXPECTED
+from tiny import MOMENTS, tiny_config
 
 CLASSES, FREQUENCIES, AXES = 3, 16, 4  # 4 x 4 low frequencies, latent_dim
 SILENT = {"noise_multiplier": 0.0}
 ALL_AXES = MOMENTS | SILENT | {"latent_dim": FREQUENCIES}
-TWICE = ALL_AXES | {"stages": "means,scatter,moments,moments", "num_rounds": 4}
+TWICE = ALL_AXES | {"phases": "means,scatter,moments,moments", "num_rounds": 4}
 
 
 def images_of(seed: int = 0, count: int = 60):
@@ -38,7 +43,7 @@ def images_of(seed: int = 0, count: int = 60):
     return torch.from_numpy(images).float(), torch.from_numpy(labels)
 
 
-PUBLIC = ALL_AXES | {"stages": "moments", "num_rounds": 1, "public_data": "fonts"}
+PUBLIC = ALL_AXES | {"phases": "moments", "num_rounds": 1, "public_data": "fonts"}
 
 
 def in_bytes(images):
@@ -62,22 +67,28 @@ def assert_moments(model, images, labels, mean_atol, covariance_atol):
         assert np.allclose(covariance, expected, atol=covariance_atol)
 
 
-def staged(config, clients, answer=None):
-    """Returns a server after all stages, without noise unless `answer` adds it.
+def all_released(config, clients, answer=None):
+    """Returns what all phases release, and a server that has learned it.
 
-    Every client is a pair of images and labels; no clipping, so all of them weigh the
-    same: this is what a release is where all embeddings are equally long.
+    There is no noise unless `answer` adds it. Every client is a pair of images and
+    labels; no clipping, so all of them weigh the same: this is what a release is where
+    all embeddings are equally long.
     """
-    server = new_state(config)
-    for round, stage in enumerate(config.stage_list, start=1):
-        request = stage_request(config, server)
-        asked = (networks_of(request), request.tensors["centre"])
-        total = sum(embedding(stage.kind, *asked, *client) for client in clients)
+    server, releases = new_state(config), []
+    for round in range(1, config.num_rounds + 1):
+        method, own = phase_at(config, round)
+        request, _ = method.begin(own, server)
+        network = dict(request.tensors)
+        centre = network.pop(EXPECTED)
+        kind = own.method
+        total = sum(embedding(kind, network, centre, *client) for client in clients)
         total, noise_std = (total, 0.0) if answer is None else answer(total)
-        wide = unclipped(config, len(clients))
-        server.stages.append(released(wide, round, *asked, total, noise_std))
+        wide = unclipped(own, len(clients))
+        found = mean_features(wide, network, centre, total, noise_std)
+        releases.append(found)
+        server.released.append((kind, found.tensors()))
         server.round += 1
-    return server
+    return releases, server
 
 
 def unclipped(config, num_clients):
@@ -94,14 +105,14 @@ def test_without_noise_the_model_is_numpys_means_and_covariances(settings):
     """Of all images pooled: the clients have as many images and weigh the same."""
     config, (images, labels) = tiny_config(**settings), images_of()
     clients = [(images[first::2], labels[first::2]) for first in (0, 1)]
-    model = model_of(config, staged(config, clients).stages)
+    model = model_of(config, all_released(config, clients)[0])
     assert_moments(model, images, labels, 1e-4, 2e-3)
 
 
 def test_the_generator_draws_the_models_means_and_covariances():
     config, (images, labels) = tiny_config(**ALL_AXES), images_of()
-    server = staged(config, [(images, labels)])
-    model = model_of(config, server.stages)
+    releases, server = all_released(config, [(images, labels)])
+    model = model_of(config, releases)
     set_generator(config, model, server.generator, server.ema)
     own = low(images[labels == 1])
     mean, spread = server.ema.mean[1:2].detach(), low(server.ema.factor[1].detach())
@@ -112,33 +123,35 @@ def test_the_generator_draws_the_models_means_and_covariances():
 
 
 @pytest.mark.parametrize("is_public", [False, True])
-def test_a_stage_of_moments_adds_what_the_model_does_not_explain(is_public):
+def test_a_phase_of_moments_adds_what_the_model_does_not_explain(is_public):
     """Of other images, three releases or a public start: the next one corrects all."""
     config = tiny_config(**(PUBLIC if is_public else TWICE))
     (images, labels), (others, their_labels) = images_of(1), images_of(0)
     if is_public:
-        stages, start = [], start_of(config, in_bytes(others), their_labels)
+        releases, start = [], start_of(config, in_bytes(others), their_labels)
     else:
-        stages, start = staged(config, [(others, their_labels)]).stages[:3], None
-    before = start or model_of(config, stages)
-    asked = (before.network,), expected(before, "moments", CLASSES, 152)
+        releases = all_released(config, [(others, their_labels)])[0][:3]
+        start = None
+    before = start or model_of(config, releases)
+    asked = before.network, expected(before, "moments", CLASSES, 152)
     total = embedding("moments", *asked, images, labels)
-    last = released(unclipped(config, 1), len(stages) + 1, *asked, total, 0.0)
-    after = model_of(config, [*stages, last], *([start] if start else []))
+    own = unclipped(config.at_round(len(releases) + 1), 1)
+    last = mean_features(own, *asked, total, 0.0)
+    after = model_of(config, [*releases, last], start)
     assert_moments(after, images, labels, 1e-3, 5e-3)
     for label in range(CLASSES):
         own = low(images[labels == label])
         assert not np.allclose(before.mean[label], own.mean(0), atol=0.02)
 
 
-PARTED = TWICE | {"stages": "means,scatter,moments,parts"}
+PARTED = TWICE | {"phases": "means,scatter,moments,parts"}
 
 
 def test_without_noise_the_parts_are_numpys_shares_means_and_covariances():
     """Each class is cut at its mean, across the two longest axes of its pixels."""
     config, (images, labels) = tiny_config(**PARTED), images_of(count=400)
-    server = staged(config, [(images, labels)])
-    model = model_of(config, server.stages)
+    releases, _ = all_released(config, [(images, labels)])
+    model = model_of(config, releases)
     frequencies = low(images)
     for label in range(CLASSES):
         own = frequencies[labels.numpy() == label]
@@ -161,7 +174,7 @@ def test_without_noise_the_parts_are_numpys_shares_means_and_covariances():
 
 def test_a_gaussian_cut_in_parts_has_the_moments_of_its_quarters():
     config = tiny_config(**ALL_AXES)
-    model = model_of(config, staged(config, [images_of()]).stages)
+    model = model_of(config, all_released(config, [images_of()])[0])
     parts = moments.in_parts(model)
     rng = np.random.default_rng(0)
     for label in range(CLASSES):
@@ -206,7 +219,8 @@ def assert_longest_axes(model, covariance, added=0.0):
 
 def test_fewer_axes_are_the_longest_ones():
     config, (images, labels) = tiny_config(**MOMENTS | SILENT), images_of()
-    model = model_of(config, staged(config, [(images, labels)]).stages[:2])
+    releases, _ = all_released(config, [(images, labels)])
+    model = model_of(config, releases[:2])
     mean = np.stack([low(images)[labels.numpy() == c].mean(0) for c in range(CLASSES)])
     within = np.cov((low(images) - mean[labels.numpy()]).T, bias=True)
     apart = mean - mean.mean(0)
@@ -230,7 +244,7 @@ def test_a_release_that_is_all_noise_leaves_what_makes_the_public_classes_differ
     start = start_of(config, in_bytes(images_of()[0]), images_of()[1])
     blank = expected(start, "moments", CLASSES, 152)
     all_noise = blank + torch.randn(blank.shape, generator=torch.manual_seed(0))
-    release = StageRelease("moments", (), all_noise, torch.full((CLASSES,), 3.0))
+    release = MeanFeatures("moments", {}, all_noise, torch.full((CLASSES,), 3.0))
     after = model_of(config, [release], start)
     assert torch.equal(after.mean, start.mean)
     moved = after.covariance - start.covariance
@@ -253,7 +267,7 @@ def noisy(noise_std: float, seed: int = 0):
 def test_axes_beyond_the_noise_are_zero():
     """The scatter's noise has eigenvalues up to s sqrt(2 d); few stand above it."""
     config = tiny_config(**ALL_AXES)
-    means, scatter, last = staged(config, [images_of()]).stages
+    means, scatter, last = all_released(config, [images_of()])[0]
     rng, counts = np.random.default_rng(0), []
     for noise_std in (1e-9, 0.05, 100.0):
         noise = torch.from_numpy(rng.normal(0, noise_std, scatter.target.shape))
@@ -278,8 +292,8 @@ def test_an_eigenvalue_is_corrected_for_what_noise_adds_to_it():
     rng, found = np.random.default_rng(0), []
     for _ in range(50):
         target = products(truth) + torch.from_numpy(rng.normal(0, noise_std, (1, 136)))
-        means = StageRelease("means", (), torch.zeros(1, 3, 16), torch.zeros(3))
-        scatter = StageRelease("scatter", (), target[None], torch.tensor([noise_std]))
+        means = MeanFeatures("means", {}, torch.zeros(3, 16), torch.zeros(3))
+        scatter = MeanFeatures("scatter", {}, target, torch.tensor([noise_std]))
         found.append(float(model_of(config, [means, scatter]).back[0].norm()) ** 2)
     assert np.mean(found) == pytest.approx(1, abs=0.02)  # uncorrected: 1.02
 
@@ -289,10 +303,10 @@ def test_an_eigenvalue_is_corrected_for_what_noise_adds_to_it():
 def test_noise_of_any_size_leaves_finite_pictures(seed, noise_std, is_parted):
     """Also where the released number of images is negative."""
     last = "parts" if is_parted else "moments"
-    config = tiny_config(**MOMENTS | {"stages": f"means,scatter,{last}"})
-    server = staged(config, [images_of()], noisy(noise_std, seed))
-    assert all(release.target.isfinite().all() for release in server.stages)
-    model = model_of(config, server.stages)
+    config = tiny_config(**MOMENTS | {"phases": f"means,scatter,{last}"})
+    releases, server = all_released(config, [images_of()], noisy(noise_std, seed))
+    assert all(release.target.isfinite().all() for release in releases)
+    model = model_of(config, releases)
     set_generator(config, model, server.generator, server.ema)
     pictures = server.ema(torch.randn(9, AXES), torch.arange(9) % CLASSES)
     assert pictures.isfinite().all()
@@ -306,7 +320,7 @@ def test_the_expected_features_of_a_model_are_those_of_its_samples():
     root = torch.from_numpy(np.random.default_rng(0).random((CLASSES, AXES, AXES)))
     own, any_model = root @ root.mT, model_of(tiny_config(**MOMENTS), [])
     model = dataclasses.replace(any_model, covariance=own, centre=root[:, 0])
-    found = expected(model, "moments", CLASSES, AXES + 10)[0]
+    found = expected(model, "moments", CLASSES, AXES + 10)
     second = symmetric(found[:, AXES:].double(), AXES) / QUADRATIC_WEIGHT
     assert not found[:, :AXES].any()  # features are measured from the centre
     assert torch.allclose(second, model.covariance, atol=1e-6)

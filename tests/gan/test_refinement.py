@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from fedgs.config.stages import LAYERS, OF_TRUNKS, layers_of
+from fedgs.config.feature_settings import LAYERS, OF_TRUNKS, layers_of
 from fedgs.gan import public_networks, refinement
-from fedgs.gan.features import FEATURE_SCALE, StageRelease
+from fedgs.gan.features import FEATURE_SCALE, MeanFeatures
 from fedgs.gan.models import GeneratorRefined
 from fedgs.gan.public_networks import (
     lite0_layers,
@@ -32,15 +32,15 @@ def tune(monkeypatch):
 
 
 def after_moments(**settings: object):
-    """A server whose only stage left is that of features."""
+    """The last phase, of features, and a server that is before it."""
     config = tiny_config(**REFINED | settings)
     server = new_state(config)
     torch.manual_seed(0)
     server.generator.mean.uniform_(0, 1)
     server.generator.factor.mul_(6)
     server.ema.load_state_dict(server.generator.state_dict())
-    server.round = config.num_stages - 1
-    return config, server
+    server.round = config.num_rounds - 1
+    return config.at_round(config.num_rounds), server
 
 
 def test_a_random_trunk_is_the_same_everywhere_and_keeps_the_size_of_its_input():
@@ -90,8 +90,8 @@ def test_without_public_networks_the_refiner_begins_as_the_identity():
 
 
 def test_images_of_any_channels_have_pretrained_features_and_epsilons_say_so():
-    stages = REFINED["stages"].replace("features", PRETRAINED)
-    conditions = tiny_config(**REFINED | {"stages": stages}).public_conditions
+    phases = REFINED["phases"].replace("features", PRETRAINED)
+    conditions = tiny_config(**REFINED | {"phases": phases}).public_conditions
     assert ["images of ImageNet belong" in conditions[0], len(conditions)] == [True, 2]
     rgb, fonts = torch.rand(2, 3, 16, 16), sum(LAYERS["fonts"])
     grey, found = (trunk_features(PRETRAINED, x) for x in (rgb.mean(1)[:, None], rgb))
@@ -102,8 +102,8 @@ def test_images_of_any_channels_have_pretrained_features_and_epsilons_say_so():
 @pytest.mark.parametrize("last", OF_TRUNKS)
 def test_features_have_length_one_in_each_layer_and_the_axes_variance_one(last, tune):
     tune(REFERENCE_STEPS=10)
-    stages = REFINED["stages"].replace("features", last)
-    config, server = after_moments(stages=stages)
+    phases = REFINED["phases"].replace("features", last)
+    config, server = after_moments(phases=phases)
     net, centre = refinement.reference(config, server.ema)
     drawn = [refinement._drawn(config, server.ema, step) for step in range(-10, 0)]
     found = torch.cat([trunk_features(last, x) for x, _ in drawn]) - net["mean"]
@@ -117,17 +117,17 @@ def test_features_have_length_one_in_each_layer_and_the_axes_variance_one(last, 
     for deep, own in zip(found.split(sizes, dim=1)[3::4], axes, strict=True):
         assert (deep @ own).var(0).max() == pytest.approx(1, rel=0.01)
     means = [refinement.class_means(config, net, *batch) for batch in drawn]
-    assert torch.allclose(torch.stack(means).mean(0), centre[0], atol=1e-4)
+    assert torch.allclose(torch.stack(means).mean(0), centre, atol=1e-4)
     assert FEATURE_SCALE > 1
 
 
-def released(config, server) -> StageRelease:
+def released(config, server) -> MeanFeatures:
     """A release whose target is what another generator draws."""
     net, _ = refinement.reference(config, server.ema)
     other = copy.deepcopy(server.ema).requires_grad_(False)
     other.refiner.last.bias.sub_(1.0)  # darker
-    target = means_of(config, net, other).unsqueeze(0)
-    return StageRelease("features", (net,), target, torch.zeros(config.num_classes))
+    target = means_of(config, net, other)
+    return MeanFeatures("features", net, target, torch.zeros(config.num_classes))
 
 
 @torch.no_grad()
@@ -138,19 +138,18 @@ def means_of(config, net, generator) -> torch.Tensor:
     return torch.stack(means).mean(0)
 
 
-def distance(config, server) -> float:
-    release = server.stages[-1]
-    net, target = release.networks[0], release.target[0]
-    return float((means_of(config, net, server.ema) - target).square().sum())
+def distance(config, server, release) -> float:
+    found = means_of(config, release.network, server.ema)
+    return float((found - release.target).square().sum())
 
 
 def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(tune):
     tune(STEPS=30, LARGE=(0.04, 1e9), SMALL=(0.04, 1e9), AVERAGED=0.8)
     config, server = after_moments()
-    server.stages.append(released(config, server))
-    before, mean = distance(config, server), server.generator.mean.clone()
-    refinement.refine(config, server.stages[-1], server.generator, server.ema)
-    assert distance(config, server) < 0.6 * before
+    release = released(config, server)
+    before, mean = distance(config, server, release), server.generator.mean.clone()
+    refinement.refine(config, release, server.generator, server.ema)
+    assert distance(config, server, release) < 0.6 * before
     assert torch.equal(server.generator.mean, mean)
     states = server.generator.state_dict(), server.ema.state_dict()
     assert digest(states[0]) == digest(states[1])
@@ -185,7 +184,7 @@ def test_a_step_is_of_the_whole_batch(tune, monkeypatch):
     monkeypatch.setattr(torch.optim, "Adam", lambda of, rate, _: descent(of, rate))
     moved = []
     for parts in (1, 2, 5):
-        tune(PARTS=parts)
+        tune(THREADS=parts)
         moved.append(fitted(0.0).refiner.last.weight.detach())
     assert moved[0].abs().max() > 1e-5
     for other in moved[1:]:
@@ -204,7 +203,7 @@ def fitted(noise_std: float, *check) -> GeneratorRefined:
 def test_what_noise_explains_pulls_at_nothing(kind, tune):
     layers = *layers_of(kind), *[2080] * len(OF_TRUNKS[kind])
     size, std = sum(layers), torch.full((10,), 0.1)
-    release = StageRelease(kind, (), torch.zeros(()), std)
+    release = MeanFeatures(kind, {}, torch.zeros(()), std)
     noise = 0.1 * torch.randn(10, size, generator=torch.Generator().manual_seed(0))
     assert refinement.credible(noise, release).norm() < 0.2 * noise.norm()
     # Classes that differ by as much as the noise: 0.01 of 0.019, as 0.009 is noise.

@@ -37,7 +37,7 @@ def test_sixty_lines_get_the_whole_frame(own, fedgs, tmp_path, monkeypatch):
     assert not run.exists()
     monkeypatch.setenv("FEDGS_METHODS", OWN)
     printed(fedgs("train", *flags(**GIVEN, output=run)))
-    rows = json.loads(printed(fedgs("privacy", run, "--json")))
+    rows = json.loads(printed(fedgs("privacy", "of", run, "--json")))
     assert 7.9 < min(row["epsilon"] for row in rows) <= 8
     # Masked, in Flower, it is the same sum.
     folder = RunFolder.open(run)
@@ -80,9 +80,9 @@ def test_its_own_settings_have_a_table_and_nobody_elses(
         return fedgs("train", *flags(**GIVEN | others, output=run, config=file))
 
     refused(train(f'["{OWN}"]\nweight = 0'), "weight = 0.0: give")
-    refused(train('["gs-wgan"]\nweight = 2'), "only the run's method has one")
+    refused(train('["gs-wgan"]\nweight = 2'), "only the run's methods have one")
     refused(train(f'["{OWN}"]\nclip_bound = 2'), r"clip_bound: is in \[own_means")
-    refused(train("stages = 'means'"), "stages: method = own_means:METHOD has no such")
+    refused(train("moment_size = 4"), "moment_size: no phase of the run")
     refused(train("weight = 2", recipe="moments"), "weight: unknown setting")
     assert not run.exists()
     printed(train(f'seed = 1\n["{OWN}"]\nweight = 2'))

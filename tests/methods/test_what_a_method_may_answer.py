@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedgs.config.stages import Terms
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip
-from fedgs.methods import new_state
+from fedgs.methods import PhaseAt, new_state
 from fedgs.methods.base import Hosted, Method, Request
 from fedgs.methods.fedavg_gan import FedAvgGan
 from fedgs.methods.gs_wgan import GsWgan
@@ -43,7 +43,7 @@ def released(monkeypatch, answer, data=None, terms=None):
     """The sum that one node without noise releases."""
     config = tiny_config(noise_multiplier=0.0, clients_per_node=6)
     method = answer if isinstance(answer, Method) else Given(answer)
-    monkeypatch.setattr(barrier, "method_of", lambda *of: method)
+    monkeypatch.setattr(barrier, "phase_at", lambda *of: PhaseAt(method, config))
     hosted = Hosted(data or tiny_data(config), ALL, 0)
     return answer_of(config, hosted, Request(1, {})).values.double()
 
@@ -54,7 +54,7 @@ def released(monkeypatch, answer, data=None, terms=None):
     ids=str,
 )
 def test_another_shape_than_the_terms_promise_is_refused(monkeypatch, shape):
-    with pytest.raises(TypeError, match="its terms promise"):
+    with pytest.raises(TypeError, match="the terms promise"):
         released(monkeypatch, lambda client: torch.full(shape, 1000.0))
 
 
@@ -168,7 +168,7 @@ def test_a_stacked_method_that_leaves_out_a_client_is_refused(monkeypatch):
 
     monkeypatch.setattr(GsWgan, "answer_stacked", fewer)
     request = request_of(config, participants="all", trainees=())
-    with pytest.raises(TypeError, match="other than once a client"):
+    with pytest.raises(TypeError, match="other than once"):
         answer_of(config, Hosted(tiny_data(config), ALL, 0, nets), request)
 
 
@@ -187,7 +187,9 @@ def test_a_gan_of_others_gets_one_discriminator_at_a_time_and_trains_the_nodes(
     request = request_of(config, participants=(1, 4), trainees="all")
     found = []
     for method in (GsWgan(), Own()):
-        monkeypatch.setattr(barrier, "method_of", lambda *of, own=method: own)
+        monkeypatch.setattr(
+            barrier, "phase_at", lambda *of, own=method: PhaseAt(own, config)
+        )
         nets = Discriminators(config, ALL, is_stacked=False)
         hosted = Hosted(tiny_data(config), ALL, 0, nets)
         monkeypatch.setattr("fedgs.config.method_settings.STACKED_UP_TO", 0)
@@ -259,7 +261,7 @@ def test_each_row_of_gs_wgan_is_the_answer_of_its_client_alone():
 
 
 def test_each_row_of_fedavg_gan_is_the_answer_of_its_client_alone():
-    settings = {"method": "fedavg-gan", "spectral_norm": False}
+    settings = {"phases": "fedavg-gan", "spectral_norm": False}
     config = tiny_config(client_selection="all", clients_per_node=6, **settings)
     method = FedAvgGan()
     request = method.begin(config, new_state(config))[0]

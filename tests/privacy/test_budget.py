@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.privacy.accountant import statements, statements_of_runs
 from fedgs.privacy.budget import Budget, calibrate_noise, is_spent, largest_num_rounds
 from fedgs.privacy.plan import Plan
@@ -16,9 +17,9 @@ from fedgs.round.run import new_event
 from plans import (
     COST,
     FULL,
-    STAGED,
     TABLE_1,
     TABLE_2,
+    WITH_RELEASES,
     epsilons,
     event,
     everybody,
@@ -50,7 +51,7 @@ QUESTIONS = {
     "all, some collude": (FULL, "secagg", 3.0, {"colluding": 2}),
     "masked": (MASKED, "server", 10.0, {"colluding": 1}),
     "masking failed": (MASKED, "unmasked", 10.0, {}),
-    "stages": (Plan.from_config(STAGED), "release", 8.0, {}),
+    "releases": (Plan.from_config(WITH_RELEASES), "release", 8.0, {}),
     "amplified": (AMPLIFIED, "release", 3.0, {}),
     "amplified, large target": (AMPLIFIED, "release", 40.0, {}),
     "with a selection": (SMALL, "release", 14.0, {"selections": [COST]}),
@@ -96,8 +97,8 @@ def test_largest_num_rounds_is_the_last_within_the_target(coarse_grid, name):
 
 
 @pytest.mark.parametrize(("target", "rounds"), [(1.0, 1), (0.1, 0)])
-def test_rounds_within_a_small_target_are_stages(target, rounds):
-    plan = Plan.from_config(STAGED)
+def test_rounds_within_a_small_target_are_releases(target, rounds):
+    plan = Plan.from_config(WITH_RELEASES)
     asked = (target, DELTA, "release", "zero-out")
     assert rounds_within(plan, *asked) == rounds
 
@@ -219,10 +220,10 @@ def test_a_budget_stops_before_it_is_exceeded(coarse_grid, name):
     assert_refused("num_clients = 11", budget.add, event(num_clients=11))
 
 
-@pytest.mark.parametrize("changes", [{}, {"stages": None}])
+@pytest.mark.parametrize("changes", [{}, {"phases": "gs-wgan"}])
 def test_a_calibrated_run_uses_its_whole_budget(changes):
     asked = (10.0, DELTA, "release", "zero-out")
-    config = replace(STAGED, **changes)
+    config = ResolvedConfig.from_flat(changes, WITH_RELEASES)
     noise = calibrate_noise(Plan.from_config(config), *asked)
     config = replace(config, noise_multiplier=noise)
     planned = [new_event(config, t, "all", 1) for t in range(1, config.num_rounds + 1)]
@@ -232,9 +233,9 @@ def test_a_calibrated_run_uses_its_whole_budget(changes):
     assert not budget.allows(new_event(config, config.num_rounds, "all", 2))
 
 
-def test_a_budget_that_ends_before_a_stage_is_spent_before_it():
+def test_a_budget_that_ends_before_a_release_is_spent_before_it():
     """The next event is another kind of release than the last one."""
-    config = replace(STAGED, target_epsilon=1.0, relation="zero-out")
+    config = replace(WITH_RELEASES, target_epsilon=1.0, relation="zero-out")
     assert is_spent(config, [new_event(config, 1, "all", 1)])
-    cheap = replace(config, stages="means:0.5,scatter:0.01")
+    cheap = replace(config, phases="means:0.5,scatter:0.01,gs-wgan")
     assert not is_spent(cheap, [new_event(cheap, 1, "all", 1)])

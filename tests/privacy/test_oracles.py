@@ -19,7 +19,7 @@ from fedgs.privacy.oracle import (
 )
 from fedgs.privacy.same_clients import Run
 from fedgs.round.run import new_event
-from tiny import FULL_PARTICIPATION, STAGED, tiny_config
+from tiny import FULL_PARTICIPATION, WITH_RELEASES, tiny_config
 
 DELTA = 1e-5
 
@@ -38,7 +38,7 @@ def test_dp_accounting_pld_agrees(count, ratio):
     assert found == pytest.approx(exact, abs=1e-3 * exact + step)
 
 
-@pytest.mark.parametrize("settings", [FULL_PARTICIPATION, STAGED])
+@pytest.mark.parametrize("settings", [FULL_PARTICIPATION, WITH_RELEASES])
 def test_a_ledger_read_by_flowers_own_accountant_has_just_more(settings):
     """Whoever counts a run's events with Flower's accountant gets no less."""
     pytest.importorskip("dp_accounting")

@@ -17,7 +17,7 @@ from fedgs.privacy.plan import Plan
 from fedgs.privacy.same_clients import Run
 from fedgs.privacy.selection_cost import Target
 from fedgs.round.run import new_event
-from plans import STAGED, epsilon, epsilons, event, everybody, frozen, theorems
+from plans import WITH_RELEASES, epsilon, epsilons, event, everybody, frozen, theorems
 from refusals import assert_refused
 from tiny import run_config
 
@@ -262,20 +262,22 @@ def test_release_rows_say_why_events_are_not_amplified(coarse_grid, reason):
     assert "no amplification" not in conditions(found, "server")
 
 
-# ------------------------------------------------------------------------------- stages
+# ----------------------------------------------------------------------------- phases
 
 
-@pytest.mark.parametrize("stages", [STAGED.stages, "means,scatter"])
+@pytest.mark.parametrize(
+    ("phases", "first", "second"),
+    [("means:0.5,scatter:2,gs-wgan", 0.5, 2), ("means,scatter,gs-wgan", 1, 1)],
+)
 @pytest.mark.parametrize("rounds", [1, 2, 3, 6])
 def test_plan_and_ledger_of_embeddings_and_gradients_are_the_closed_form(
-    rounds, stages
+    rounds, phases, first, second
 ):
-    """mu^2 = (f / 2)^2 (weights + gradient rounds * B) / (nodes * sigma^2)."""
-    config = replace(STAGED, stages=stages)
+    """mu^2 = (f / 2)^2 (shares + gradient rounds * B) / (nodes * sigma^2)."""
+    config = replace(WITH_RELEASES, phases=phases)
     events = [new_event(config, round, "all", 1) for round in range(1, rounds + 1)]
-    first, second = (0.5, 2) if ":" in stages else (0.5, 0.5)
     mu_squared = first + second * (rounds > 1) + 4 * max(rounds - 2, 0)
-    done = Run(replace(config, num_rounds=max(rounds, 2)), events)
+    done = Run(config, events, planned_rounds=rounds)
     released = statements_of_runs([done], 1e-5)
     planned = statements(Plan.from_config(config).ended_after(rounds), 1e-5)
     assert len(planned) == len(released) == 6

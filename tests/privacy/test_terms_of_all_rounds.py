@@ -9,8 +9,8 @@ import pytest
 
 from fedgs.config.method_settings import NetworkSettings
 from fedgs.config.rounds import MOST_ROUNDS, rounds_alike, terms_at
-from fedgs.config.run_config import ResolvedConfig, RunConfig, class_of
-from fedgs.config.stages import Terms
+from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.privacy.accountant import statements, statements_of_runs
 from fedgs.privacy.budget import budget_of, calibrate_noise, is_spent
@@ -69,9 +69,8 @@ def config_of(**settings):
     own = {"num_clients": 12, "client_selection": "all", "clients_per_round": 12}
     own |= {"num_rounds": ROUNDS, "noise_multiplier": 4.0, "num_classes": 3}
     own |= {"clients_per_node": 4, "seed": 1, "engine": "flower"}
-    own |= {"method": "others:METHOD", "image_size": 28, "image_channels": 1}
-    made = class_of(ResolvedConfig, NetworkSettings)
-    return made(**own | settings)
+    own |= {"phases": "others:METHOD", "image_size": 28, "image_channels": 1}
+    return ResolvedConfig.from_flat(own | settings)
 
 
 def mu_of(config, law, shares=1):
@@ -285,7 +284,7 @@ def test_the_answer_of_any_round_is_weighed(law, monkeypatch):
 
 
 def test_more_rounds_than_can_be_asked_are_refused():
-    config = config_of(method="dp-merf", num_rounds=MOST_ROUNDS + 1)
+    config = config_of(phases="dp-merf", num_rounds=MOST_ROUNDS + 1)
     assert_refused("num_rounds = 1000001", rounds_alike, config)
 
 

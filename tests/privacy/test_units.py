@@ -13,11 +13,11 @@ import pytest
 
 import fedgs as library
 from command_line import flags, printed, refused
+from experiments.baselines import dp_sgd
+from experiments.baselines.baseline import Facts
+from experiments.baselines.dp_merf import CentralDPMerf, CentralDPMerfSettings
 from fedgs.app.commands import forecast, run_outcome
 from fedgs.audit.mechanism import claims_of_one_round
-from fedgs.baselines import dp_sgd
-from fedgs.baselines.contract import Facts
-from fedgs.baselines.dp_merf import DPMerf
 from fedgs.config.recipes import RECIPES, configure, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.given import read_given
@@ -35,7 +35,7 @@ from fedgs.runs import epsilons
 from fedgs.runs.data_card import in_words
 from fedgs.runs.publication import publish
 from fedgs.runs.run_folder import RunFolder
-from plans import FULL, STAGED
+from plans import FULL, WITH_RELEASES
 from refusals import assert_refused
 from report_folders import make_run
 from tiny import FULL_PARTICIPATION, SETTINGS, run_config, tiny_config, write_tiny_npz
@@ -77,7 +77,7 @@ def test_only_replace_one_is_stated_of_a_record(changes):
 
 
 def test_embeddings_of_records_are_of_replace_one():
-    plan = Plan.from_config(dataclasses.replace(STAGED, **RECORD))
+    plan = Plan.from_config(dataclasses.replace(WITH_RELEASES, **RECORD))
     assert relations(statements(plan, 1e-5)) == {"replace-one"}
 
 
@@ -127,7 +127,7 @@ def test_a_program_and_the_command_line_agree_on_records(tmp_path, fedgs):
     words = flags(data=f"npz:{npz}", **given)
     refused(fedgs("train", *words), "relation = 'zero-out': a record .*give --relation")
     plan = flags(recipe="moments", num_clients=6, privacy_unit="record")
-    rows = json.loads(printed(fedgs("privacy", *plan, "--json")))
+    rows = json.loads(printed(fedgs("privacy", "plan", *plan, "--json")))
     assert {row["relation"] for row in rows} == {"replace-one"}
 
 
@@ -168,8 +168,8 @@ def test_a_record_of_a_central_method_moves_its_own_part_alone():
     """Sums over records: there zero-out of a record is what it says."""
     event = dp_sgd.event(1.0, 2.0, what="embedding")
     facts = Facts(3, 30, None, 2, (1, 16, 16))
-    rows = DPMerf().guarantees(
-        DPMerf.Settings(noise_multiplier=2.0), facts, [event], 1e-5
+    rows = CentralDPMerf.guarantees(
+        CentralDPMerfSettings(noise_multiplier=2.0), facts, [event], 1e-5
     )
     valid = {r.relation: r.epsilon for r in rows if r.label == "valid"}
     assert valid["zero-out"] == pytest.approx(epsilon_from_mu(0.5, 1e-5))
@@ -266,7 +266,7 @@ def counted(tmp_path_factory) -> Path:
     public = np.random.default_rng(7).integers(0, 256, (30, 16, 16), np.uint8)
     np.savez(folder / "Ada.npz", images=public, labels=np.arange(30) % 3)
     given |= {"public_data": f"npz:{folder / 'Ada.npz'}", "noise_multiplier": 0.9}
-    given |= {"recipe": "moments", "stages": "moments"}
+    given |= {"recipe": "moments", "phases": "moments"}
     del given["target_epsilon"]
     return library.train(data=data, output=folder / "run", **given).path
 
@@ -279,7 +279,7 @@ def test_unit_and_public_numbers_stand_wherever_an_epsilon_does(counted, fedgs):
     config = RunFolder.open(counted).config
     label, run = privacy_label(counted), library.load(counted)
     run_outcome.show_end(counted)
-    code, columns, told = fedgs("privacy", counted, "--csv")
+    code, columns, told = fedgs("privacy", "of", counted, "--csv")
     assert code == 0
     heads = next(csv.reader(io.StringIO(columns)))[1:]
     assert all(head.endswith(f"unit: {OWNER}") for head in heads)
@@ -287,7 +287,7 @@ def test_unit_and_public_numbers_stand_wherever_an_epsilon_does(counted, fedgs):
     places = {
         "repr": repr(run),
         "label": in_words(label),
-        "privacy": printed(fedgs("privacy", counted)),
+        "privacy": printed(fedgs("privacy", "of", counted)),
         "csv": columns + told,
         "dry run": shown,
         "as JSON": json.dumps(label),

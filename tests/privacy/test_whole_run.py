@@ -22,7 +22,7 @@ from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
 from fedgs.round.run import new_event
 from tests.support.ledgers import statements_from_ledger
-from tiny import STAGED, tiny_config
+from tiny import WITH_RELEASES, tiny_config
 
 TRIALS = 4000
 ERRORS = 4.0  # standard errors: a right accountant fails with one seed in 16,000
@@ -45,7 +45,7 @@ RUNS = {  # with an adversary and a relation; deltas are far from 0 and 1
         ("release", "zero-out"),
     ),
     "embeddings, then gradients": (
-        STAGED | ALL | {"num_rounds": 5, "noise_multiplier": 2.5},
+        WITH_RELEASES | ALL | {"num_rounds": 5, "noise_multiplier": 2.5},
         ("server", "replace-one"),
     ),
     # Its theorem is about the worse one of two directions: here 5 % above this one.

@@ -13,7 +13,7 @@ from fedgs.config.plugins import COHORT_CLASSIFIER
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import warm_start
-from fedgs.methods import dp_merf, method_of, new_state
+from fedgs.methods import dp_merf, new_state, phase_at
 from fedgs.methods.base import Hosted
 from fedgs.round import local
 from fedgs.round.answer import answer_of
@@ -27,10 +27,10 @@ QUIET = {"noise_multiplier": 0.0, "clients_per_node": 6}
 METHODS: dict[str, dict[str, Any]] = {
     "gs-wgan": FULL_PARTICIPATION,
     "moments": MOMENTS,
-    "dp-merf": {"method": "dp-merf", "client_selection": "all", "num_rounds": 1},
-    "classifier": {"method": COHORT_CLASSIFIER, "client_selection": "all"},
+    "dp-merf": {"phases": "dp-merf", "client_selection": "all", "num_rounds": 1},
+    "classifier": {"phases": COHORT_CLASSIFIER, "client_selection": "all"},
     "fedavg-gan": {
-        **{"method": "fedavg-gan", "client_selection": "all"},
+        **{"phases": "fedavg-gan", "client_selection": "all"},
         **{"spectral_norm": False, "discriminator_steps": 1},
     },
 }
@@ -56,12 +56,12 @@ def emptied(data: FederatedImages, clients: tuple[int, ...]) -> FederatedImages:
 def released(config, data: FederatedImages, participants: Any) -> torch.Tensor | None:
     """What one node without noise releases in its first round, warm start included."""
     server = new_state(config)
-    method = method_of(config, 1)
+    method, own = phase_at(config, 1)
     nets = None
     if method.has_discriminators:
-        nets = Discriminators(config, range(6))
-        warm_start(config, nets, data, range(6))
-    request: Request = method.begin(config, server)[0]
+        nets = Discriminators(own, range(6))
+        warm_start(own, nets, data, range(6))
+    request: Request = method.begin(own, server)[0]
     asked = dataclasses.replace(request, participants=participants)
     answer = answer_of(config, Hosted(data, range(6), 0, nets), asked)
     return None if answer is None else answer.values

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgs.config.stages import read_stages
+from fedgs.config.phases import read_phases
 from fedgs.files import read_json, read_tensors, write_json
 from fedgs.gan import refinement
 from fedgs.privacy.accountant import statements
@@ -26,22 +26,26 @@ ROUNDS = 20
 # So that the norms are the signal's, not the noise's.
 QUIET = {"spectral_norm": False, "latent": "normal", "noise_multiplier": 0.0}
 FEW = {"num_rounds": 6}
-UPDATES = {"method": "fedavg-gan", "clients_per_round": 4}
+UPDATES = {"phases": "fedavg-gan", "clients_per_round": 4}
 UPDATES |= {"client_selection": "balanced", "clients_per_node": 2}
 UPDATES |= {"generator_learning_rate": 0.05, "discriminator_learning_rate": 0.05}
+REFINED_TWICE = FULL_PARTICIPATION | REFINED
+REFINED_TWICE |= {"phases": REFINED["phases"] + ",gs-wgan"}
 TRAJECTORIES = {
     "selected": {"clients_per_round": 1},
     "full-participation": FULL_PARTICIPATION | QUIET,
-    "default-recipe": REFINED | QUIET | FEW,
+    "default-recipe": REFINED_TWICE | QUIET | FEW,
     "fedavg-gan": UPDATES | QUIET | FEW,
     "secure-aggregation": FULL_PARTICIPATION | FEW | {"secure_aggregation": True},
 }
-STAGES = "means:0.25,scatter:0.25,moments:0.5,pretrained-features:1"
+RELEASES = "means:0.25,scatter:0.25,moments:0.5,pretrained-features:1"
 
 
-def of_stages(stages: str) -> dict:
-    """What a plan knows of stages: the noise of each, and that gradients follow."""
-    own = [Releases("embedding", s.weight**-0.5, 1, 1) for s in read_stages(stages)]
+def of_releases(phases: str) -> dict:
+    """What a plan knows of phases: the noise of each, and that gradients follow."""
+    own = [
+        Releases("embedding", phase.share**-0.5, 1, 1) for phase in read_phases(phases)
+    ]
     following = Releases("gradient", 1.0, 32, 40 - len(own))
     return {"releases": (*own, following)}
 
@@ -50,9 +54,9 @@ PLANS = {
     "all, local": {},
     "all": {"engine": "flower"},
     "all, masked": {"engine": "flower", "secure_aggregation": True},
-    "all, two stages": {"engine": "flower", **of_stages("means:0.5,scatter:2")},
-    "all, four stages": of_stages(STAGES),
-    "all, stages, masked": {"secure_aggregation": True, **of_stages(STAGES)},
+    "all, two releases": {"engine": "flower", **of_releases("means:0.5,scatter:2")},
+    "all, four releases": of_releases(RELEASES),
+    "all, releases, masked": {"secure_aggregation": True, **of_releases(RELEASES)},
     "one drawn": {"client_selection": "uniform", "clients_per_round": 1},
     "ten drawn": {"client_selection": "uniform", "clients_per_round": 10},
     "ten drawn, amplified": {

@@ -17,14 +17,14 @@ from runs import train
 from tiny import (
     MOMENTS,
     embedding_round,
+    next_request,
     run_config,
-    stage_request,
     tiny_config,
     tiny_data,
     write_tiny_npz,
 )
 
-PUBLIC = MOMENTS | {"stages": "moments,moments"}
+PUBLIC = MOMENTS | {"phases": "moments,moments"}
 PUBLIC |= {"num_rounds": 2, "public_data": "fonts"}
 
 STARTS = [
@@ -103,13 +103,14 @@ def test_public_images_of_other_classes_or_channels_are_refused(
     images = np.zeros((4, channels, 16, 16), np.uint8)
     np.savez(tmp_path / "x.npz", images=images, labels=labels)
     config = tiny_config(**PUBLIC | {"public_data": f"npz:{tmp_path / 'x.npz'}"})
-    assert_refused(f"public_data = 'npz:.*{named}", new_state, config)
+    words = f"public_data = 'npz:.*{named}"
+    assert_refused(words, next_request, config, new_state(config))
 
 
 def test_clients_do_not_read_the_public_data(tmp_path):
     there = {"public_data": write_tiny_npz(tmp_path / "public.npz")}
     config = tiny_config(**PUBLIC | there)
-    request = stage_request(config, new_state(config))
+    request = next_request(config, new_state(config))
     elsewhere = tiny_config(**PUBLIC | {"public_data": "npz:/nowhere.npz"})
     assert embedding_round(elsewhere, tiny_data(elsewhere), range(6), request, 0)
 

@@ -1,6 +1,6 @@
 """Engine x method x fault: whatever trains and whatever breaks, the bytes are the same.
 
-Fed-Avg GAN's are in tests/baselines; real processes in tests/server and tests/clients.
+Fed-Avg GAN's are in tests/methods; real processes in tests/server and tests/clients.
 """
 
 import json
@@ -23,7 +23,7 @@ from runs import Report, attempts, events, generator, ignore, train
 from server.strategy import FederatedGan
 from simulated_grid import MODES as SIMULATED
 from simulated_grid import FakeGrid
-from tiny import MOMENTS, REFINED, digest, tiny_config, write_tiny_npz
+from tiny import REFINED, WITH_RELEASES, digest, tiny_config, write_tiny_npz
 
 pytestmark = pytest.mark.usefixtures("server_process", "clock")
 
@@ -39,10 +39,11 @@ MODES = SIMULATED | {
     },
     # A generator whose spectral vectors move with each step.
     "resnet": {"clients_per_round": 1, "generator": "resnet", "generator_dim": 2},
-    "parts": MOMENTS | {"stages": "means,scatter,parts"},
+    "parts": WITH_RELEASES | {"phases": "means,scatter,parts,gs-wgan"},
     # Moments, a refiner, and rounds of discriminators that train it on.
-    "refined": REFINED | {"stages": "means,scatter,features"},
-    "public start": MOMENTS | {"stages": "moments,moments", "public_data": "all"},
+    "refined": WITH_RELEASES | REFINED | {"phases": "means,scatter,features,gs-wgan"},
+    "public start": WITH_RELEASES
+    | {"phases": "moments,moments,gs-wgan", "public_data": "all"},
 }
 
 
@@ -155,8 +156,8 @@ CASES = [
     *((mode, "Workers") for mode in ("selected", "balanced, frozen")),
     *((m, "Flower") for m in ("trains without answering", "public start", "parts")),
     *(("refined", engine) for engine in ("Flower", "Deployed")),
-    *((m, "Hopping") for m in ("selected", "full participation", "staged")),
-    *((m, "Deployed") for m in ("selected", "silos that differ", "staged")),
+    *((m, "Hopping") for m in ("selected", "full participation", "with releases")),
+    *((m, "Deployed") for m in ("selected", "silos that differ", "with releases")),
 ]
 
 
@@ -271,7 +272,7 @@ BROKEN = [
     ("selected", Local, "four times"),
     ("resnet", Local, "after a step"),
     ("refined", Local, "in the refiner's fit"),
-    ("staged", Local, "four times"),
+    ("with releases", Local, "four times"),
     ("public start", Local, "after a step"),
     ("selected", Flower, "after a step"),
     ("full participation", Flower, "before the first checkpoint"),

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from command_line import flags, refused
+from experiments.baselines import find
 from experiments.comparison import methods
 from experiments.comparison.options import CompareRequest
-from experiments.debug.debug_folder import read_debug
 from experiments.grid import runs
 from experiments.grid.cells import Cells, Method, Request, Source
+from fedgs.app.debug.debug_folder import read_debug
 from fedgs.app.report.debug import read_debug_folder
-from fedgs.baselines import find
 from fedgs.cohorts.selection import PLAN
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
@@ -31,7 +31,7 @@ from fedgs.runs.sample import draw_samples, load_generator
 from fedgs.runs.sample_files import Samples
 from refusals import assert_refused
 from report_folders import make_debug, make_run
-from server.server_app import _place
+from server.server_app import run_place
 
 BAD = ["", ".", "..", ".hidden", "../out", "/etc", "a/b", "a\\b", "a\0b", "a\nb"]
 BAD += ["a\x1b[2J", "\ud800", "x" * 256, "ä" * 128, 7, None, ["a"]]
@@ -147,9 +147,9 @@ def test_the_ledgers_of_a_client_are_in_its_folder(tmp_path):
 
 def test_a_server_takes_plain_names_of_runs_only(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGS_RUNS", str(tmp_path))
-    assert _place("run") == tmp_path / "run"
+    assert run_place("run") == tmp_path / "run"
     for name in ("../run", "/etc", "a/b", ".", ".hidden", "a\nb", "x" * 300):
-        assert_refused("output = ", _place, name)
+        assert_refused("output = ", run_place, name)
 
 
 def test_no_setting_has_a_character_that_no_path_has(tmp_path, fedgs):

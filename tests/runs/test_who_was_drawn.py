@@ -20,7 +20,7 @@ from fedgs.app.report.page import read_page
 from fedgs.cohorts.selection import _counts
 from fedgs.cohorts.selection_settings import Selection
 from fedgs.files import read_metadata
-from fedgs.methods import method_of, new_state
+from fedgs.methods import new_state
 from fedgs.methods.schedule import select
 from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy.ledger import Ledger
@@ -35,7 +35,13 @@ from refusals import assert_refused
 from runs import attempts, events, interrupt_at, rewrite, train
 from server.roll_call import public_settings
 from tests.support.report_folders import make_run
-from tiny import record_calls, tiny_config, tiny_data, write_tiny_npz
+from tiny import (
+    next_request,
+    record_calls,
+    tiny_config,
+    tiny_data,
+    write_tiny_npz,
+)
 
 KEY = "private/selection.key"
 DRAWN = {"client_selection": "uniform", "clients_per_round": 2, "noise_seed": None}
@@ -139,7 +145,7 @@ def test_only_the_private_folder_has_the_secret(create, tmp_path, coarse_grid):
     config = RunFolder.open(run.path).config
     assert config.selection_key == key
     server = new_state(config)
-    request, _ = method_of(config, 1).begin(config, server)
+    request = next_request(config, server)
     texts = [repr(config), str(config), repr(run), str(privacy_label(run.path))]
     texts += [str(of_run(run.path)), json.dumps(config.to_flat())]
     texts += [repr(encode_request(request, config)), str(public_settings(config))]
@@ -226,7 +232,7 @@ def test_a_run_whose_secret_is_lost_ends_and_is_still_stated(create, fedgs, fate
     now = files_of(run.path)
     assert [name for name in {*now, *known} if now.get(name) != known.get(name)] == []
     assert [(row.epsilon, row.theorem) for row in of_run(run.path)] == before
-    printed(fedgs("privacy", run.path))
+    printed(fedgs("privacy", "of", run.path))
 
 
 def test_a_folder_of_which_nobody_may_read_the_private_part_is_stated(
@@ -283,7 +289,7 @@ def test_an_old_run_is_charged_by_what_its_seed_drew(create, fedgs, coarse_grid,
         assert any(text.startswith(said) for text in row.conditions)
         assert any(f"decides because {PUBLIC}" in text for text in row.conditions)
         assert row.guarantee
-    printed(fedgs("privacy", old.path))
+    printed(fedgs("privacy", "of", old.path))
     assert_refused(LOST, old.ledger)
     refused(fedgs("resume", old.path), LOST)
 

@@ -93,7 +93,7 @@ def test_second_launcher_is_refused_and_harms_nothing(tmp_path, monkeypatch):
         env=environment(**{TOKEN_VARIABLE: token}),
         stdin=subprocess.PIPE,
     )
-    monkeypatch.setattr(flower_engine, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(flower_engine, "LAUNCHER_LOCK_SECONDS", 0.2)
     with sleeper:
         with pytest.raises(UserError, match=r"another process trains .*; wait"):
             flower_engine.train(folder, lambda metrics: None, threading.Event())
@@ -137,7 +137,7 @@ def test_workers_share_a_gpu(tmp_path, monkeypatch):
         config = tiny_config(engine="flower", output="unused", **settings)
         folder = SimpleNamespace(config=config, path=tmp_path)
         control = SimpleNamespace(start=start)
-        flower_engine._submit(control, folder, ("module:app", "module:app"))
+        flower_engine.start_run(control, folder, ("module:app", "module:app"))
     pools = [ray_actor.pool_size_from_resources(each) for each in of_a_client]
     assert pools == [1, 2, 4]
     machine[0]["Resources"].pop("GPU")
@@ -224,7 +224,7 @@ def test_a_simulation_whose_ray_started_too_late_is_started_again(
     logs = [f"Exception: The current {flower_engine.RAY_IS_LATE}.", "another reason"]
 
     ended = "finished:failed", ""
-    monkeypatch.setattr(flower_engine, "_simulate", lambda *_: (*ended, logs.pop(0)))
+    monkeypatch.setattr(flower_engine, "simulate", lambda *_: (*ended, logs.pop(0)))
     with pytest.raises(FlowerFailed, match="without an outcome"):
         flower_engine.train(folder, lambda metrics: None, threading.Event())
     assert logs == []
@@ -311,7 +311,7 @@ def test_plain_flwr_run_trains_with_the_settings_of_pyproject(
     assert result == {"status": "completed", "message": ""}
     config = RunFolder.open(folder).config
     assert (config.data, config.num_nodes, config.engine) == ("digits", 2, "flower")
-    assert (config.generator_dim, config.stages) == (4, recipe("demo").stages)
+    assert (config.generator_dim, config.phases) == (4, recipe("demo").phases)
     assert Ledger.read(folder / "ledger.jsonl").length == config.num_rounds == 4
     twin = {"engine": "local", "num_workers": 1, "output": str(tmp_path / "local")}
     alone = RunFolder.create(ResolvedConfig.from_flat(twin, config))

@@ -2,16 +2,16 @@
 
 import dataclasses
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
-
-from fedgs.baselines import find, frame
-from fedgs.baselines.contract import Statement
-from fedgs.baselines.frame import Asked, BaselineRun
+from experiments.baselines import find
+from experiments.baselines.baseline import Baseline
+from experiments.baselines.baseline_run import BaselineRun, new_run
+from experiments.baselines.target import Asked
 from fedgs.data.federated import FederatedImages
-from fedgs.gan.models import build_generator
+from fedgs.privacy.accountant import Statement
 from fedgs.privacy.gaussian import epsilon_from_mu
 from runs import Report, ignore
 
@@ -54,46 +54,42 @@ def small_run(
     names = {spec.name for spec in dataclasses.fields(find(method, True).Settings)}
     own = {n: settings.pop(n) for n in list(settings) if n in names}
     given = DIGITS | {"output": str(output)} | settings
-    return frame.new_run(method, SMALL.get(name, {}) | own, asked, given)
+    return new_run(method, SMALL.get(name, {}) | own, asked, given)
 
 
 def small_trainer(name: str, folder: Path, **settings: Any) -> Any:
     """Returns the trainer of such a training, which has not begun."""
     run, data = small_run(name, folder / "run", **settings)
-    return run.method.trainer(run.settings, run.config, data, 3)
+    return run.training(data)
 
 
 def train(run: BaselineRun, data, report: Report = ignore, stop=None) -> None:
     """Trains from what is on the disk."""
-    frame.train(run, data, report, stop or threading.Event())
+    run.train(data, report, stop or threading.Event())
 
 
-class Steps:
-    """A method for tests of the frame: four Gaussian releases, mu = 2."""
+class Steps(Baseline[Any]):
+    """A method for tests of the loop: four Gaussian releases, mu = 2."""
 
-    name, title, unit = "steps", "Four releases", "record"
+    name = "steps"
+    title = "Four releases"
+    unit = "record"
     Settings = dataclasses.make_dataclass("NoSettings", [])
-    recipe, num_steps = {"generator": "upsample"}, 4
+    recipe: ClassVar[Mapping[str, Any]] = {"generator": "upsample"}
 
-    def calibrated(self, settings: Any, *asked: Any) -> Any:
+    @classmethod
+    def calibrated(
+        cls, settings: Any, facts: Any, target_epsilon: float, delta: float
+    ) -> Any:
         return settings
 
-    def guarantees(self, settings: Any, facts: Any, events: Any, delta: float) -> Any:
+    @classmethod
+    def guarantees(cls, settings: Any, facts: Any, events: Any, delta: float) -> Any:
         epsilon = epsilon_from_mu(len(events) ** 0.5, delta)
         return [Statement("valid", "record", "replace-one", epsilon, delta, "exact")]
 
-    def trainer(self, settings: Any, config: Any, *more: Any) -> "Steps":
-        self.generator = build_generator(config, 0)
-        return self
+    def build(self) -> None:
+        self.num_steps = 4
 
     def step(self, index: int) -> dict[str, Any]:
         return {"kind": "vector", "noise_per_clip": 1.0}
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return {"released": torch.zeros(2)}
-
-    def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Nothing is learned from what was released."""
-
-
-STEPS = Steps()

@@ -104,7 +104,7 @@ class Deployment:
         names = NAMES[: tiny_config(**settings).num_nodes]
         own = {"output": str(root / "run"), "nodes": ",".join(names)}
         own |= {"num_rounds": 4, "round_timeout": 60.0, "data": "digits"}
-        config = tiny_config(**SHORT | own | settings)
+        config = tiny_config(defaults=SHORT | own, **settings)
         self.equip(root, RunFolder.create(config))
 
     def equip(self, root: Path, folder: RunFolder) -> None:

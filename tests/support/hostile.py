@@ -18,12 +18,12 @@ from fedgs.round.messages import (
     encode_answer,
     encode_request,
 )
-from tiny import MOMENTS, request_of, server_round, stage_request, tiny_config
+from tiny import MOMENTS, next_request, request_of, server_round, tiny_config
 
 ROUND, NODE = 3, 2
 EXACT = tiny_config(num_rounds=9)
 COMPACT = tiny_config(num_rounds=9, message_precision="compact")
-STAGE = tiny_config(**MOMENTS | {"num_rounds": 9})
+RELEASE = tiny_config(**MOMENTS)
 
 Payload = dict[str, Any]
 Change = Callable[[Payload], Payload]
@@ -35,14 +35,14 @@ def a_request(config: RunConfig, **changes: object) -> Request:
     return request_of(config, ROUND, **asked | changes)
 
 
-def a_stage(config: RunConfig) -> Request:
-    """An honest request of stage 3."""
+def a_request_of_means(config: RunConfig) -> Request:
+    """An honest request of round 3, where that releases mean features."""
     server = new_state(config)
     for round in range(1, ROUND):
         server_round(
-            config, server, stage_request(config, server), [a_release(config, round)]
+            config, server, next_request(config, server), [a_release(config, round)]
         )
-    return replace(stage_request(config, server), keep_round=2)
+    return replace(next_request(config, server), keep_round=2)
 
 
 def a_release(config: RunConfig, round: int = ROUND) -> SanitizedGradients:
@@ -55,8 +55,10 @@ def a_release(config: RunConfig, round: int = ROUND) -> SanitizedGradients:
 
 
 @cache
-def _request_of(config: RunConfig) -> Request | Request:
-    return a_stage(config) if config.stages else a_request(config)
+def _request_of(config: RunConfig) -> Request:
+    if config.at_round(ROUND).releases_once:
+        return a_request_of_means(config)
+    return a_request(config)
 
 
 def honest(side: str, config: RunConfig) -> Payload:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fedgs.config.run_config import GsWganConfig
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.privacy.ledger import Event
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import SelectionCost
@@ -16,18 +16,20 @@ TABLE_1 = replace(TABLE_2, num_clients=1000, num_rounds=20_000, engine="local")
 ALL = {"num_clients": 539, "clients_per_round": 539, "client_selection": "all"}
 FULL = Plan(**ALL, num_rounds=150, batch_size=32, noise_multiplier=1.2)
 # Two releases of embeddings, then four of gradients.
-STAGED = GsWganConfig(
-    **ALL,
-    image_size=28,
-    image_channels=1,
-    num_classes=10,
-    clients_per_node=49,
-    num_rounds=6,
-    stages="means:0.5,scatter:2",
-    batch_size=4,
-    noise_multiplier=0.7,
-    engine="flower",
-    seed=0,
+WITH_RELEASES = ResolvedConfig.from_flat(
+    {
+        **ALL,
+        "image_size": 28,
+        "image_channels": 1,
+        "num_classes": 10,
+        "clients_per_node": 49,
+        "num_rounds": 6,
+        "phases": "means:0.5,scatter:2,gs-wgan",
+        "batch_size": 4,
+        "noise_multiplier": 0.7,
+        "engine": "flower",
+        "seed": 0,
+    }
 )
 # A private selection of the cohort.
 COUNTS = {"num_counts": 8, "count_noise_std": 4.0, "membership_epsilon": 1.0}

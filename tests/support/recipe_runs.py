@@ -37,7 +37,7 @@ SIZES = {
     "dct_size": 8,
     "moment_size": 8,
 }
-ROUNDS = 3  # after those that a recipe has one of for each of its stages
+ROUNDS = 3  # after those that a recipe has one of for each release of mean features
 # Six clients have little signal. With so much less noise, both are seen in the norms.
 MORE_EPSILON, LESS_NOISE = 1000.0, 0.001
 # Of the plans: the recipes' own sizes, for data of so many writers.
@@ -92,7 +92,10 @@ def _sizes(config: RunConfig) -> dict[str, Any]:
     flat = config.to_flat()
     known = {name: flat[name] for name in SIZES if flat.get(name, "") != ""}
     small = {name: min(value, SIZES[name]) for name, value in known.items()}
-    small["num_rounds"] = min(config.num_rounds, config.num_stages + ROUNDS)
+    once = sum(
+        config.at_phase(index).releases_once for index in range(len(config.phases))
+    )
+    small["num_rounds"] = min(config.num_rounds, once + ROUNDS)
     return small
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from experiments.debug.debug_folder import FORMAT
-from experiments.debug.verdict import with_titles
+from fedgs.app.debug.debug_folder import FORMAT
+from fedgs.app.debug.verdict import with_titles
 from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
 from fedgs.files import write_json
 from fedgs.gan.models import build_generator

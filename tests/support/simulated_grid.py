@@ -20,13 +20,13 @@ from clients.client_app import app as client_app
 from fedgs.runs.run_folder import RunFolder
 from runs import Report, generator, ignore
 from server.strategy import FederatedGan
-from tiny import FULL_PARTICIPATION, MOMENTS, STAGED
+from tiny import FULL_PARTICIPATION, MOMENTS, WITH_RELEASES
 
 MODES = {
     "selected": {"clients_per_round": 2},
     "full participation": FULL_PARTICIPATION,
     "silos that differ": {**FULL_PARTICIPATION, "node_sizes": "1,4,1"},
-    "staged": STAGED,
+    "with releases": WITH_RELEASES,
     "moments": MOMENTS,
     "trains without answering": {
         "clients_per_round": 1,
@@ -108,12 +108,12 @@ class FakeGrid(Grid):
 
     def ask(self, who: Any, memory: dict, request: Message) -> Message | None:
         """Has a process with some memory answer a request."""
-        state._workers.clear()
-        state._workers.update(memory)
+        state.workers.clear()
+        state.workers.update(memory)
         context = self.contexts[request.metadata.dst_node_id]
         reply = self.client_app(message=request, context=context)
-        memory.update(state._workers)
-        state._workers.clear()
+        memory.update(state.workers)
+        state.workers.clear()
         self.replies.append((request.metadata.message_type, who, reply))
         return self.spoil(who, request, reply)
 

@@ -16,10 +16,9 @@ from torch import Tensor
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
-from fedgs.methods import method_of, new_state
+from fedgs.methods import new_state, phase_at, phase_with_discriminators
 from fedgs.methods.base import Hosted, Request, State
 from fedgs.methods.gs_wgan import METHOD as GS_WGAN
-from fedgs.methods.moments import MOMENTS as STAGES
 from fedgs.round.answer import answer_of, summed
 from fedgs.round.codec import rounded
 
@@ -55,15 +54,16 @@ FULL_PARTICIPATION: dict[str, Any] = {"client_selection": "all", "dct_size": 8}
 FULL_PARTICIPATION |= {"clients_per_node": 2, "fakes_per_round": 8}
 FULL_PARTICIPATION |= {"discriminator_training": "every_round"}
 
-# Two stages, then gradients.
-STAGED = FULL_PARTICIPATION | {"stages": "means:0.5,scatter:2", "moment_size": 4}
-STAGED |= {"generator": "gaussian", "latent": "normal"}
+# Three releases of moments, and nothing else.
+MOMENTS: dict[str, Any] = {"client_selection": "all", "clients_per_node": 2}
+MOMENTS |= {"phases": "means:0.5,scatter:1,moments:2", "moment_size": 4}
+MOMENTS |= {"generator": "gaussian", "latent": "normal"}
 
-# Three stages, and nothing else.
-MOMENTS = STAGED | {"stages": "means:0.5,scatter:1,moments:2"}
+# Two releases, then a round of GS-WGAN.
+WITH_RELEASES = FULL_PARTICIPATION | MOMENTS | {"phases": "means:0.5,scatter:2,gs-wgan"}
 
 # Moments, and a refiner fitted to features.
-REFINED = MOMENTS | {"stages": MOMENTS["stages"] + ",features:2", "num_rounds": 4}
+REFINED = MOMENTS | {"phases": MOMENTS["phases"] + ",features:2", "num_rounds": 4}
 REFINED |= {"generator": "refined", "generator_dim": 2}
 
 
@@ -72,19 +72,25 @@ def run_config(**settings: object) -> RunConfig:
     return RunConfig.from_flat(settings)
 
 
-def tiny_config(kind: Any = ResolvedConfig, **overrides: object) -> Any:
+def tiny_config(
+    kind: Any = ResolvedConfig,
+    defaults: dict[str, Any] | None = None,
+    **overrides: object,
+) -> Any:
     """Returns a resolved and valid configuration of the tiny problem.
 
     A `RunConfig` is one as a user gives it: some settings may be unset.
-    `client_selection="all"` sets clients_per_round to all clients by itself.
+    `client_selection="all"` sets clients_per_round to all clients by itself. Of the
+    `defaults`, settings that no phase of the run has are left out.
     """
-    settings = SETTINGS | overrides
+    base = SETTINGS | (defaults or {})
+    settings = base | overrides
     if settings.get("client_selection") == "all":
         overrides["clients_per_round"] = settings["num_clients"]
     if issubclass(kind, ResolvedConfig):
         # Without a run folder, which draws one: who takes part follows from the seed.
         overrides = {"selection_key": str(settings["seed"])} | overrides
-    return kind.from_flat(overrides, run_config(**SETTINGS)).validate()
+    return kind.from_flat(overrides, run_config(**base)).validate()
 
 
 def tiny_data(config: RunConfig) -> FederatedImages:
@@ -131,18 +137,25 @@ def global_state() -> str:
 
 def draw_fakes(config: RunConfig, server: State) -> tuple[Request, Any]:
     """Returns a gradient round's request as it is sent, and what waits for answers."""
-    request, pending = GS_WGAN.begin(config, server)
+    request, pending = GS_WGAN.begin(gs_wgan_of(config), server)
     return rounded(request, config), pending
+
+
+def gs_wgan_of(config: RunConfig) -> Any:
+    """Returns a run's settings as its phase of GS-WGAN sees them."""
+    return phase_with_discriminators(config).config
 
 
 def public_fakes(config: RunConfig, server: State | None = None) -> Request:
     """Returns the request of the warm start as it is sent."""
-    return rounded(GS_WGAN.prepare(config, server or new_state(config)), config)
+    server = server or new_state(config)
+    return rounded(GS_WGAN.prepare(gs_wgan_of(config), server), config)
 
 
-def stage_request(config: RunConfig, server: State) -> Request:
-    """Returns the request of the next stage."""
-    return STAGES.begin(config, server)[0]
+def next_request(config: RunConfig, server: State) -> Request:
+    """Returns the request of the next round, whatever phase it is in."""
+    method, own = phase_at(config, server.round + 1)
+    return method.begin(own, server)[0]
 
 
 def client_round(config, discriminators, data, hosted, request, node_id) -> Any:
@@ -159,7 +172,8 @@ def server_round(config, server: State, pending: Any, answers) -> None:
     """Has the server learn from the answers of the next round."""
     round = server.round + 1
     released = summed(config, round, answers)
-    method_of(config, round).finish(config, server, pending, released)
+    method, own = phase_at(config, round)
+    method.finish(own, server, pending, released)
 
 
 def changed(request: Request, **changes: Any) -> Request:

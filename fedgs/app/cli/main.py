@@ -5,7 +5,6 @@ exit code 2; a run that stopped early or failed is exit code 1 and can be resume
 docs/using.md lists all codes.
 """
 
-import json
 import sys
 import warnings
 from dataclasses import fields, replace
@@ -14,21 +13,20 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.comparison.options import OF_DATA, CompareRequest
-from experiments.debug.debug_request import (
+from fedgs import __version__
+from fedgs.app.cli import deploy_flags, extensions, privacy_flags
+from fedgs.app.commands.audit_request import AuditRequest
+from fedgs.app.commands.sample_request import SampleRequest
+from fedgs.app.debug.debug_request import (
     DebugRequest,
     OwnSuspects,
     PlantedBug,
     planted,
 )
-from fedgs import __version__
-from fedgs.app.cli import baseline, deploy_flags
-from fedgs.app.commands.audit_request import AuditRequest
-from fedgs.app.commands.sample_request import SampleRequest
 from fedgs.app.evaluation.request import READING, SHAPE, EvaluationRequest
 from fedgs.app.flags import (
+    MOST_USED,
     ConfigOption,
-    HelpAllOption,
     JsonOption,
     RecipeOption,
     RunArgument,
@@ -48,7 +46,6 @@ from fedgs.config.recipes import (
 )
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import reject
-from fedgs.runs.run_folder import is_baseline
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,16 +56,13 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at private images you own.")
 app.add_typer(data_app, name="data")
+app.add_typer(privacy_flags.app, name="privacy")
 app.add_typer(deploy_flags.app, name="deploy")
-app.add_typer(baseline.app, name="baseline")
-# Of `fedgs train`: what `--help` shows, in two screens.
-MOST_USED = ("data", "test_fraction", "num_clients", "target_epsilon")
-MOST_USED += ("noise_multiplier", "relation", "num_rounds", "engine", "output", "seed")
 # The recipe of all commands that train one run, whose defaults the help shows.
 CHOSEN = replace(recipe(DEFAULT), test_fraction=HELD_OUT)
+# Where a bug is looked for.
 MOST_USED_TO_DEBUG = ("data", "data_dir", "target_epsilon", "engine", "output", "seed")
 FORMAT_WARNING = warnings.formatwarning
-OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
 
 
 def main() -> None:
@@ -102,14 +96,13 @@ def _format_warning(
 
 
 @app.command(epilog=f"The defaults are those of the recipe {DEFAULT}.")
-@settings_flags(shown=MOST_USED, defaults=vars(CHOSEN))
+@settings_flags(*MOST_USED, defaults=vars(CHOSEN), has_set=True)
 def train(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what a run does and costs; no run.")
     ] = False,
-    help_all: HelpAllOption = False,
     *,
     settings: dict[str, Any],
 ) -> None:
@@ -122,7 +115,7 @@ def train(
     from fedgs.app.commands import train as running
     from fedgs.round.preparation import with_held_out
 
-    known = settings_in(config, configured.method) | settings
+    known = settings_in(config, configured.phases) | settings
     configured = with_held_out(configured, known)
     running.train(configured, known, dry_run)
 
@@ -186,71 +179,32 @@ def evaluate(
     evaluation.evaluate(request, as_json)
 
 
-@app.command()
-@settings_flags("Federation", "Privacy", "Training", "GS-WGAN", "Runtime")
-def privacy(
-    runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders, on the same clients.")
-    ] = None,
-    recipe: RecipeOption = None,
+@app.command("settings")
+@settings_flags(has_set=True)
+def show_settings(
+    source: Annotated[str, typer.Argument(help="A recipe, or a run folder.")] = DEFAULT,
     config: ConfigOption = None,
-    at_epsilon: Annotated[
-        float | None, typer.Option(help="Print delta at this epsilon instead.")
-    ] = None,
-    colluding_nodes: Annotated[
-        int, typer.Option(help="Whose noise the secagg adversary knows.", min=0)
-    ] = 0,
-    same_clients: Annotated[
-        bool, typer.Option("--same-clients", help="RUNs that differ have them too.")
-    ] = False,
-    reproduce: Annotated[
-        bool, typer.Option("--reproduce", help="Recompute the analysis' numbers.")
-    ] = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print RUN's epsilons after each round.")
-    ] = False,
-    as_json: JsonOption = False,
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Print the epsilons of runs, or of planned settings without a run.
+    """Print all settings as a TOML file that --config reads, with their help.
 
-    With --noise-multiplier and --target-epsilon: of the largest number of rounds.
+    Example: fedgs settings gs-wgan > my.toml
     """
-    from fedgs.app.commands import privacy as privacy_report
-    from fedgs.runs import epsilons
+    from fedgs.config.tree import as_toml
 
-    given = {"recipe": recipe, "config": config, "at_epsilon": at_epsilon, **settings}
-    given["colluding_nodes"] = colluding_nodes or None
-    if as_csv:
-        more = {"json": as_json or None, "reproduce": reproduce or None}
-        reject(given | more, "--csv states RUN as it is; leave out")
-        privacy_report.show_by_round(runs or [])
-        return
-    if reproduce:
-        reject({"RUN": runs or None, **given}, "--reproduce stands alone; leave out")
-        from experiments.paper import reproduce as reproduction
+    if (Path(source) / "config.json").exists():
+        from fedgs.runs.run_folder import RunFolder
 
-        reproduction.main(as_json)
-        return
-    if not runs:
-        statements = privacy_report.of_settings(
-            recipe, config, settings, at_epsilon, colluding_nodes
-        )
-    elif any(map(is_baseline, runs)):
-        reject(given | {"delta": None}, OF_BASELINE)
-        statements = privacy_report.of_baseline(runs, settings.get("delta"))
+        reject({"config": config, **settings}, "SOURCE is a run; leave out")
+        lines = as_toml(RunFolder.open(source).config)
     else:
-        kept = ("delta", "at_epsilon", "colluding_nodes")
-        others = {name: value for name, value in given.items() if name not in kept}
-        reject(others, "RUN has its own; leave out RUN or")
-        statements = epsilons.of_runs(
-            runs, settings, at_epsilon, same_clients, colluding_nodes
-        )
-    if as_json:
-        print(json.dumps([s.to_json() for s in statements], indent=2))
-    else:
-        privacy_report.show(statements)
+        configured = configure(source, config, settings)
+        given = settings_in(config, configured.phases) | settings
+        # `train` decides it by the data.
+        lines = as_toml(configured, {"test_fraction"} - given.keys())
+    for line in lines:
+        print(line)
 
 
 @app.command()
@@ -280,28 +234,6 @@ def report(
     reporting.report(folders, output)
 
 
-@app.command()
-@settings_flags(*OF_DATA)
-@request_flags(CompareRequest)
-def compare(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Train and compare all methods at every epsilon; what is stored is printed.
-
-    --data, and how it is read, is for a data set of your own in place of the three.
-    """
-    request = CompareRequest(**given)
-    from experiments.comparison.compare import compare
-
-    compare(request, settings)
-
-
-@app.command()
-def bench(device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu") -> None:
-    """Measure the speed of this machine; nothing is kept."""
-    from experiments.speed.bench import bench as measure
-
-    measure(device)
-
-
 @data_app.command("inspect")
 @settings_flags("Data", "num_clients", "seed")
 def inspect_data(
@@ -322,16 +254,11 @@ def inspect_data(
 
 
 @app.command()
-@settings_flags(
-    *("Data", "Privacy", "Training", "GS-WGAN", "Model", "Runtime"),
-    shown=MOST_USED_TO_DEBUG,
-    defaults={"engine": "flower"},
-)
+@settings_flags(*MOST_USED_TO_DEBUG, defaults={"engine": "flower"}, has_set=True)
 @request_flags(PlantedBug, OwnSuspects, DebugRequest, has_defaults=False)
 def debug(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
-    help_all: HelpAllOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what can be found at all; no run.")
     ] = False,
@@ -344,7 +271,7 @@ def debug(
     With --output of an earlier call alone: go on. The recipe is class-means, whatever
     else is given, and the engine is Flower.
     """
-    from experiments.debug import bug_detection
+    from fedgs.app.debug import bug_detection
 
     bug_detection.from_flags(given, recipe, config, settings, dry_run)
 
@@ -365,3 +292,6 @@ def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     from fedgs.app.commands import select_clients as selecting
 
     selecting.select_clients(config, selection)
+
+
+extensions.add_commands(app, {"privacy": privacy_flags.app})

@@ -21,10 +21,8 @@ from fedgs.audit.crafted_releases import audited
 from fedgs.audit.finding import Check, Finding
 from fedgs.audit.mechanism import MOST_DRAWS, audit_rounds, recorded_plan
 from fedgs.audit.membership import audit_samples
-from fedgs.audit.one_release import attack_releases
 from fedgs.audit.one_run import as_audited, audit_run
 from fedgs.audit.worst_case import check_mechanism, check_method
-from fedgs.baselines.frame import open_run
 from fedgs.config.run_config import GsWganConfig, ResolvedConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data, load_test_data
@@ -36,10 +34,12 @@ from fedgs.privacy.rounding import upper
 from fedgs.randomness import secret
 from fedgs.round.run import RunStopped, stop_on_signal
 from fedgs.runs import sample as samples
+from fedgs.runs.other_runs import open_other
 from fedgs.runs.run_folder import RunFolder
 
 QUICK_DRAWS = 1.2e8  # of noise: one node's million rounds of 32 fakes, three times
-CANARIES, FEWEST_CANARIES = 100, 10
+CANARIES = 100
+FEWEST_CANARIES = 10
 NUM_SYNTHETIC = 5000
 NUM_RECORDS = 2500
 NOT_RUN = "not run: give --full"
@@ -68,20 +68,13 @@ def _attack_baseline(
     folder: RunFolder, request: AuditRequest, progress: Progress
 ) -> Outcome:
     """Attacks one release of each kind; the worst case is the method's own."""
-    run = open_run(folder.path)
+    run = open_other(folder.path)
     if request.full:
         raise UserError("full: is for runs of `fedgs train`; leave out --full")
-    if not (run.releases and hasattr(run.method, "audit_scores")):
-        what = "has no audit yet" if run.unit != "none" else "claims no epsilon"
-        raise UserError(
-            f"RUN = {request.run}: {run.method.name} {what}; "
-            "`fedgs privacy RUN` states its epsilons"
-        )
-    progress.say(f"A: {request.trials} releases of each kind")
-    findings = attack_releases(run, request.trials)
+    findings = list(run.attack(request.trials, progress.say))
     whole = upper(run.guarantees()[0].epsilon)
     notes = [f"one release each; the whole run claims {whole}"]
-    return findings, [], {"method": run.method.name}, notes
+    return findings, [], {"method": run.name}, notes
 
 
 def _attack_run(
@@ -94,11 +87,12 @@ def _attack_run(
             f"num_clients = {clients}: --full needs a run of at least "
             f"{FEWEST_CANARIES} clients; leave it out"
         )
-    config, events = folder.config, folder.read_ledger().events
+    config = folder.config
+    events = folder.read_ledger().events
     output = folder.path / "audit"
     output.mkdir(exist_ok=True)
     # Attack B is of gradient rounds alone. The bounds of A and B hold together.
-    is_possible = isinstance(config, GsWganConfig) and not config.num_stages
+    is_possible = isinstance(config, GsWganConfig) and len(config.phases) == 1
     has_b = request.full and is_possible
     progress.say(f"A: up to {request.trials} rounds of each kind")
     most_draws = MOST_DRAWS if request.full else QUICK_DRAWS
@@ -111,10 +105,12 @@ def _attack_run(
             f"A: best of rounds of one coordinate and of {min(whole):g} or more whole "
             "releases in each of four directions"
         )
-    data, one_run = None, NO_STAGES if request.full else NOT_RUN
+    data = None
+    one_run = NO_STAGES if request.full else NOT_RUN
     if has_b:
         config = of_gs_wgan(config)
-        data, rounds = load_data(config), request.rounds or config.num_rounds
+        data = load_data(config)
+        rounds = request.rounds or config.num_rounds
         plan = recorded_plan(config, events)
         more, one_run = _one_run(config, plan, data, rounds, output, progress)
         findings += more

@@ -15,14 +15,15 @@ from fedgs.app.commands.run_outcome import in_words, near
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.cohort_file import selection_costs
-from fedgs.config.run_config import GsWganConfig, ResolvedConfig
+from fedgs.config.feature_settings import OF_MOMENTS, OF_TRUNKS
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.sources import has_test_split
 from fedgs.errors import first_n
-from fedgs.gan.discriminators import CHUNK_SIZE, Discriminators
+from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from fedgs.methods import method_of, new_state
-from fedgs.methods.base import Hosted
+from fedgs.methods import PhaseAt, new_state, phases_of
+from fedgs.methods.base import Hosted, Method
 from fedgs.methods.schedule import EVERYONE
 from fedgs.privacy.accountant import in_short, large_delta, statements
 from fedgs.privacy.plan import Plan
@@ -33,7 +34,9 @@ from fedgs.round.answer import answer_of, most_signal_to_noise, summed
 from fedgs.round.preparation import clients_needed, copies_in_memory, state_bytes
 
 PROCESS_BYTES = 5e8  # a process with torch
-FEW_SECONDS, FLOWER_SECONDS = 5.0, 20.0  # start and end of a run, by engine
+# Start and end of a run, by engine
+FEW_SECONDS = 5.0
+FLOWER_SECONDS = 20.0
 TIMED_SECONDS = 1.0  # of a few clients' rounds, by which all rounds are estimated
 # 60,000 images, 100 low frequencies: 4 CPU seconds (docs/benchmark.md).
 SECONDS_OF_PRODUCT = 4 / (60_000 * 100**2)
@@ -45,9 +48,16 @@ OUTSIDE = "scores on private data lie outside every epsilon"
 def choice(config: ResolvedConfig, data: FederatedImages) -> str:
     """Returns the line that says what was fitted to the clients, and the time."""
     return (
-        f"moment_size {config.moment_size} by {config.num_clients} clients and "
+        f"{_moments(config)} by {config.num_clients} clients and "
         f"{target(config)}; {duration(config, data)}"
     )
+
+
+def _moments(config: ResolvedConfig) -> str:
+    size = getattr(config, "moment_size", None)  # of phases of moments alone
+    if size is None:
+        return config.methods
+    return f"moment_size {size}"
 
 
 def target(config: ResolvedConfig) -> str:
@@ -120,22 +130,31 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
 
     Privacy: reads images and their number; for their owner's eyes.
     """
-    seconds, by = FEW_SECONDS if config.engine == "local" else FLOWER_SECONDS, ""
-    if config.num_stages:
-        seconds += SECONDS_OF_PRODUCT * len(data.images) * config.moment_features**2
-    if config.has_features:
-        seconds += SECONDS_OF_FIT * config.image_size**2
-    if config.num_rounds > config.num_stages:
-        seconds += seconds_of_gradients(config, data)
-        by = ", by rounds of a few clients timed here, if the cores are idle"
+    if config.engine == "local":
+        seconds = FEW_SECONDS
+    else:
+        seconds = FLOWER_SECONDS
+    by = ""
+    for phase in phases_of(config):
+        own = phase.config
+        if own.method == "scatter":  # of all moments, it takes nearly all the time
+            products = own.moment_features**2
+            seconds += SECONDS_OF_PRODUCT * len(data.images) * products
+        elif own.method in OF_TRUNKS:
+            seconds += SECONDS_OF_FIT * own.image_size**2
+        elif own.method not in OF_MOMENTS:
+            seconds += seconds_of_rounds(config, phase, data)
+            by = ", by rounds of a few clients timed here, if the cores are idle"
     for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds > 2 * size:
             return f"about {math.ceil(seconds / size)} {unit}{by}"
     return f"about {math.ceil(seconds / 10) * 10} seconds{by}"
 
 
-def seconds_of_gradients(config: ResolvedConfig, data: FederatedImages) -> float:
-    """Returns about how long the warm start and all gradient rounds take.
+def seconds_of_rounds(
+    config: ResolvedConfig, phase: PhaseAt, data: FederatedImages
+) -> float:
+    """Returns about how long a phase of many rounds takes, with its warm start.
 
     A round is the server's part, and a client's for each client that trains. A round of
     the warm start is a client's part; a local one, with its own generator, is both.
@@ -146,43 +165,49 @@ def seconds_of_gradients(config: ResolvedConfig, data: FederatedImages) -> float
     trains_all = config.discriminator_training == "every_round"
     clients = config.num_clients if trains_all else config.clients_per_round
     nodes = min(config.num_nodes, clients)
-    of_server, of_client = _timed_round(config, data, clients // nodes)
+    of_server, of_client = _timed_round(config, phase, data, clients // nodes)
     workers = min(config.num_workers, nodes, os.cpu_count() or 1)
     if config.device != "cpu":
         workers = 1  # they share the card
     warm = of_client + (of_server if not config.is_warm_start_public else 0.0)
     warm *= clients_needed(config) * config.warm_start_rounds
-    rounds = config.num_rounds - config.num_stages
+    starts = config.first_rounds
+    rounds = starts[phase.config.phase_index + 1] - starts[phase.config.phase_index]
     return rounds * of_server + (rounds * clients * of_client + warm) / workers
 
 
 def _timed_round(
-    config: ResolvedConfig, data: FederatedImages, on_node: int
+    config: ResolvedConfig, phase: PhaseAt, data: FederatedImages, on_node: int
 ) -> tuple[float, float]:
     """Returns seconds of the server's part of a round, and of each of a few clients."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as a run does
     clock = time.process_time  # does not grow with other work here
-    own: dict[str, Any] = {"secure_aggregation": False, "selection_key": secret()}
-    if isinstance(config, GsWganConfig):
-        own["discriminator_training"] = "selected"
-    config = dataclasses.replace(config, **own)
-    hosted = range(min(on_node, CHUNK_SIZE if config.stacked else 1))
-    server, method = new_state(config), method_of(config, config.num_stages + 1)
-    nets = Discriminators(config, hosted) if method.has_discriminators else None
+    changes: dict[str, Any] = {"secure_aggregation": False, "selection_key": secret()}
+    if phase.method.has_discriminators:
+        changes["discriminator_training"] = "selected"
+    config = dataclasses.replace(config, **changes)
+    method: Method[Any] = phase.method
+    own: Any = config.at_phase(phase.config.phase_index)
+    hosted = range(min(on_node, method.stack_size(own)))
+    if method.has_discriminators:
+        nets = Discriminators(own, hosted)
+    else:
+        nets = None
     hosting = Hosted(data, hosted, 0, nets)
-    server.round = config.num_stages
+    server = new_state(config)
+    server.round = own.rounds_before
     times: list[tuple[float, float]] = []
     while sum(map(sum, times)) < TIMED_SECONDS:
         started = clock()
-        request, pending = method.begin(config, server)
+        request, pending = method.begin(own, server)
         asked = dataclasses.replace(request, participants=EVERYONE, trainees=EVERYONE)
         asked_at = clock()
         answer = answer_of(config, hosting, asked)
         of_clients = clock() - asked_at
         assert isinstance(answer, SanitizedGradients)
         released = summed(config, request.round, [answer])
-        method.finish(config, server, pending, released)
+        method.finish(own, server, pending, released)
         times.append((clock() - started - of_clients, of_clients / len(hosted)))
     of_server, of_client = (min(part) for part in zip(*times, strict=True))
     return of_server, of_client
@@ -203,14 +228,15 @@ def signal_note(config: ResolvedConfig) -> str:
 
     Privacy: public.
     """
-    kinds = range(1, config.num_stages + 1 + (config.num_rounds > config.num_stages))
-    most = {round: most_signal_to_noise(config, round) for round in kinds}
+    firsts = config.first_rounds[:-1]  # of each phase
+    most = {round: most_signal_to_noise(config, round) for round in firsts}
     return f"at most {in_words(config, most)} of the noise's power, if all agree"
 
 
 def stated(config: ResolvedConfig) -> list[list[str]]:
     """Returns adversary, relation and epsilon of every guarantee of a plan."""
-    plan, costs = Plan.from_config(config), selection_costs([config])
+    plan = Plan.from_config(config)
+    costs = selection_costs([config])
     return [
         [row.adversary, row.relation, upper(row.epsilon) if row.epsilon else "none"]
         for row in statements(plan, config.delta, selections=costs)
@@ -224,8 +250,14 @@ def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
     Privacy: reads images and their number; for their owner's eyes.
     """
     state = state_bytes(config)
-    processes = 1 if config.engine == "local" else config.num_workers + 3
-    copies = 1 if config.engine == "local" else config.num_workers + 1
+    if config.engine == "local":
+        processes = 1
+    else:
+        processes = config.num_workers + 3
+    if config.engine == "local":
+        copies = 1
+    else:
+        copies = config.num_workers + 1
     held = processes * PROCESS_BYTES + copies * data.images.nbytes
     held += state * copies_in_memory(config)
     shape = " x ".join(map(str, data.images.shape[1:]))

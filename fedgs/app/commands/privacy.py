@@ -36,11 +36,13 @@ def of_settings(
     settings: dict[str, Any],
     at_epsilon: float | None = None,
     colluding: int = 0,
+    is_limited: bool = False,
 ) -> list[Statement]:
     """Returns the statements of a planned run, with the paper's figures beside.
 
-    With a target, the noise is calibrated; with noise and target, the statements are of
-    the largest number of rounds within it, at most the given one.
+    With a target, the noise is calibrated. If `is_limited`, noise and target are both
+    given, and the statements are of the largest number of rounds within the target, at
+    most the planned one.
 
     Args:
         recipe: name of a recipe; None is the default one.
@@ -48,13 +50,20 @@ def of_settings(
         settings: of the command line, over both.
         at_epsilon: state delta at this epsilon; the paper's figures are then left out.
         colluding: nodes of a round whose noise the secagg adversary knows.
+        is_limited: whether noise and target limit the rounds.
 
     Raises:
         UserError: settings that decide an epsilon are missing or invalid.
     """
     config = configure(recipe, config_file, settings, engine="flower")
-    noise, target = config.noise_multiplier, config.target_epsilon
-    is_limited = noise is not None and target is not None
+    noise = config.noise_multiplier
+    target = config.target_epsilon
+    if not is_limited and noise is not None and target is not None:
+        raise UserError(
+            f"noise_multiplier = {noise:g}: target_epsilon = {target:g} finds the "
+            "noise; leave one of the two out, or ask `fedgs privacy rounds` how many "
+            "rounds fit"
+        )
     if at_epsilon is not None and "delta" in settings and target is None:
         raise UserError("delta: --at-epsilon computes it; leave out one of the two")
     plan = Plan.from_config(dataclasses.replace(config, noise_multiplier=noise or 0.0))
@@ -90,7 +99,8 @@ def _largest(config: RunConfig, plan: Plan, colluding: int) -> int:
     """Returns the largest number of rounds within the target and says so."""
     asked = Target.of(config, selection_costs([config]))
     most = largest_num_rounds(plan, asked, colluding)
-    noise, target = f"{config.noise_multiplier:g}", _target_text(config)
+    noise = f"{config.noise_multiplier:g}"
+    target = _target_text(config)
     if most == 0:
         raise UserError(
             f"noise_multiplier = {noise}: one round alone exceeds {target}; give a "
@@ -129,9 +139,9 @@ def of_baseline(runs: Sequence[Path], delta: float | None) -> list[Statement]:
             f"RUN = {', '.join(map(str, runs))}: a baseline's run is accounted "
             "alone; give one RUN, and add epsilons and deltas of one unit and relation"
         )
-    from fedgs.baselines.frame import open_run  # loads torch
+    from fedgs.runs.other_runs import open_other  # loads torch
 
-    return open_run(runs[0]).guarantees(delta, with_private=True)
+    return open_other(runs[0]).guarantees(delta, with_private=True)
 
 
 # ------------------------------------------------------------------ by round
@@ -154,7 +164,10 @@ def show_by_round(runs: Sequence[Path]) -> None:
     for round, rows in by_round(folder.config, events, len(events)):
         lines.append({"round": round})
         for row in rows:
-            note = "" if row.label == VALID else f", {row.label}"
+            if row.label == VALID:
+                note = ""
+            else:
+                note = f", {row.label}"
             at = f"at delta {upper(row.delta, 6)}, unit: {row.unit_in_words}"
             name = f"{row.adversary} {row.relation} {at}{note}"
             lines[-1][name] = math.inf if row.epsilon is None else row.epsilon
@@ -183,7 +196,10 @@ def show(statements: Sequence[Statement]) -> None:
 
 
 def _holds(row: Statement) -> str:
-    why = "" if row.label == VALID else f", {row.label}"
+    if row.label == VALID:
+        why = ""
+    else:
+        why = f", {row.label}"
     return "yes" if row.guarantee else f"NO{why}"
 
 
@@ -239,5 +255,7 @@ def _number(row: Statement) -> str:
         below = "< " if row.delta <= LEAST_DELTA else ""
         return f"{below}{upper(row.delta)}"
     if row.epsilon is not None and row.label == AS_PUBLISHED:  # no bound of anything
-        return f"{row.epsilon:.3f}" if row.epsilon >= 100 else f"{row.epsilon:.4g}"
+        if row.epsilon >= 100:
+            return f"{row.epsilon:.3f}"
+        return f"{row.epsilon:.4g}"
     return upper(row.epsilon)

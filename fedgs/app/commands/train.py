@@ -1,8 +1,7 @@
-"""What `fedgs train`, `baseline`, `resume` and `sample` do."""
+"""What `fedgs train`, `resume` and `sample` do."""
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from fedgs.app.commands.run_outcome import (
 )
 from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
 from fedgs.app.commands.terminal import Progress, say
-from fedgs.baselines import find, frame
-from fedgs.baselines.target import Asked
 from fedgs.cohorts.selection import PLAN
 from fedgs.config.recipes import described, is_fitted
 from fedgs.config.run_config import RunConfig
@@ -32,6 +29,7 @@ from fedgs.round import local
 from fedgs.round.preparation import fitted_to_data, free_output, planned_run
 from fedgs.round.run import RunStopped, stop_on_signal
 from fedgs.runs import publication
+from fedgs.runs.other_runs import OtherRun, open_other
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import draw_samples
 from fedgs.runs.sample_files import Output, check_output
@@ -54,7 +52,7 @@ def train(config: RunConfig, given: Mapping[str, Any], is_dry: bool = False) -> 
         typer.Exit: the run stopped early or failed (code 1).
     """
     if planned := _planned(config, given, is_dry):
-        _run(*planned)
+        run_to_end(*planned)
 
 
 def _planned(
@@ -84,30 +82,6 @@ def _planned(
     return folder, data if resolved.engine == "local" else None
 
 
-def train_baseline(name: str, given: Mapping[str, Any]) -> None:
-    """Creates a run folder of a method of `fedgs.baselines` and trains in it.
-
-    Args:
-        name: of the method, or module:object.
-        given: settings of the method, of `Asked`, and of `RunConfig`.
-
-    Raises:
-        UserError: bad input; nothing was written.
-        typer.Exit: the run stopped early (code 1).
-    """
-    kinds = (find(name, is_typed=True).Settings, Asked)
-    own, asked = (
-        {spec.name: given[spec.name] for spec in fields(kind) if spec.name in given}
-        for kind in kinds
-    )
-    settings = {n: v for n, v in given.items() if n not in own and n not in asked}
-    run, data = frame.new_run(name, own, Asked(**asked), settings)
-    for warning in forecast.warnings_of(run.config, data, run.target_epsilon):
-        say(f"Warning: {warning}", is_error=True)
-    say(f"scores: {forecast.evaluation_note(run.config, data)}")
-    _run(run.folder, data, run)
-
-
 def resume(path: Path, typed: str = "") -> None:
     """Continues a run folder, or a selection of cohorts.
 
@@ -125,12 +99,12 @@ def resume(path: Path, typed: str = "") -> None:
     if folder.is_finished:
         say(f"{path}: is finished, its generator is written")
     elif folder.is_baseline:
-        baseline = frame.open_run(path, typed)
-        _run(folder, frame.load_run_data(baseline), baseline)
+        other = open_other(path, typed)
+        run_to_end(folder, other.load_data(), other)
     else:
         go_back(folder)
         is_local = folder.config.engine == "local"
-        _run(folder, load_data(folder.config) if is_local else None)
+        run_to_end(folder, load_data(folder.config) if is_local else None)
 
 
 def go_back(folder: RunFolder) -> None:
@@ -150,7 +124,7 @@ def go_back(folder: RunFolder) -> None:
 def train_from_checkpoint(
     folder: RunFolder,
     data: FederatedImages | None,
-    baseline: frame.BaselineRun | None = None,
+    other: OtherRun | None = None,
 ) -> bool:
     """Trains a run folder from its last checkpoint on, through its engine.
 
@@ -159,7 +133,7 @@ def train_from_checkpoint(
     Args:
         folder: new, or of `go_back`.
         data: what a local run trains on; None: the Flower engine loads its own.
-        baseline: the folder's run, where it is one of `fedgs.baselines`.
+        other: the folder's run, where its method is not of fedgs.
 
     Returns:
         Whether the run is complete although it was told to stop, in its last round:
@@ -176,10 +150,10 @@ def train_from_checkpoint(
         stop_on_signal(go_on) as stop,
         Progress(console) as progress,
     ):
-        title = "step" if baseline else "round"
+        title = "step" if other else "round"
         report = progress.rounds(folder.config.num_rounds, title)
-        if data is not None and baseline:
-            frame.train(baseline, data, report, stop)
+        if data is not None and other:
+            other.train(data, report, stop)
         elif data is not None:
             local.train(folder, data, report, stop)
         else:
@@ -187,21 +161,24 @@ def train_from_checkpoint(
         return stop.is_set()
 
 
-def _run(
-    folder: RunFolder,
-    data: FederatedImages | None,
-    baseline: frame.BaselineRun | None = None,
+def run_to_end(
+    folder: RunFolder, data: FederatedImages | None, other: OtherRun | None = None
 ) -> None:
+    """Trains as `train_from_checkpoint`, and says before and after what it is about.
+
+    Raises:
+        typer.Exit: the run stopped early or failed (code 1).
+    """
     path = near(folder.path)
-    say(baseline.description if baseline else _description(folder.config))
+    say(other.description if other else _description(folder.config))
     with exit_if_stopped(f"continue with: fedgs resume {path}"):
         try:
-            train_from_checkpoint(folder, data, baseline)
+            train_from_checkpoint(folder, data, other)
         except RunStopped as end:
-            if baseline or not folder.is_finished:
+            if other or not folder.is_finished:
                 raise
             say(f"the budget is spent, so the run is complete: {end}")
-    show_end(path, baseline.name if baseline else "")
+    show_end(path, other.name if other else "")
 
 
 def _description(config: RunConfig) -> str:
@@ -235,11 +212,13 @@ def sample(asked: SampleRequest) -> None:
         UserError: invalid labels, count or output, or no generator yet.
     """
     check_output(asked.output)
-    wanted, labels = None, asked.labels
+    wanted = None
+    labels = asked.labels
     if labels is not None:
         with wrap_error(ValueError, f"labels = {labels!r}", "give numbers like 3,7"):
             wanted = [int(label) for label in labels.split(",")]
-    folder, count = RunFolder.open(asked.run), asked.count or DEFAULT_COUNT
+    folder = RunFolder.open(asked.run)
+    count = asked.count or DEFAULT_COUNT
     if asked.per_class is not None:
         wanted = wanted or [*range(folder.config.num_classes)]
         count = asked.per_class * len(wanted)

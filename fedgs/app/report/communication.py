@@ -10,9 +10,8 @@ from fedgs.app.report import words
 from fedgs.app.report.curves import grid_images
 from fedgs.app.report.run import RunFacts
 from fedgs.app.tables import Table
-from fedgs.config.plugins import GS_WGAN
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.methods import method_of
+from fedgs.methods import phase_at, phase_with_discriminators
 from fedgs.methods.base import Request
 from fedgs.round.codec import pack_request, rounded, stated_release_bytes
 from fedgs.shapes import TensorDict
@@ -26,8 +25,8 @@ class Communication:
         request: bytes of one request to one node.
         reply: bytes of one reply.
         requests, replies: messages of one round.
-        rounds: rounds attempted, repeats included, without stages.
-        stages: bytes of all stages attempted, both directions, all nodes.
+        rounds: rounds attempted, repeats included, of phases with many rounds.
+        releases: bytes of the phases that release once, both directions, all nodes.
     """
 
     request: int
@@ -35,7 +34,7 @@ class Communication:
     requests: int
     replies: int
     rounds: int
-    stages: int
+    releases: int
 
     @property
     def per_round(self) -> int:
@@ -45,7 +44,7 @@ class Communication:
     @property
     def total(self) -> int:
         """Bytes of all rounds, without the warm start."""
-        return self.per_round * self.rounds + self.stages
+        return self.per_round * self.rounds + self.releases
 
 
 def communication(facts: RunFacts) -> Communication:
@@ -57,27 +56,28 @@ def communication(facts: RunFacts) -> Communication:
 
     Privacy: post-processing of DP output.
     """
-    config, events = facts.config, facts.events
+    config = facts.config
+    events = facts.events
     planned = max((event.planned_nodes for event in events), default=config.num_nodes)
     trains_all = config.discriminator_training == "every_round"
+    once = [event for event in events if config.at_round(event.round).releases_once]
     return Communication(
         request=len(_request(facts)),
         reply=stated_release_bytes(config),
         requests=config.num_nodes if trains_all else planned,
         replies=planned,
-        rounds=sum(event.round > config.num_stages for event in events),
-        stages=sum(
-            stage_bytes(config, event.round) * event.planned_nodes
-            for event in events
-            if event.round <= config.num_stages
+        rounds=len(events) - len(once),
+        releases=sum(
+            release_bytes(config, event.round) * event.planned_nodes for event in once
         ),
     )
 
 
 def _request(facts: RunFacts) -> bytes:
     """Returns a request's tensors, with images of the last grid, repeated."""
-    config, count = facts.config, facts.config.fakes_sent
-    if config.method != GS_WGAN:
+    config = facts.config
+    count = facts.config.fakes_sent
+    if phase_with_discriminators(config) is None:
         return pack_request(_zeros(config, config.num_rounds), config)
     shape = (config.image_size, config.image_size, config.image_channels)
     drawn = grid_images(facts.grids[-1], facts).reshape(-1, *shape)
@@ -89,12 +89,13 @@ def _request(facts: RunFacts) -> bytes:
 
 
 def _zeros(config: ResolvedConfig, round: int) -> TensorDict:
-    declared = method_of(config, round).declared(config, round).items()
+    method, own = phase_at(config, round)
+    declared = method.declared(own, round - own.rounds_before).items()
     return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in declared}
 
 
-def stage_bytes(config: ResolvedConfig, round: int) -> int:
-    """Returns the bytes of a stage's request to one node and of its reply.
+def release_bytes(config: ResolvedConfig, round: int) -> int:
+    """Returns the bytes of a round's request to one node and of its reply.
 
     Privacy: public; a function of the run's settings.
     """
@@ -111,11 +112,13 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
         "request to a node": [words.num_bytes(run.request) for run in columns],
         "reply of a node": [words.num_bytes(run.reply) for run in columns],
         "one round, all nodes": [words.num_bytes(run.per_round) for run in columns],
-        "all stages, all nodes": [words.num_bytes(run.stages) for run in columns],
+        "all releases of mean features, all nodes": [
+            words.num_bytes(run.releases) for run in columns
+        ],
         "whole run": [words.num_bytes(run.total) for run in columns],
     }
     note = (
-        "A request holds the fakes, or the feature networks of a stage; a reply the "
+        "A request holds the fakes, or the feature network of a phase; a reply the "
         "node's release. Computed: the tensors in the run's own encoding, without the "
         "frames of Flower and gRPC; of the compact precision an estimate, for which a "
         "release counts as one of noise. The whole run counts repeated rounds, not the "

@@ -12,7 +12,6 @@ from typing import Any
 
 from PIL import Image
 
-from fedgs.baselines.frame import BaselineRun, open_run
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_bytes, read_json, read_json_lines
@@ -21,6 +20,7 @@ from fedgs.privacy.ledger import Event
 from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.epsilons import spread
+from fedgs.runs.other_runs import OtherRun, open_other
 from fedgs.runs.run_folder import RunFolder
 
 MOST_GRIDS = 5
@@ -71,12 +71,14 @@ class RunFacts:
     grids: Sequence[Grid]
     is_finished: bool
     label: Mapping[str, Any]
-    baseline: BaselineRun | None = None
+    baseline: OtherRun | None = None
 
     @property
     def round(self) -> int:
         """The last finished round."""
-        return int(self.metrics[-1]["round"]) if self.metrics else 0
+        if self.metrics:
+            return int(self.metrics[-1]["round"])
+        return 0
 
     @property
     def unit_of_time(self) -> str:
@@ -93,7 +95,9 @@ class RunFacts:
         """The statement that the run was made for: its own adversary and relation."""
         ranked = self.baseline is None  # a baseline's first line is its own
         rows = self.statements
-        return epsilons.ranked(self.config, rows)[0] if ranked else rows[0]
+        if ranked:
+            return epsilons.ranked(self.config, rows)[0]
+        return rows[0]
 
 
 def read_run(path: Path) -> RunFacts:
@@ -105,7 +109,10 @@ def read_run(path: Path) -> RunFacts:
         UserError: no run folder, a broken file, or no sample grid yet.
     """
     folder = RunFolder.open(path)
-    baseline = open_run(folder.path) if folder.is_baseline else None
+    if folder.is_baseline:
+        baseline = open_other(folder.path)
+    else:
+        baseline = None
     return RunFacts(
         name=folder.path.name,
         config=folder.config,

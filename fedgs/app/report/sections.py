@@ -10,6 +10,7 @@ from fedgs.app.report.communication import communication_table
 from fedgs.app.report.curves import curves
 from fedgs.app.report.debug import DebugFacts, diagnosis_cards, glance_cards
 from fedgs.app.report.evaluation import evaluation_tables
+from fedgs.app.report.phase_tables import phase_tables
 from fedgs.app.report.privacy_cards import cards_of_run, cards_of_statements, label_card
 from fedgs.app.report.run import RunFacts
 from fedgs.app.report.settings_tables import (
@@ -18,7 +19,6 @@ from fedgs.app.report.settings_tables import (
     train_command,
     versions_table,
 )
-from fedgs.app.report.stage_tables import stages_tables
 from fedgs.app.report.svg import draw
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy.rounding import upper
@@ -79,7 +79,8 @@ def _glance(page: Page) -> Section:
 
 def _card_of_run(facts: RunFacts) -> Card:
     """Returns the last picture of a run, its epsilon and what that is worth."""
-    label, epsilon = facts.label, facts.label["epsilon"]
+    label = facts.label
+    epsilon = facts.label["epsilon"]
     answer = "no epsilon"
     texts: list[str] = [words.badge(label["guarantee"], "bad")]
     if epsilon is not None:
@@ -87,7 +88,10 @@ def _card_of_run(facts: RunFacts) -> Card:
         badge = words.badge(*words.reading(epsilon, [label["guarantee"]]))
         texts = [badge, f"{to_outsiders(label).capitalize()}."]
     picture = picture_of(facts, facts.grids[-1], "After")
-    about = _guaranteed(facts) if epsilon is not None else {}
+    if epsilon is not None:
+        about = _guaranteed(facts)
+    else:
+        about = {}
     about |= _trained(facts)
     return Card(facts.name, answer, [picture], texts, about)
 
@@ -95,7 +99,8 @@ def _card_of_run(facts: RunFacts) -> Card:
 def _guaranteed(facts: RunFacts) -> dict[str, str]:
     """Returns against whom the epsilon holds, and the others that the run states."""
     label = facts.label
-    adversary, relation = label["adversary"], label["relation"]
+    adversary = label["adversary"]
+    relation = label["relation"]
     meaning = said(facts.headline.conditions, "relation", "")
     about = {"neighbours": f"{meaning} ({relation})", "unit": label["unit_of_privacy"]}
     for entry in label["who_sees_what"]:
@@ -109,15 +114,16 @@ def _guaranteed(facts: RunFacts) -> dict[str, str]:
 
 def _trained(facts: RunFacts) -> dict[str, str]:
     """Returns what was trained, on what, how far, and how useful the samples are."""
-    config, baseline = facts.config, facts.baseline
+    config = facts.config
+    baseline = facts.baseline
     done = f"{facts.round} of {config.num_rounds}"
     done += f", {facts.repeats} repeated" if facts.repeats else ""
     done += "" if facts.is_finished else " · not finished"
     clients = f"{config.num_clients} on {config.num_nodes} nodes"
     about = {"clients": f"{clients}, {config.clients_per_round} in a round"}
     if baseline is not None:
-        data = f"{baseline.facts.num_records} images of {config.num_clients} clients"
-        about = {"method": baseline.method.title, "data": data}
+        data = f"{baseline.num_records} images of {config.num_clients} clients"
+        about = {"method": baseline.title, "data": data}
     about |= {f"{facts.unit_of_time}s": done, "trust": facts.label["trust_model"]}
     if (accuracy := facts.evaluation.get("downstream_cnn_accuracy")) is not None:
         text = f"{words.number(accuracy)} accuracy of a CNN trained on the samples"
@@ -132,9 +138,12 @@ def _diagnosis(page: Page) -> Section:
 
 
 def _training(page: Page) -> Section:
-    cards = [Card(tables=[table]) for table in stages_tables(page.trained)]
+    cards = [Card(tables=[table]) for table in phase_tables(page.trained)]
     for curve in curves(page.trained) if page.trained else []:
-        pictures = [Picture(draw(curve), curve.description)] if curve.lines else []
+        if curve.lines:
+            pictures = [Picture(draw(curve), curve.description)]
+        else:
+            pictures = []
         texts = [text for text in (curve.note, curve.text) if text]
         cards.append(Card(curve.title, pictures=pictures, texts=texts))
     for facts in page.runs:
@@ -185,13 +194,19 @@ def _privacy(page: Page) -> Section:
 
 def _communication(page: Page) -> Section:
     trained = page.trained
-    cards = [Card(tables=[communication_table(trained)])] if trained else []
+    if trained:
+        cards = [Card(tables=[communication_table(trained)])]
+    else:
+        cards = []
     return Section("communication", "Communication", cards)
 
 
 def _evaluation(page: Page) -> Section:
     first, *others = evaluation_tables(page.runs) or [None]
-    cards = [Card(tables=[first])] if first else []
+    if first:
+        cards = [Card(tables=[first])]
+    else:
+        cards = []
     cards += [Card(t.caption, tables=[t], is_folded=True) for t in others if t]
     badge = words.badge("no epsilon covers these numbers", "unsure")
     text = (

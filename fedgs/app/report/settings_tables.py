@@ -6,13 +6,13 @@ Paths are shown without their folders.
 import dataclasses
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedgs.app.report.run import RunFacts
 from fedgs.app.tables import Table
-from fedgs.baselines.target import settings_read
+from fedgs.config.fields import flag_words
 from fedgs.config.method_settings import settings_of, settings_with
 from fedgs.config.plugins import GS_WGAN
 from fedgs.config.recipes import recipe
@@ -52,7 +52,7 @@ def shown_settings(facts: RunFacts) -> dict[str, str]:
     shown: dict[str, str] = {}
     if facts.baseline is not None:
         names = [*_changed(facts)]
-        own = dataclasses.asdict(facts.baseline.settings)
+        own = facts.baseline.shown_settings()
         shown = {name: str(value) for name, value in own.items()}
     return shown | {name: _shown(config, name, getattr(config, name)) for name in names}
 
@@ -66,7 +66,9 @@ def shown_data(data: str) -> str:
     kind, colon, place = data.partition(":")
     if kind == "hf" and place.startswith("/"):
         return f"{kind}:FILE{place[len(place.partition('?')[0]) :]}"
-    return f"{kind}:FILE" if colon and kind != "hf" else data
+    if colon and kind != "hf":
+        return f"{kind}:FILE"
+    return data
 
 
 def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
@@ -80,7 +82,9 @@ def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
         return Path(str(value)).name
     if name in ("data", "public_data"):
         return shown_data(str(value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def _changed(facts: RunFacts) -> dict[str, Any]:
@@ -88,10 +92,12 @@ def _changed(facts: RunFacts) -> dict[str, Any]:
 
     A method of its own starts from its recipe, in the command too.
     """
-    config, baseline, base = facts.config, facts.baseline, None
+    config = facts.config
+    baseline = facts.baseline
+    base = None
     specs = [s for s in dataclasses.fields(config) if "group" in s.metadata]
     if baseline is not None:
-        specs = [*settings_read(baseline.method), *settings_of("node_sizes")]
+        specs = [*baseline.settings_read(), *settings_of("node_sizes")]
     else:
         base = dataclasses.replace(recipe(_recipe_name(config)), target_epsilon=None)
     values = {spec.name: getattr(config, spec.name) for spec in specs}
@@ -104,7 +110,9 @@ def _recipe_name(config: ResolvedConfig) -> str:
     if config.recipe:
         return config.recipe
     # A program may have made the settings itself.
-    return "algorithm-2" if config.method == GS_WGAN else config.method
+    if config.method == GS_WGAN:
+        return "algorithm-2"
+    return config.method
 
 
 def train_command(facts: RunFacts) -> str:
@@ -112,34 +120,21 @@ def train_command(facts: RunFacts) -> str:
 
     An own method's settings have no flags; a comment says what goes into a file.
     """
-    config, baseline, words = facts.config, facts.baseline, ["fedgs", "train"]
-    if baseline is None:
-        words += ["--recipe", _recipe_name(config)]
-    if baseline is not None:
-        words = ["fedgs", "baseline", baseline.name]
-        own = {
-            spec.name: getattr(baseline.settings, spec.name)
-            for spec in dataclasses.fields(baseline.settings)
-            if "help" in spec.metadata  # others have no flag
-        }
-        default = baseline.method.Settings()
-        words += _flags({n: v for n, v in own.items() if v != getattr(default, n)})
+    config = facts.config
+    if facts.baseline is None:
+        words = ["fedgs", "train", "--recipe", _recipe_name(config)]
+    else:
+        words = [*facts.baseline.command()]
     changed = _changed(facts)
     for name, value in changed.items():
         if isinstance(value, str):
             changed[name] = _shown(config, name, value)
     typed = {spec.name for spec in settings_of()}
     own = [f"{n} = {json.dumps(changed.pop(n))}" for n in [*changed] if n not in typed]
-    table = f"  # in a TOML file: [{config.method!r}] {', '.join(own)}" if own else ""
-    return shlex.join([*words, *_flags(changed)]) + table
-
-
-def _flags(settings: Mapping[str, Any]) -> list[str]:
-    words = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", str(value)]
-    return words
+    if own:
+        table = f"  # in a TOML file: [{config.method!r}] {', '.join(own)}"
+    else:
+        table = ""
+    for name, value in changed.items():
+        words += flag_words(name, value)
+    return shlex.join(words) + table

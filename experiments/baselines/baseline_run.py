@@ -1,0 +1,433 @@
+"""A baseline's run folder: made of settings, read again, and what it guarantees."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.baselines import find, loop
+from experiments.baselines.baseline import AuditScores, Baseline, Facts, StepEvent
+from experiments.baselines.one_release import attack_releases
+from experiments.baselines.releases import BaselineLedger, BaselineRelease
+from experiments.baselines.target import Asked, settings_read
+from fedgs.audit.finding import Finding
+from fedgs.cohorts.cohort_file import selection_costs
+from fedgs.config.fields import coerce_fields, flag_words
+from fedgs.config.plugins import CENTRAL
+from fedgs.config.recipes import overridden
+from fedgs.config.run_config import NetworkConfig, RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.data.load import load_data
+from fedgs.errors import UserError, wrap_error
+from fedgs.files import RESTORE, read_json, read_json_lines
+from fedgs.privacy.accountant import (
+    AS_PUBLISHED,
+    CHANGES,
+    SEEDED,
+    VALID,
+    Statement,
+    large_delta,
+)
+from fedgs.privacy.gaussian import check_numbers
+from fedgs.round.checkpoint import Report
+from fedgs.round.preparation import (
+    check_device,
+    free_output,
+    resolve,
+    with_absolute_paths,
+    with_held_out,
+)
+from fedgs.round.run import Stop
+from fedgs.runs.run_folder import BASELINE, RunFolder
+
+# The noise is the method's own: of the settings that all runs share, none is added.
+OF_CENTRAL = {
+    "phases": CENTRAL,
+    "noise_multiplier": 0.0,
+    "target_epsilon": "",
+    "client_selection": "all",
+    "clients_per_round": "",
+}
+RECORD = "record: one record (an image that the cap leaves, whose owner is fixed)"
+NUMBER = "the number of images is public"
+CURATOR = "who runs it sees all images"
+
+
+@dataclass(frozen=True, eq=False)
+class BaselineRun:
+    """A run of a baseline: its folder and what the folder says of the method.
+
+    It is what `fedgs.runs.other_runs.OtherRun` asks for.
+
+    Attributes:
+        name: that the method was asked for by: its own, or module:object.
+        folder: the run folder.
+        method: of this name.
+        settings: of the method, with the noise set.
+        facts: the public numbers of the data.
+        target_epsilon: None where none was asked for.
+    """
+
+    name: str
+    folder: RunFolder
+    method: type[Baseline[Any]]
+    settings: Any
+    facts: Facts
+    target_epsilon: float | None
+
+    @property
+    def config(self) -> NetworkConfig:
+        """The run's resolved settings."""
+        return cast(NetworkConfig, self.folder.config)
+
+    @property
+    def title(self) -> str:
+        """The method's line for tables."""
+        return self.method.title
+
+    @property
+    def unit(self) -> str:
+        """The unit of the valid guarantee: "none", "record" or "user"."""
+        return self.method.unit
+
+    @property
+    def num_records(self) -> int:
+        """Images that it trains on, after the cap."""
+        return self.facts.num_records
+
+    @property
+    def description(self) -> str:
+        """What is trained on what, in a line."""
+        noise = ""
+        if self.unit == "none":
+            noise = ", NOT PRIVATE"
+        elif self.config.noise_seed is not None:
+            noise = f", noise {SEEDED}"
+        return (
+            f"{self.method.title}: {self.facts.num_records} images, central, "
+            f"{self.config.num_rounds} steps{noise}"
+        )
+
+    def shown_settings(self) -> dict[str, Any]:
+        """Returns the method's own settings, by name."""
+        return dataclasses.asdict(self.settings)
+
+    def settings_read(self) -> Sequence[dataclasses.Field[Any]]:
+        """Returns the fields of the run's settings that the method reads."""
+        return settings_read(self.method)
+
+    def command(self) -> list[str]:
+        """Returns the words of the command that trains such a run again."""
+        words = ["fedgs", "baseline", self.name]
+        default = self.method.Settings()
+        for spec in dataclasses.fields(self.settings):
+            value = getattr(self.settings, spec.name)
+            # Settings without a help text have no flag.
+            if "help" in spec.metadata and value != getattr(default, spec.name):
+                words += flag_words(spec.name, value)
+        return words
+
+    # -------------------------------------------------------------- the training
+
+    def load_data(self) -> FederatedImages:
+        """Loads the data that the run trains on, after its cap.
+
+        Raises:
+            UserError: it is missing, or other data than the run was started with.
+        """
+        cap = self.facts.max_images_per_user
+        data = capped(load_data(self.config), cap, self.config.seed)
+        if facts_of(data, cap) != self.facts:
+            raise UserError(
+                f"{self.folder.path}: its data has changed: {self.facts.num_records} "
+                f"images of {self.facts.num_clients} clients were there; restore them"
+            )
+        return data
+
+    def training(self, data: FederatedImages) -> Baseline[Any]:
+        """Returns a training that has not begun.
+
+        Privacy: reads private data; output private.
+        """
+        return self.method(self.settings, self.config, data)
+
+    def train(self, data: FederatedImages, report: Report, stop: Stop) -> None:
+        """Trains from the last checkpoint on, or from the start; see `loop.train`."""
+        with self.folder.locked():
+            training = self.training(data)
+            loop.train(self.folder, training, self.target_epsilon, report, stop)
+
+    # -------------------------------------------------------------- what it costs
+
+    @property
+    def releases(self) -> Sequence[BaselineRelease]:
+        """What was released so far, from the ledger.
+
+        Raises:
+            UserError: the ledger is broken.
+        """
+        return self.folder.read_ledger(BaselineLedger).events
+
+    @property
+    def events(self) -> Sequence[StepEvent]:
+        """What the method's accounting reads of the releases.
+
+        Raises:
+            UserError: the ledger is broken.
+        """
+        return [release.event for release in self.releases]
+
+    def guarantees(
+        self, delta: float | None = None, with_private: bool = False
+    ) -> list[Statement]:
+        """Returns what the run guarantees for all that it released so far.
+
+        Privacy: public; with the private folder as private as what the method keeps
+        there, for the owner's eyes.
+
+        Args:
+            delta: at least 1e-300 and below 1; the run's own when None.
+            with_private: state what is computed from the private folder as well.
+
+        Raises:
+            UserError: delta is out of range, or the ledger is broken.
+        """
+        if delta is None:
+            delta = self.config.delta
+        check_numbers(delta=delta)
+        releases = self.releases
+        kept: dict[tuple[int, int], dict[str, Any]] = {}
+        if with_private:
+            lines = read_json_lines(self.folder.path / loop.COSTS)
+            kept = {(line["round"], line["attempt"]): line for line in lines}
+        events = [r.event | kept.get((r.round, r.attempt), {}) for r in releases]
+        is_seeded = any(release.noise_source == "seeded" for release in releases)
+        rows = self.method.guarantees(self.settings, self.facts, events, delta)
+        return [
+            dataclasses.replace(
+                row,
+                # A published figure is no claim, seeded or not.
+                label=SEEDED if is_seeded and row.label != AS_PUBLISHED else row.label,
+                conditions=(*self._conditions(row, is_seeded), *row.conditions),
+                num_rounds=len(releases),
+            )
+            for row in rows
+        ]
+
+    def _conditions(self, row: Statement, is_seeded: bool) -> list[str]:
+        """Returns what a statement supposes, whatever the method is."""
+        conditions = [
+            *large_delta(row.delta, self.num_units(row.unit)),
+            f"adversary: sees what is published; {CURATOR} and is trusted",
+            f"relation: one {row.unit} {CHANGES[row.relation]}",
+        ]
+        if is_seeded:
+            conditions.append(f"noise: {SEEDED}")
+        conditions.extend(self.config.public_conditions)
+        conditions.append(NUMBER)  # in baseline.json, and in every sampling rate
+        user = self.config.unit_condition.partition(": ")[2]
+        conditions.append(RECORD if row.unit == "record" else f"{row.unit}: {user}")
+        return conditions
+
+    def num_units(self, unit: str) -> int:
+        """Returns how many units a guarantee may be about; 0 of the unit "none"."""
+        facts = self.facts
+        records = max(facts.num_records, facts.num_clients)  # each client has one
+        return {"user": facts.num_clients, "record": records}.get(unit, 0)
+
+    def attack(self, trials: int, say: Callable[[str], None]) -> list[Finding]:
+        """Returns the findings of an attack on one release of each kind.
+
+        Args:
+            trials: for each of the two neighbours.
+            say: called with what is about to be done.
+
+        Raises:
+            UserError: the method has no attack, or claims no epsilon.
+        """
+        findings: list[Finding] = []
+        what = "claims no epsilon"
+        if self.unit != "none":
+            what = "has no audit yet"
+            say(f"A: {trials} releases of each kind")
+            findings = self.findings(trials)
+        if not findings:
+            raise UserError(
+                f"RUN = {self.folder.path}: {self.method.name} {what}; "
+                "`fedgs privacy RUN` states its epsilons"
+            )
+        return findings
+
+    def findings(self, trials: int) -> list[Finding]:
+        """Returns what `attack` finds; nothing of a method without an attack."""
+
+        def claim_of(event: StepEvent) -> Statement:
+            delta = self.config.delta
+            rows = self.method.guarantees(self.settings, self.facts, [event], delta)
+            return next(r for r in rows if (r.label, r.unit) == (VALID, self.unit))
+
+        def scores_of(
+            event: StepEvent, relation: str, trials: int
+        ) -> AuditScores | None:
+            return self.method.audit_scores(
+                self.settings, self.facts, event, relation, trials
+            )
+
+        events = [] if self.unit == "none" else self.events
+        return attack_releases(events, claim_of, scores_of, trials)
+
+
+# ------------------------------------------------------------------ a new run
+
+
+def new_run(
+    name: str, settings: dict[str, Any], asked: Asked, given: dict[str, Any]
+) -> tuple[BaselineRun, FederatedImages]:
+    """Makes the folder of a run that can start, and loads its data.
+
+    Args:
+        name: of the method to train by, as the user typed it.
+        settings: of the method, those that are not its defaults.
+        asked: of the run.
+        given: settings of `RunConfig` over the method's recipe; without `output` the
+            folder is made in `runs/`.
+
+    Raises:
+        UserError: bad input, or a guarantee that the method cannot give; nothing was
+            written.
+    """
+    method = find(name, is_typed=True)
+    own = made_settings(method, settings)
+    config = overridden(RunConfig(), dict(method.recipe) | given | OF_CENTRAL)
+    config = with_held_out(config, given)
+    check_run(method, config)
+    config = free_output(config, method.name.replace(":", "-"))
+    found, data = resolve(with_absolute_paths(config))
+    resolved = cast(NetworkConfig, found)  # as `CENTRAL` declares
+    check_device(resolved)
+    data = capped(data, asked.max_images_per_user, resolved.seed)
+    facts = facts_of(data, asked.max_images_per_user)
+    if asked.target_epsilon is not None:
+        own = method.calibrated(own, facts, asked.target_epsilon, resolved.delta)
+    training = method(own, resolved, data)  # refuses what it cannot train
+    resolved = dataclasses.replace(resolved, num_rounds=training.num_steps)
+    content = {  # for `open_run`
+        "name": name,
+        "title": method.title,
+        "settings": dataclasses.asdict(own),
+        "facts": dataclasses.asdict(facts),
+        "target_epsilon": asked.target_epsilon,
+    }
+    folder = RunFolder.create(resolved, content)
+    return BaselineRun(name, folder, method, own, facts, asked.target_epsilon), data
+
+
+def made_settings(method: type[Baseline[Any]], values: dict[str, Any]) -> Any:
+    """Returns a method's settings, each of its own type and within its range.
+
+    Raises:
+        UserError: an unknown setting, or a value outside its range.
+    """
+    known = [spec.name for spec in dataclasses.fields(method.Settings)]
+    if unknown := [name for name in values if name not in known]:
+        raise UserError(f"{unknown[0]}: {method.name} has {', '.join(known)}")
+    settings = method.Settings(**values)
+    coerce_fields(settings)
+    return settings
+
+
+def check_run(method: type[Baseline[Any]], config: RunConfig) -> None:
+    """Refuses settings of a run under which the method's guarantee would not hold.
+
+    Raises:
+        UserError: with the reason and what to use instead.
+    """
+    title = method.name
+    if selection_costs([config]):
+        raise UserError(
+            f"cohort = {config.cohort}: its selection read private images, and "
+            f"{title} does not count that; leave out --cohort, or use `fedgs train`"
+        )
+    central = {"secure_aggregation": False, "engine": "local", "adversary": "release"}
+    for name, only in central.items():
+        value = getattr(config, name)
+        if value != only:
+            raise UserError(
+                f"{name} = {value}: {title} is central, who runs it sees all images "
+                "and is trusted; leave it out, or use `fedgs train`"
+            )
+
+
+def facts_of(data: FederatedImages, cap: int | None) -> Facts:
+    """Returns the numbers of data, after its cap, that count as public.
+
+    Privacy: publishes the number of records; it is kept in the run folder.
+    """
+    channels, side, _ = data.images.shape[1:]
+    return Facts(
+        num_clients=data.num_clients,
+        num_records=int(data.sizes.sum()),
+        max_images_per_user=cap,
+        num_classes=data.num_classes,
+        image_shape=(channels, side, side),
+    )
+
+
+def capped(data: FederatedImages, cap: int | None, seed: int) -> FederatedImages:
+    """Returns the data without the images of a client over a public cap.
+
+    Those with the least hashes stay. So one image more or less changes at most one
+    other that is kept, and no class is preferred.
+
+    Privacy: reads private data; output private.
+
+    Args:
+        data: of all clients.
+        cap: at least 1; None keeps all.
+        seed: decides which images stay.
+    """
+    if cap is None:
+        return data
+
+    def kept(records: NDArray[np.int64]) -> NDArray[np.int64]:
+        if len(records) <= cap:
+            return records
+        key = str(seed).encode()
+        hashes = [
+            hashlib.sha256(key + data.images[row].tobytes()).digest() for row in records
+        ]
+        order = sorted(range(len(records)), key=hashes.__getitem__)
+        return records[np.sort(order[:cap])]
+
+    records = tuple(kept(own) for own in data.client_records)
+    return dataclasses.replace(data, client_records=records)
+
+
+def open_run(path: str | Path, typed: str = "") -> BaselineRun:
+    """Opens the folder of a baseline's run.
+
+    Args:
+        path: of the folder.
+        typed: a method that the user named on the command line, and so trusts.
+
+    Raises:
+        UserError: no such folder, an unreadable one, or a method that is not trusted.
+    """
+    folder = RunFolder.open(path)
+    if not folder.is_baseline:
+        raise UserError(
+            f"{path}: is no run of `fedgs baseline` ({BASELINE} is missing)"
+        )
+    content = read_json(folder.path / BASELINE)
+    with wrap_error(Exception, f"{folder.path / BASELINE}: corrupted", RESTORE):
+        method = find(content["name"], is_typed=content["name"] == typed)
+        settings = made_settings(method, content["settings"])
+        shape = tuple(content["facts"].pop("image_shape"))
+        facts = Facts(**content["facts"], image_shape=shape)
+        target = content["target_epsilon"]
+    return BaselineRun(content["name"], folder, method, settings, facts, target)

@@ -1,0 +1,199 @@
+"""The loop that every baseline trains in.
+
+Nothing that depends on private data leaves the process before the event that pays for
+it is on the disk: a commit appends the events of the steps since the last one, then
+metrics, checkpoint and pictures. A crash in between loses the steps, not their price.
+When to commit, and how, is the product's `Session`, as for a federated run.
+"""
+
+import time
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from experiments.baselines.baseline import SECRET, Baseline
+from experiments.baselines.releases import BaselineLedger, BaselineRelease
+from fedgs.errors import UserError
+from fedgs.files import write_tensors
+from fedgs.gan.models import Generator
+from fedgs.round.checkpoint import Report, Session, under
+from fedgs.round.run import RunStopped, Stop
+from fedgs.runs.run_folder import (
+    RunFolder,
+    node_folder,
+    read_state,
+    sealed,
+    state_path,
+    state_rounds,
+)
+from fedgs.shapes import TensorDict
+
+COSTS = "private/costs.jsonl"  # what the ledger must not tell of each release
+
+
+def train(
+    folder: RunFolder,
+    training: Baseline[Any],
+    target_epsilon: float | None,
+    report: Report,
+    stop: Stop,
+) -> None:
+    """Takes the steps that are left, and writes the product.
+
+    Privacy: releases what the method's `guarantees` say; events: in the ledger.
+
+    Args:
+        folder: of the run, which the caller holds.
+        training: made, and at its start.
+        target_epsilon: None where none was promised.
+        report: called with the public metrics of each step.
+        stop: when set, the run checkpoints after the current step and stops.
+
+    Raises:
+        RunStopped: the run ended early with a checkpoint.
+        UserError: the folder is corrupted, or a promised target would be exceeded.
+    """
+    torch.set_num_threads(1)
+    last = training.num_steps
+    with closing(folder.ledger(BaselineLedger)) as ledger:
+        session = _Session(folder, training, ledger, report)
+        if target_epsilon is not None:
+            _refuse_repeats(session, target_epsilon)
+        for index in range(session.round, last):
+            report(session.step(index))
+            is_stopped = stop.is_set() and session.round < last
+            if is_stopped or session.is_due or session.is_picture_due:
+                session.commit()
+            if is_stopped:
+                raise RunStopped(f"stopped after step {session.round}")
+        session.commit()
+        session.save_generator()
+
+
+class _Session(Session):
+    """What a training of a baseline keeps in its run folder: its steps are rounds."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        training: Baseline[Any],
+        ledger: BaselineLedger,
+        report: Report,
+    ) -> None:
+        """Goes on from the last checkpoint, if there is one."""
+        self.training = training
+        self._done = 0  # steps that are taken
+        self._states = node_folder(folder.private, 0)
+        # Of the steps since the last commit:
+        self._costs: list[dict[str, Any]] = []
+        self._releases: list[BaselineRelease] = []
+        self._metrics: list[dict[str, Any]] = []
+        super().__init__(folder, ledger, report)
+
+    @property
+    def round(self) -> int:
+        """The steps that are taken."""
+        return self._done
+
+    @property
+    def networks(self) -> tuple[Generator, Generator]:
+        """What images are drawn from, twice."""
+        return self.training.generator, self.training.generator
+
+    def restore(self, round: int, tensors: TensorDict) -> None:
+        """Puts the training into the state of a checkpoint and its private part."""
+        state = under("trainer.", tensors)
+        path = state_path(self._states, round)
+        if path.exists():
+            state |= read_state(path)[0]
+        self.training.load(state)
+        self._done = round
+
+    def step(self, index: int) -> dict[str, Any]:
+        """Takes a step and returns its public metrics; writes nothing."""
+        started = time.monotonic()
+        event = self.training.step(index)
+        seconds = round(time.monotonic() - started, 4)
+        self._done = index + 1
+        if event is not None:
+            self._keep(event)
+        num_events = self.ledger.length + len(self._releases)
+        metrics = {"round": self.round, "seconds": seconds, "events": num_events}
+        # A larger batch takes longer, and nobody may learn who was in it.
+        if (event or {}).get("sampling_rate", 1) < 1:
+            del metrics["seconds"]
+        self._metrics.append(metrics)
+        return metrics
+
+    def _keep(self, event: dict[str, Any]) -> None:
+        self.attempts[self.round] += 1
+        attempt = self.attempts[self.round]
+        secret, public = _split(event)
+        if secret:
+            self._costs.append({"round": self.round, "attempt": attempt} | secret)
+        source = "os" if self.config.noise_seed is None else "seeded"
+        self._releases.append(
+            BaselineRelease(
+                round=self.round, attempt=attempt, noise_source=source, event=public
+            )
+        )
+
+    def tensors(self) -> TensorDict:
+        """Writes the events since the last commit; returns what they paid for.
+
+        What no release made public is written to the private folder.
+        """
+        for costs in self._costs:  # first: no line of the ledger is without its own
+            self.folder.append_metrics(costs, COSTS)
+        self.ledger.append(*self._releases)
+        for metrics in self._metrics:
+            self.folder.append_metrics(metrics)
+        self._costs.clear()
+        self._releases.clear()
+        self._metrics.clear()
+        secret, public = _split(self.training.state())
+        if secret:
+            write_tensors(state_path(self._states, self.round), sealed(secret, {}))
+        tensors = {f"trainer.{name}": value for name, value in public.items()}
+        # Copies: a file of tensors has none twice.
+        for name, value in self.training.generator.state_dict().items():
+            tensors[f"ema.{name}"] = value.clone()
+        return tensors
+
+    def commit(self) -> None:
+        """Commits, removes what the checkpoint before needed, draws what is due."""
+        is_new = self.round > self.committed
+        super().commit()
+        for round in state_rounds(self._states):
+            if round < self.round:
+                state_path(self._states, round).unlink()
+        if is_new and self.is_picture_due:
+            self.write_picture()
+
+
+def _split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the values whose names begin with `SECRET`, and the others."""
+    secret = {name: x for name, x in values.items() if name.startswith(SECRET)}
+    public = {name: x for name, x in values.items() if name not in secret}
+    return secret, public
+
+
+def _refuse_repeats(session: _Session, target_epsilon: float) -> None:
+    """Refuses to spend twice where a target was promised.
+
+    Raises:
+        RunStopped: the generator of the last checkpoint is the product.
+        UserError: there is none.
+    """
+    done = session.round
+    if max(session.attempts, default=0) <= done:
+        return
+    problem = (
+        f"{session.folder.path}: a crash lost step {done + 1} after its release was "
+        f"counted; repeating it would exceed target_epsilon = {target_epsilon:g}"
+    )
+    if done == 0:
+        raise UserError(f"{problem}; start anew with another --output")
+    session.save_generator()
+    raise RunStopped(f"{problem}; the generator of step {done} is written")

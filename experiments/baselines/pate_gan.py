@@ -1,0 +1,326 @@
+"""PATE-GAN: teachers label fakes, a student learns from the labels, G from the student.
+
+Each teacher is a network that tells its own clients' images from fakes. In each step
+
+    1. teachers: n_T steps on own images and fakes, never released
+    2. n_S times, on B fresh fakes: the label of a fake is 1 if
+       n_1 + Lap(1/lambda) > n_0 + Lap(1/lambda), n_1 teachers calling it real; the
+       student takes a step on fakes and labels
+    3. G takes a step on the student's judgement of fresh fakes: -log S(G(z))
+
+What is private leaves through 2 alone, as bits. One client casts one vote, which moves
+both counts by 1: each bit is 2 lambda-DP for users, whatever the votes.
+
+Differs from the reference:
+    - Its Algorithm 1, not its code: teachers are networks that go on learning, each on
+      its own part (in the code all get the last part, and are refitted logistic
+      regressions); noise on both counts, of scale 1 / lambda as the accountant says
+      (in the code one draw, of scale lambda).
+    - Networks: this project's generator; Adam for RMSProp; labels of classes are drawn
+      uniformly and shown to all networks, where the reference generates them as one
+      more column. Teachers and student are the reference's student, one hidden layer.
+    - One teacher for each client, where the reference has 10; so they are narrower.
+    - The number of steps is fixed in advance, and noise is made for it; the reference
+      goes on until a data-dependent epsilon is spent, which is itself private.
+
+Source: Jordon, Yoon, van der Schaar, "PATE-GAN: generating synthetic data with
+differential privacy guarantees", ICLR 2019, Algorithm 1; reference
+https://github.com/vanderschaarlab/mlforhealthlabpub, `alg/pategan/pate_gan.py`.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from experiments.baselines import pate_accounting as accounting
+from experiments.baselines.baseline import AuditScores, Facts, StepEvent, descend
+from experiments.baselines.teachers import (
+    RECIPE,
+    PateBaseline,
+    TeacherSettings,
+    trial_scores,
+    valid_guarantees,
+)
+from fedgs.config.fields import Scalar, again, entry, flag
+from fedgs.config.run_config import NetworkConfig
+from fedgs.gan.models import build
+from fedgs.mechanism.noise import NoiseStream
+from fedgs.privacy.accountant import Statement
+from fedgs.randomness import derived_seed, stream
+from fedgs.shapes import Images, Labels, Scores
+
+KIND = "laplace-votes"
+HIDDEN_DIM = 64  # of teachers and student; the paper has as many as pixels
+# What --reveal-votes writes, and whether the theorem's condition is asked for.
+REVEALED = MappingProxyType({"moments_of_code": False, "moments_of_votes": True})
+
+
+@dataclass(frozen=True)
+class PateGanSettings(TeacherSettings):
+    """What PATE-GAN is asked for; B, n_S and lambda are the reference's.
+
+    Raises:
+        UserError: a value outside its range.
+    """
+
+    teacher_steps: int = again(TeacherSettings, "teacher_steps", 5)  # n_T
+    student_steps: int = entry(1, at_least=1)  # n_S, of the student per step
+    inverse_noise: float = flag(
+        1.0,
+        "lambda: counts get Laplace noise of scale 1 / lambda; set by a target.",
+        at_least=1e-100,
+        at_most=1e100,
+    )
+
+
+class Judge(nn.Module):
+    """Teacher and student: one hidden layer of ReLU on the image and its label."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        """Makes two linear layers."""
+        super().__init__()
+        self.num_labels = config.num_classes
+        pixels = config.image_channels * config.image_size**2
+        self.hidden = nn.Linear(pixels + self.num_labels, HIDDEN_DIM)
+        self.output = nn.Linear(HIDDEN_DIM, 1)
+
+    def forward(self, images: Images, labels: Labels) -> Scores:
+        """Returns the logit of "real" of each image, shape (B,)."""
+        inputs = images.flatten(1)
+        one_hot = torch.eye(self.num_labels, device=inputs.device)[labels]
+        inputs = torch.cat([inputs, one_hot], dim=1)
+        return self.output(F.relu(self.hidden(inputs))).squeeze(1)
+
+
+class PateGan(PateBaseline[PateGanSettings]):
+    """The baseline `pate-gan`."""
+
+    name = "pate-gan"
+    title = "PATE-GAN: teachers label fakes for a student"
+    unit = "user"
+    Settings = PateGanSettings
+    recipe: ClassVar[Mapping[str, Scalar]] = RECIPE
+
+    build_teacher = staticmethod(partial(build, Judge))
+
+    def build(self) -> None:
+        """Builds teachers and student."""
+        super().build()
+        self.student = build(Judge, self.config, derived_seed(self.seed, "student"))
+        self.student_adam = self.new_adam(self.student.to(self.config.device))
+        self.parts |= {"student": self.student, "student_adam": self.student_adam}
+
+    def step(self, index: int) -> dict[str, Any]:
+        """Trains the teachers, the student on their labels, and the generator."""
+        settings = self.settings
+        self.train_teachers(index)
+        count, steps = settings.batch_size, settings.student_steps
+        asked: list[npt.NDArray[np.int64]] = []
+        for step in range(index * steps, (index + 1) * steps):
+            images, labels = self.fakes(stream(self.seed, "labelled", step), count)
+            asked.append(self._votes(images, labels))
+            answers = torch.from_numpy(self._release(step, asked[-1])).to(images)
+            scores = self.student(images, labels)
+            loss = F.binary_cross_entropy_with_logits(scores, answers)
+            descend(self.student_adam, loss)
+        z, labels = self.latents(stream(self.seed, "latent", index), count)
+        judged = self.student(self.net(z, labels), labels)
+        self.move_generator(F.softplus(-judged).mean())
+        return self._event(np.concatenate(asked))
+
+    def _votes(self, images: Images, labels: Labels) -> npt.NDArray[np.int64]:
+        """Returns n_1 of each fake, how many teachers call it real: private."""
+        answers = self.ask(lambda net, x, y: (net(x, y) > 0).long(), images, labels)
+        return torch.stack([each.sum(0) for each in answers]).sum(0).cpu().numpy()
+
+    def _release(
+        self, step: int, ones: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """Returns the noisy labels of fakes, 0 or 1."""
+        config = self.config
+        source = NoiseStream(config.noise_seed, 0, step)
+        noise = laplace(source.normal((2, 4, *ones.shape), 1.0))
+        zeros = config.num_clients - ones
+        found = label(zeros, ones, noise, 1 / self.settings.inverse_noise)
+        return found.astype(np.float64)
+
+    def _event(self, ones: npt.NDArray[np.int64]) -> dict[str, Any]:
+        settings = self.settings
+        event: dict[str, Any] = {
+            "kind": KIND,
+            "num_queries": len(ones),
+            "noise_scale": 1 / settings.inverse_noise,
+        }
+        if settings.reveal_votes:
+            gaps = np.abs(self.config.num_clients - 2 * ones)
+            for name, needs_condition in REVEALED.items():
+                moments = accounting.laplace_moments(
+                    gaps, settings.inverse_noise, needs_condition
+                )
+                event[name] = moments.tolist()
+        return event
+
+    @classmethod
+    def calibrated(
+        cls,
+        settings: PateGanSettings,
+        facts: Facts,
+        target_epsilon: float,
+        delta: float,
+    ) -> PateGanSettings:
+        """Returns settings with the noise for replace-one of a user's data set."""
+        inverse = largest_inverse_noise(settings, 2.0, target_epsilon, delta)
+        return dataclasses.replace(settings, inverse_noise=inverse)
+
+    @classmethod
+    def guarantees(
+        cls,
+        settings: PateGanSettings,
+        facts: Facts,
+        events: Sequence[StepEvent],
+        delta: float,
+    ) -> list[Statement]:
+        """Returns what the labels so far cost."""
+        pure = "optimal composition of pure DP"
+        lines = valid_guarantees(
+            (_epsilon(events, 2.0, delta), _epsilon(events, 1.0, delta)),
+            delta,
+            pure,
+            is_revealed=any("moments_of_code" in event for event in events),
+        )
+        return lines + _as_published(events, delta)
+
+    @classmethod
+    def audit_scores(
+        cls,
+        settings: PateGanSettings,
+        facts: Facts,
+        event: StepEvent,
+        relation: str,
+        trials: int,
+    ) -> AuditScores:
+        """Returns how many fakes were labelled real, where one vote decides.
+
+        The other teachers are split evenly, the unit's teacher calls every fake real
+        (inside), not real (replace-one) or does not vote (zero-out). A long release is
+        tried less often than asked; see `trial_scores`.
+        """
+        queries, scale = int(event["num_queries"]), event["noise_scale"]
+        others = (facts.num_clients - 1) // 2
+
+        def scores(zeros: int, ones: int) -> npt.NDArray[np.float64]:
+            votes = (np.full(queries, zeros), np.full(queries, ones))
+
+            def labelled_real() -> float:
+                noise = laplace(NoiseStream(None, 0, 0).normal((2, 4, queries), 1.0))
+                return float(label(*votes, noise, scale).sum())
+
+            return trial_scores(trials, 8 * queries, labelled_real)
+
+        outside = scores(others + (relation == "replace-one"), others)
+        return outside, scores(others, others + 1)
+
+
+def largest_inverse_noise(
+    settings: PateGanSettings, moved: float, epsilon: float, delta: float
+) -> float:
+    """Returns the lambda with which all labels stay within epsilon.
+
+    Args:
+        settings: of the run.
+        moved: by how much one client moves both counts: 2, or 1 where it casts no vote.
+        epsilon: above 0.
+        delta: above 0 and below 1.
+    """
+    queries = settings.steps * settings.student_steps * settings.batch_size
+    return accounting.pure_per_query(epsilon, queries, delta) / moved
+
+
+def laplace(normal: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Returns Laplace noise of scale 1 from normal noise: n1 n2 + n3 n4.
+
+    Args:
+        normal: standard normal, shape (m, 4, ...).
+
+    Returns:
+        Shape (m, ...).
+
+    Source: Kotz, Kozubowski, Podgorski, "The Laplace distribution", 2001, section 2.2.
+    """
+    return normal[:, 0] * normal[:, 1] + normal[:, 2] * normal[:, 3]
+
+
+def label(
+    zeros: npt.NDArray[np.int64],
+    ones: npt.NDArray[np.int64],
+    noise: npt.NDArray[np.float64],
+    scale: float,
+) -> npt.NDArray[np.bool_]:
+    """Returns which fakes are labelled real: the larger of both noisy counts.
+
+    Privacy: releases pure DP output, 2 / scale for one vote that changes; event: one
+    `KIND` of `len(ones)` queries.
+
+    Args:
+        zeros: teachers that call a fake not real, shape (B,).
+        ones: teachers that call it real, shape (B,).
+        noise: Laplace noise of scale 1 on zeros and ones, shape (2, B).
+        scale: of the noise, 1 / lambda, in votes.
+
+    Source: Jordon et al., Definition 5 (PATE mechanism).
+    """
+    return ones + scale * noise[1] > zeros + scale * noise[0]
+
+
+def _epsilon(events: Sequence[StepEvent], moved: float, delta: float) -> float:
+    """Returns epsilon where one client moves both counts by `moved` in all."""
+    if not events:
+        return 0.0
+    scales = {event["noise_scale"] for event in events}
+    if len(scales) > 1:
+        raise ValueError("the releases of a run have one noise scale")
+    queries = sum(event["num_queries"] for event in events)
+    return accounting.pure_epsilon(moved / scales.pop(), queries, delta)
+
+
+def _as_published(events: Sequence[StepEvent], delta: float) -> list[Statement]:
+    """Returns the reference's accountant, by the votes where they were revealed."""
+    if events and all(name in event for name in REVEALED for event in events):
+        why = {
+            "moments_of_code": "moments of the votes, without the theorem's condition",
+            "moments_of_votes": "moments of the votes, where the theorem holds",
+        }
+        sums = {
+            f"{text}: data-dependent, itself private": sum(
+                np.array(event[name]) for event in events
+            )
+            for name, text in why.items()
+        }
+    else:
+        total = np.zeros(accounting.NUM_MOMENTS)
+        for event in events:  # a tie: the data-independent branch
+            one = accounting.laplace_moments(
+                np.zeros(1), 1 / event["noise_scale"], needs_condition=True
+            )
+            total = total + event["num_queries"] * one
+        sums = {"moments accountant, data-independent branch": total}
+    return [
+        Statement(
+            "as published",
+            "user",
+            "replace-one",
+            accounting.moments_epsilon(np.asarray(moments), delta) if events else 0.0,
+            delta,
+            theorem,
+        )
+        for theorem, moments in sums.items()
+    ]

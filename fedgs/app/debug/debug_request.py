@@ -1,0 +1,103 @@
+"""What `fedgs debug` is asked for: its flags beside the settings of the runs.
+
+Imports no tensor library: the command line reads the flags from here at every start.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgs.config.fields import check_ranges, flag
+from fedgs.config.settings import CORRUPTIONS
+from fedgs.diagnosis.rule import FEWEST_GROUPS, MOST_GROUPS, Rule
+from fedgs.errors import UserError, reject
+
+COHORTS = ("healthy", "suspicious")
+# flip, as Augenstein et al. call it, is inversion.
+BUGS = {"flip": "invert", **{n: n for n in CORRUPTIONS if n not in ("none", "invert")}}
+BUGS |= {"none": "none"}
+MOST_SAMPLES = 1000  # of a generator: the kernel of 12 groups then takes about 2 GB
+
+
+@dataclass(frozen=True)
+class PlantedBug:
+    """The experiment: which clients' images are spoilt on purpose, and how."""
+
+    bug: str | None = flag(
+        None, "An experiment: plant flip, rotate, mirror, blur, ... or none."
+    )
+    fraction: float | None = flag(None, "Of the clients; 0.5 when unset.")
+
+
+def planted(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of `RunConfig` of a planted bug; none without one.
+
+    Args:
+        given: the flags of `PlantedBug`, as far as they are given.
+
+    Raises:
+        UserError: an unknown bug, or a fraction without one.
+    """
+    bug = given.get("bug")
+    fraction = given.get("fraction")
+    if bug is None:
+        reject({"fraction": fraction}, "needs --bug; give it or leave out")
+        return {}
+    if bug not in BUGS:
+        raise UserError(f"bug = {bug!r}: give --bug one of {', '.join(BUGS)}")
+    own = {} if fraction is None else {"corruption_fraction": fraction}
+    return {"corruption": BUGS[bug], **own}
+
+
+@dataclass(frozen=True)
+class OwnSuspects:
+    """Beside the catalogue; no part of a folder, for it is code that will run."""
+
+    suspect: list[str] | None = flag(
+        None, "MODULE:FUNCTION that changes images, looked for too; can be repeated."
+    )
+
+
+@dataclass(frozen=True)
+class DebugRequest(Rule):
+    """What is compared and how; each flag's help says what it is.
+
+    Attributes:
+        groups: G of each cohort.
+        is_experiment: whether the planted bug, or none, is known to be the truth.
+
+    Raises:
+        UserError: a value out of range, or one cohort without the other.
+    """
+
+    healthy: Path | None = flag(None, "Your cohort: a file of client names.")
+    suspicious: Path | None = flag(None, "The cohort to compare with it.")
+    groups: int = flag(
+        4,
+        "Generators of each cohort, 4 to 6.",
+        at_least=FEWEST_GROUPS,
+        at_most=MOST_GROUPS,
+    )
+    clients_per_group: int | None = flag(
+        None, "As many as there are when unset.", at_least=2
+    )
+    samples_per_group: int = flag(
+        500, "Images drawn from each generator.", at_least=50, at_most=MOST_SAMPLES
+    )
+    is_experiment: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks what needs no data."""
+        check_ranges(self)
+        if (self.healthy is None) != (self.suspicious is None):
+            name, other = COHORTS if self.suspicious is None else COHORTS[::-1]
+            raise UserError(
+                f"{name} = {getattr(self, name)}: compares two cohorts; give "
+                f"--{other} too"
+            )
+
+    @property
+    def rule(self) -> Rule:
+        """Of the verdict."""
+        return Rule(self.alpha, self.min_effect)

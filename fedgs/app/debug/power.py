@@ -1,0 +1,177 @@
+"""Which bugs can a plan of `fedgs debug` find at all? Said before any training.
+
+Looked up in power.json, which a script of the experiments makes: how
+often each bug was named on public digits of fonts, by what the noise leaves of a
+group's average. It assumes that the bug is in all images of one cohort and in none of
+the other's, and that handwriting varies as fonts do; docs/debugging.md says more.
+
+Privacy: public. Reads settings and the number of clients.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedgs.app.commands.forecast import target
+from fedgs.app.commands.terminal import say
+from fedgs.config.recipes import CLASS_MEANS, signal_of
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.errors import UserError
+from fedgs.files import read_json
+from fedgs.privacy.accountant import statements
+from fedgs.privacy.plan import Plan
+from fedgs.privacy.rounding import upper
+
+STORED = Path(__file__).with_name("power.json")
+CLASSES = 10  # of the table's data
+MOST_EPSILON = 100.0  # a larger one protects nobody
+YES = "found"
+PERHAPS = "perhaps"
+NO = "not found"
+
+
+class Power(NamedTuple):
+    """What is known of one bug.
+
+    Attributes:
+        now: found in all trials at this noise, in none, or perhaps.
+        needed: the least signal from which on all trials found it; None where none did.
+    """
+
+    now: str
+    needed: float | None
+
+
+def of_plan(signal: float, table: Mapping[str, Any]) -> dict[str, Power]:
+    """Returns the power for every bug; the table's next level is read on each side.
+
+    Args:
+        signal: `recipes.signal_of` of one group, infinite without noise.
+        table: power.json.
+    """
+    levels = table["signals"]
+    found = dict[str, Power]()
+    below = sum(level <= signal for level in levels) - 1
+    above = min(below + (levels[max(below, 0)] != signal), len(levels) - 1)
+    for bug, right in table["right"].items():
+        is_sure = [r == n for r, n in zip(right, table["trials"][bug], strict=True)]
+        first = next((i for i in range(len(levels)) if all(is_sure[i:])), None)
+        if right[max(above, 0)]:
+            now = PERHAPS
+        else:
+            now = NO
+        if first is not None and below >= first:
+            now = YES
+        found[bug] = Power(now, None if first is None else levels[first])
+    return found
+
+
+def is_measured(config: ResolvedConfig) -> bool:
+    """Tells whether the table is of such runs: class means and nothing else."""
+    return [phase.method for phase in config.phases] == ["means"]
+
+
+def show(config: ResolvedConfig) -> None:
+    """Prints which bugs a plan can find, and what would suffice for the others.
+
+    Args:
+        config: of one group's run.
+
+    Raises:
+        UserError: it can find none.
+    """
+    if not is_measured(config):
+        say(
+            "power: not measured for these settings, only for --recipe "
+            f"{CLASS_MEANS}; --dry-run with it says what that would find"
+        )
+        return
+    table = stored()
+    powers = of_plan(_signal(config), table)
+    least = min(p.needed for p in powers.values() if p.needed is not None)
+    clean = powers.pop("none")
+    if all(power.now == NO for power in powers.values()):
+        raise UserError(
+            f"target_epsilon = {config.target_epsilon or 'unset'}: with "
+            f"{config.num_clients} clients in a group the noise hides every bug "
+            "(docs/debugging.md); the least that suffices for one is "
+            f"{_plan(config, least)}"
+        )
+    for line in _lines(config, powers, clean, table):
+        say(line)
+
+
+def stored() -> dict[str, Any]:
+    """Returns power.json."""
+    return read_json(STORED)
+
+
+def _lines(
+    config: ResolvedConfig,
+    powers: Mapping[str, Power],
+    clean: Power,
+    table: Mapping[str, Any],
+) -> Iterator[str]:
+    trials = min(min(counts) for counts in table["trials"].values())
+    noise = f"noise multiplier {config.noise_multiplier:g}"
+    if config.target_epsilon is not None:
+        noise = target(config)
+    yield (
+        f"power: {config.num_clients} clients in each group, {noise}. By {trials} "
+        "trials a bug on digits of fonts with this noise, the bug in all images of "
+        "one cohort:"
+    )
+    for now in (YES, PERHAPS, NO):
+        bugs = [bug for bug, power in powers.items() if power.now == now]
+        yield f"  {now}: {', '.join(bugs) or 'nothing'}"
+    of_half = of_plan(_signal(config), {**table, **table["of_half"]})
+    bugs = [bug for bug, power in of_half.items() if power.now == YES]
+    yield f"  found in half of the clients as well: {', '.join(bugs) or 'nothing'}"
+    yield f"  two cohorts alike: {CLEAN[clean.now]}"
+    levels: dict[float | None, list[str]] = {}
+    for bug, power in powers.items():
+        if power.now != YES:
+            levels.setdefault(power.needed, []).append(bug)
+    never = levels.pop(None, [])
+    for level in sorted(filter(None, levels)):
+        yield f"  enough for {', '.join(levels[level])}: {_plan(config, level)}"
+    if never:
+        yield f"  not always found at any noise that was tried: {', '.join(never)}"
+
+
+CLEAN = {
+    YES: "the verdict is none",
+    PERHAPS: "the verdict is none or undecided",
+    NO: "the verdict is undecided",
+}
+
+
+def _share(config: ResolvedConfig) -> float:
+    """Returns what each class has of the table's signal: more classes, more noise."""
+    return min(1.0, math.sqrt(CLASSES / config.num_classes))
+
+
+def _signal(config: ResolvedConfig) -> float:
+    return signal_of(config) * _share(config)
+
+
+def _plan(config: ResolvedConfig, level: float) -> str:
+    """Returns what reaches a signal: more clients, or a larger epsilon."""
+    level = level / _share(config)
+    clients = math.ceil(level * config.noise_multiplier)
+    epsilon = epsilon_of(config, config.num_clients / level)
+    text = f"{clients} clients in each group"
+    if epsilon is None or epsilon > MOST_EPSILON:
+        return text
+    return f"{text}, or epsilon {upper(epsilon, 2)} with {config.num_clients}"
+
+
+def epsilon_of(config: ResolvedConfig, noise_multiplier: float) -> float | None:
+    """Returns the epsilon of a group's run with other noise, for its own adversary."""
+    other = dataclasses.replace(config, noise_multiplier=noise_multiplier)
+    rows = statements(Plan.from_config(other), config.delta)
+    about = config.adversary, config.relation
+    found = [r for r in rows if r.guarantee and (r.adversary, r.relation) == about]
+    return max((r.epsilon for r in found if r.epsilon is not None), default=None)

@@ -1,0 +1,47 @@
+"""Terms: what one round's release is agreed to be.
+
+Accounting, clients' limits, budgets and audits ask a run for nothing else. This module
+imports no tensor library.
+"""
+
+from dataclasses import dataclass
+
+from fedgs.config.fields import coerce_fields, entry
+from fedgs.errors import UserError
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one round's release is agreed to be.
+
+    Attributes:
+        release: "gradient", "embedding" or "update".
+        noise_multiplier: one node's noise_std / (2 * clip_bound), at least 0.
+        clip_bound: C > 0, the largest L2 norm of what one client adds to one sample.
+        shape: (B, channels, rows, columns): B gradients in their basis, or, with B = 1,
+            one embedding by network, class and feature, or one update as a row.
+    """
+
+    release: str = entry(choices=("gradient", "embedding", "update"))
+    noise_multiplier: float = entry(at_least=0)
+    clip_bound: float = entry(above=0)
+    shape: tuple[int, int, int, int] = entry()
+
+    def __post_init__(self) -> None:
+        """Refuses terms that bound nothing, whichever method they are of."""
+        coerce_fields(self)
+        sides = self.shape
+        is_whole = all(type(side) is int and side > 0 for side in sides)
+        if type(sides) is not tuple or len(sides) != 4 or not is_whole:
+            remedy = "give (B, channels, rows, columns), whole numbers above 0"
+            raise UserError(f"terms: shape = {sides!r}: {remedy}")
+
+    @property
+    def batch_size(self) -> int:
+        """B, the samples of one release, each clipped by itself."""
+        return self.shape[0]
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of one node's noise, 2 * clip_bound * noise_multiplier."""
+        return 2.0 * self.clip_bound * self.noise_multiplier

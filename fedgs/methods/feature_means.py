@@ -1,0 +1,223 @@
+"""Feature means: a phase releases the mean features of every class, once.
+
+    server                                        node, for its clients
+    begin --- a feature network, a centre ----->  answer: mean features, less the centre
+    finish <----- the sum over all clients -----  (each clipped as a whole, noise once)
+    settle: the refiner's fit, after features
+
+What all discriminators say that are linear over fixed features stands in the means of
+those features: so one release replaces all their rounds. `fedgs/feature_means.py` shows
+the default's phases on one page.
+
+    means, scatter, moments, parts   set the Gaussians of the generator
+    features, pretrained-features    fit the refiner behind them
+
+Source: docs/privacy.md, "Embedding releases".
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from torch import Tensor
+
+from fedgs.config.feature_settings import (
+    PRETRAINED,
+    MomentSettings,
+    PretrainedSettings,
+    TrunkSettings,
+)
+from fedgs.config.run_config import FeatureConfig, MomentConfig
+from fedgs.config.terms import Terms
+from fedgs.errors import UserError
+from fedgs.gan import refinement
+from fedgs.gan.features import KINDS, MeanFeatures, embedding, mean_features
+from fedgs.gan.models import GeneratorRefined, build_generator
+from fedgs.gan.moments import expected, in_parts, model_of, set_generator
+from fedgs.gan.public_networks import refiner_of_fonts
+from fedgs.methods.base import Declared, Method, OneClient, Released, Request, State
+from fedgs.methods.public_data import public_start
+from fedgs.methods.schedule import EVERYONE
+from fedgs.randomness import derived_seed
+from fedgs.shapes import TensorDict
+
+EXPECTED = (
+    "expected"  # what clients subtract, beside the network's tensors in a request
+)
+FeatureConfigT = TypeVar("FeatureConfigT", bound=FeatureConfig)
+
+
+class FeatureMeans(Method[FeatureConfigT]):
+    """Clients answer with the mean features of their images, once."""
+
+    commits_every_round = True
+    hides_duration = True
+
+    @abstractmethod
+    def network(
+        self, config: FeatureConfigT, state: State
+    ) -> tuple[TensorDict, Tensor]:
+        """Returns the phase's feature network, and what clients subtract.
+
+        Privacy: post-processing of DP output.
+
+        Returns:
+            The network, and the centre: shape (groups, features), float32.
+        """
+
+    @abstractmethod
+    def learn(self, config: FeatureConfigT, state: State) -> None:
+        """Changes the generator by the last of the state's releases.
+
+        Privacy: post-processing of DP output.
+        """
+
+    def terms(self, config: FeatureConfigT, round: int) -> Terms:
+        """Returns one embedding, clipped to C, by group and feature."""
+        return config.phase_terms(round)
+
+    def state(self, config: FeatureConfigT) -> State:
+        """Initialises the generator and its average from the seed."""
+        seed = derived_seed(config.seed, "generator")
+        return State.of(build_generator(config, seed).to(config.device))
+
+    def declared(self, config: FeatureConfigT, round: int) -> Mapping[str, Declared]:
+        """Returns the tensors of the feature network, and what clients subtract."""
+        shapes = KINDS[config.method].shapes(config)
+        named = {name: Declared(shape) for name, shape in shapes.items()}
+        return named | {EXPECTED: Declared((config.num_groups, config.num_features))}
+
+    def begin(self, config: FeatureConfigT, state: State) -> tuple[Request, Request]:
+        """Makes the phase's feature network and what clients subtract.
+
+        Privacy: post-processing of DP output.
+        """
+        network, centre = self.network(config, state)
+        request = Request(state.round + 1, network | {EXPECTED: centre})
+        return request, request
+
+    def check(self, config: FeatureConfigT, request: Request) -> None:
+        """Refuses a release of some clients only."""
+        if (request.participants, request.trainees) != (EVERYONE, EVERYONE):
+            raise UserError("request for mean features that is not to all: refused")
+
+    def answer(
+        self, config: FeatureConfigT, client: OneClient, request: Request
+    ) -> Tensor:
+        """Returns the client's embedding: one sample, which is clipped as a whole.
+
+        Privacy: reads private data; output private.
+        """
+        network = {
+            name: value.to(config.device) for name, value in request.tensors.items()
+        }
+        centre = network.pop(EXPECTED)
+        images, labels = client.tensors(config.device)
+        answered = embedding(config.method, network, centre, images, labels)
+        return answered[None, None]
+
+    def finish(
+        self,
+        config: FeatureConfigT,
+        state: State,
+        pending: Request,
+        released: Released,
+    ) -> None:
+        """Keeps the released means, and changes the generator by them.
+
+        Privacy: post-processing of DP output.
+        """
+        network = dict(pending.tensors)
+        centre = network.pop(EXPECTED)
+        found = mean_features(
+            config, network, centre, released.total[0, 0], released.noise_std
+        )
+        state.released.append((config.method, found.tensors()))
+        self.learn(config, state)
+        state.round += 1
+
+
+class ClassMoments(FeatureMeans[MomentConfig]):
+    """Means, scatter, moments and parts: they set the generator's Gaussians."""
+
+    Settings = MomentSettings
+
+    def network(self, config: MomentConfig, state: State) -> tuple[TensorDict, Tensor]:
+        """Returns the model so far as a network, and what it expects."""
+        model = model_of(config, released_so_far(state), public_start(config)[0])
+        if config.method == "parts":
+            model = in_parts(model)
+        centre = expected(model, config.method, config.num_groups, config.num_features)
+        return model.network, centre
+
+    def learn(self, config: MomentConfig, state: State) -> None:
+        """Sets the Gaussians of the generator and of its average."""
+        model = model_of(config, released_so_far(state), public_start(config)[0])
+        set_generator(config, model, state.generator, state.ema)
+
+
+class Features(FeatureMeans[FeatureConfig]):
+    """Layers of public networks: the refiner is fitted to their means."""
+
+    Settings = TrunkSettings
+
+    def join(self, config: FeatureConfig, state: State) -> None:
+        """Starts the refiner as one that was trained on fonts, for public networks."""
+        if config.method == PRETRAINED:
+            for generator in refined(state):
+                start = refiner_of_fonts(config)
+                generator.refiner.load_state_dict(start, strict=False)
+
+    def network(self, config: FeatureConfig, state: State) -> tuple[TensorDict, Tensor]:
+        """Returns the scales of features and their means, by the generator's images."""
+        return refinement.reference(config, state.ema)
+
+    def learn(self, config: FeatureConfig, state: State) -> None:
+        """Does nothing yet: the fit takes minutes, and `settle` does it."""
+
+    def settle(
+        self, config: FeatureConfig, state: State, check: Callable[[int, int], None]
+    ) -> bool:
+        """Fits the refiner to the released means.
+
+        Privacy: post-processing of DP output.
+        """
+        generator, average = refined(state)
+        release = released_so_far(state)[-1]
+        refinement.refine(config, release, generator, average, check)
+        return True
+
+
+class PretrainedFeatures(Features):
+    """Layers of networks that have seen public images."""
+
+    Settings = PretrainedSettings
+
+
+MEANS = SCATTER = MOMENTS = PARTS = ClassMoments()
+FEATURES = Features()
+PRETRAINED_FEATURES = PretrainedFeatures()
+
+
+def released_so_far(state: State) -> list[MeanFeatures]:
+    """Returns the mean features that phases have released, in their order."""
+    return [
+        MeanFeatures.of(method, tensors)
+        for method, tensors in state.released
+        if method in KINDS
+    ]
+
+
+def refined(state: State) -> tuple[GeneratorRefined, GeneratorRefined]:
+    """Returns the generator and its average, which have a refiner.
+
+    Raises:
+        TypeError: they have none; the settings see to it that they have.
+    """
+    generator = state.generator
+    average = state.ema
+    if not isinstance(generator, GeneratorRefined):
+        raise TypeError("no other generator is fitted to features")
+    if not isinstance(average, GeneratorRefined):
+        raise TypeError("no other generator is fitted to features")
+    return generator, average
