@@ -276,7 +276,7 @@ def run_classifiers(
             # Its threads are daemons: Ctrl-C ends a command in the middle of a fit.
             with ThreadPool(workers, torch.set_num_threads, (1,)) as pool:
                 for name, result in pool.imap_unordered(train, missing):
-                    # What cannot be trained is a result; anything else ends the command.
+                    # What cannot be trained is a result; all else ends the command.
                     if isinstance(result, UserError):
                         failed[name] = str(result)
                     elif isinstance(result, BaseException):
