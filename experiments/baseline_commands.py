@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from experiments.baselines import METHODS, find
-from experiments.baselines.target import Asked, check_noise, settings_read
+from experiments.baselines.target import BaselineRequest, check_noise, settings_read
 from fedgs.app.flags import eager, request_flags, settings_flags
 from fedgs.app.tables import Table
 from fedgs.config.recipes import HELD_OUT
@@ -87,7 +87,8 @@ def command_of(name: str) -> click.Command:
     chosen = settings_of(method)
     shown = dict(method.recipe) | {"test_fraction": HELD_OUT}
     flagged = settings_flags(*chosen, defaults=shown)(train)
-    flagged = request_flags(method.Settings, Asked, has_defaults=False)(flagged)
+    own_flags = request_flags(method.Settings, BaselineRequest, has_defaults=False)
+    flagged = own_flags(flagged)
     return _command(method, method.recipe, flagged)
 
 

@@ -69,7 +69,7 @@ def _of_baseline(run: BaselineRun) -> Line:
     rows = [row for row in rows if row.label == VALID] or rows
     facts = run.facts
     return {
-        "unit": run.unit if run.releases else "none",
+        "unit": run.unit if run.events else "none",
         "own": False,
         "trust": CURATOR,
         "guarantees": _stated(rows),
@@ -81,10 +81,10 @@ def _of_baseline(run: BaselineRun) -> Line:
         "num_clients": facts.num_clients,
         "num_records": facts.num_records,
         "cap": facts.max_images_per_user,
-        "releases": len(run.releases),
+        "releases": len(run.events),
         "rounds": run.config.num_rounds,
         "bytes_per_client": None,
-        "audit": _strongest(run.findings(TRIALS)),
+        "audit": _strongest(run.attack(TRIALS)),
     }
 
 
