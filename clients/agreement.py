@@ -25,10 +25,12 @@ def agreement(title: str, node: Node) -> str:
     Raises:
         UserError: the count is broken.
     """
-    config, limits = node.config, node.limits
+    config = node.config
+    limits = node.limits.permitted
+    count = node.limits.count
     noise = f"noise_multiplier {config.noise_multiplier:g}"
     seeded = "" if config.noise_seed is None else " (seeded: not private)"
-    spent = limits.epsilon_of(node.count.largest())
+    spent = limits.epsilon_of(count.largest())
     return "\n".join(
         (
             f"{title} takes part in a run; what is agreed:",
@@ -41,7 +43,7 @@ def agreement(title: str, node: Node) -> str:
             f"  against the server: {_costs(config, limits)}",
             f"  limits: {_in_force(limits)}",
             f"  released so far: epsilon {upper(spent)}, over all runs counted in "
-            f"{node.count.folder}",
+            f"{count.folder}",
         )
     )
 
@@ -49,7 +51,7 @@ def agreement(title: str, node: Node) -> str:
 def _unit(node: Node) -> str:
     """Returns what a client of the run is here; a warning where it is no owner."""
     unit = in_short(node.config.unit_condition)
-    if not node.count.is_whole:
+    if not node.limits.count.is_whole:
         return unit
     return (
         f"{unit}. Warning: the run's clients here ({len(node.hosted)}) are all of this "

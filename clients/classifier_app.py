@@ -19,7 +19,7 @@ from clients import CLIENT_APP_RAISED, client_app
 from fedgs.cohorts.selection import read_plan
 from fedgs.data.load import load_data
 from fedgs.methods.cohort_classifier import Members
-from fedgs.round.messages import RECORD
+from fedgs.round.messages import PAYLOAD_RECORD
 
 OWN = "own"  # what a client keeps
 
@@ -46,12 +46,12 @@ def answer(message: Message, context: Context) -> Message:
     """
     client = int(context.node_config[client_app.PARTITION])
     try:
-        asked = message.content.config_records[RECORD]
+        asked = message.content.config_records[PAYLOAD_RECORD]
         members = members_of(str(asked["run_folder"]))
         if OWN not in context.state:
             context.state[OWN] = ConfigRecord({})
         found = members.answer(client, asked, context.state.config_records[OWN])
-        content = RecordDict({RECORD: ConfigRecord(found)})
+        content = RecordDict({PAYLOAD_RECORD: ConfigRecord(found)})
         return Message(content, reply_to=message)
     except Exception:
         failure = FlowerError(CLIENT_APP_RAISED, f"client {client} failed")

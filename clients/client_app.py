@@ -32,8 +32,9 @@ from fedgs.event_log import log_event
 from fedgs.process import PROTOCOL
 from fedgs.round.messages import (
     NEXT_KEY,
-    RECORD,
+    PAYLOAD_RECORD,
     TOLD,
+    content_of,
     decode_key_request,
     encode_answer,
 )
@@ -67,7 +68,7 @@ def join(message: Message, context: Context) -> Message:
     site = None
     try:
         site = DeploymentConfig.read(context.node_config)
-        payload = message.content.config_records[RECORD]
+        payload = message.content.config_records[PAYLOAD_RECORD]
         place = DeployedClient(site, str(payload["run_id"]), payload)
         joined = place.join(settings_of(payload))
         refused = ""
@@ -91,7 +92,7 @@ def announce(message: Message, context: Context) -> Message:
     """Announces the public key of the node's next attempt; it releases nothing."""
     place = None
     try:
-        request = message.content.config_records[RECORD]
+        request = message.content.config_records[PAYLOAD_RECORD]
         place = _place(message, context)
         worker = place.worker()
         if not worker.config.is_masked:
@@ -116,18 +117,19 @@ def answer(message: Message, context: Context) -> Message:
     place = None
     started = time.monotonic()
     try:
-        request = message.content.config_records[RECORD]
+        request = message.content.config_records[PAYLOAD_RECORD]
         place = _place(message, context)
         worker = place.worker()
         node = worker.node(place.node_id)
-        batch = node.decode(request)
-        is_counted = place.is_durable and batch.round > 0  # no warm start is waited for
+        sent = node.decode(request)
+        asked = content_of(sent)
+        is_counted = place.is_durable and asked.round > 0  # no warm start is waited for
         with _finished() if is_counted else contextlib.nullcontext():
-            release = node.answer(batch)
+            release = node.answer(sent)
             # Before the answer leaves: if it gets lost, these bytes are sent again.
-            node.save(batch.keep_round, place.is_durable)
-        reply = _reply(encode_answer(release, worker.config, batch), message)
-        _log_answer(place.title, started, "ok", round=batch.round)
+            node.save(asked.keep_round, place.is_durable)
+        reply = _reply(encode_answer(release, worker.config, sent), message)
+        _log_answer(place.title, started, "ok", round=asked.round)
         return reply
     except Exception as error:
         if place is None:
@@ -169,7 +171,7 @@ def _finished() -> Iterator[None]:
 def _place(message: Message, context: Context) -> SimulatedClient | DeployedClient:
     """Returns where to answer; the client's own configuration decides, no message."""
     records = message.content.config_records
-    request = records[RECORD]
+    request = records[PAYLOAD_RECORD]
     if PARTITION in context.node_config:
         node_id = int(context.node_config[PARTITION])
         return SimulatedClient(str(request["run_folder"]), node_id)
@@ -192,7 +194,7 @@ def _failed(title: str, message: Message, error: Exception | None = None) -> Mes
 
 
 def _reply(content: dict[str, Any], message: Message) -> Message:
-    record = RecordDict({RECORD: ConfigRecord(content)})
+    record = RecordDict({PAYLOAD_RECORD: ConfigRecord(content)})
     return _dated(Message(record, reply_to=message), message)
 
 

@@ -28,7 +28,7 @@ from fedgs.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Client(Access):
+class ClientOptions(Access):
     """What `fedgs deploy client` is asked for.
 
     Attributes:

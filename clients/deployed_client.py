@@ -62,8 +62,12 @@ OWN_SETTINGS = frozenset(settings_with("of_client"))
 NEUTRAL: dict[str, Any] = {"corruption": "none", "output": "", "num_workers": 1}
 NAME = re.compile(r"[0-9a-f]{16}")  # of a run, or of a start of its server
 RELEASE = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})/([0-9a-f]{64}|)")  # see `Received`
-UNTOLD = {"start": "0" * 16, "since": 0, "answered": ""}  # by a server that has nothing
-LOCK_SECONDS = 10.0  # for the client process before, which may be ending
+NOTHING_TOLD = {
+    "start": "0" * 16,
+    "since": 0,
+    "answered": "",
+}  # by a server that has nothing
+CLIENT_LOCK_SECONDS = 10.0  # for the client process before, which may be ending
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ def _peers(name: str, values: dict[str, Any]) -> Peers | None:
 def _hold(path: Path) -> AcquireReturnProxy:
     """Locks a file, and removes what a killed process before this one was writing."""
     refusal = f"{path.parent}: another client process uses it; give each client its own"
-    lock = hold_lock(path, f"state-dir = {refusal}", LOCK_SECONDS)
+    lock = hold_lock(path, f"state-dir = {refusal}", CLIENT_LOCK_SECONDS)
     for pattern in ("*", "*/node-*"):  # the count and the runs; their nodes
         for folder in path.parent.glob(pattern):
             if folder.is_dir():
@@ -218,7 +222,7 @@ class DeployedClient:
 
     site: DeploymentConfig
     run_id: str
-    told: Mapping[str, object] = field(default_factory=lambda: UNTOLD)
+    told: Mapping[str, object] = field(default_factory=lambda: NOTHING_TOLD)
     is_durable: bool = True
 
     def __post_init__(self) -> None:
@@ -259,7 +263,7 @@ class DeployedClient:
         """
         start, since, received = told_of(self.told)
         worker = cached_worker(str(self.folder), lambda: self._make(start))
-        count = worker.node(self.node_id).count
+        count = worker.node(self.node_id).limits.count
         count.check_received(self.run_id, self.title, received)
         self._enter(start, since)
         return worker

@@ -42,9 +42,9 @@ from clients import CLIENT_APP_RAISED
 from fedgs.process import FAST_VARIABLE
 
 SCAN_SECONDS = 0.5  # between looks at all nodes, for messages from before the change
-POLL_LEAST = 0.2  # seconds between a client's looks for a message
-POLL_SHARE = 0.1  # of the time without one: whoever is rarely asked looks rarely
-AGAIN_SECONDS = 2.0  # until a connection that ended is made anew
+IDLE_LEAST = 0.2  # seconds between a client's looks for a message
+IDLE_SHARE = 0.1  # of the time without one: whoever is rarely asked looks rarely
+RECONNECT_SECONDS = 2.0  # until a connection that ended is made anew
 PULL_SECONDS = 0.02  # until the second look for a part that is not there yet
 
 VCE = "flwr.server.superlink.fleet.vce"
@@ -228,7 +228,7 @@ class Waiting:
     def sleep(self, seconds: float) -> None:
         """Sleeps for a share of the time without a message, at most as long as told."""
         waited = time.monotonic() - self.last
-        time.sleep(min(max(POLL_LEAST, POLL_SHARE * waited), seconds))
+        time.sleep(min(max(IDLE_LEAST, IDLE_SHARE * waited), seconds))
 
 
 def make_resident(client_app: ClientApp) -> None:
@@ -318,8 +318,8 @@ def _lasting(stock: Callable[..., None]) -> Callable[..., None]:
                 stock(**config)
             except ConnectionError as error:
                 reason = error
-            log(WARNING, "%s; connecting again in %g s", reason, AGAIN_SECONDS)
-            time.sleep(AGAIN_SECONDS)
+            log(WARNING, "%s; connecting again in %g s", reason, RECONNECT_SECONDS)
+            time.sleep(RECONNECT_SECONDS)
 
     return start
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs 
 
 REMEDY = "restore it from a backup, or start again with another --output"
 SEAL = "sha256:"  # begins the hash of tensors in a file's metadata
-TEMPORARY = re.compile(r"\.(.+)\.([0-9]+)")
+TEMPORARY_NAME = re.compile(r"\.(.+)\.([0-9]+)")
 MOST_NAME_BYTES = 255  # of one name, on every common file system
 NAME_RULE = (
     "give a plain name, without slashes and control characters, that does not begin "
@@ -202,7 +202,7 @@ def remove_temporaries(folder: Path, *names: str) -> None:
     """
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
-            found = TEMPORARY.fullmatch(entry.name)
+            found = TEMPORARY_NAME.fullmatch(entry.name)
             if not found or (names and found[1] not in names):
                 continue
             if entry.is_dir(follow_symlinks=False):

@@ -35,7 +35,7 @@ FIT = "fit.json"  # in `.flower`: how far the fit is
 REFUSED = "the settings of this run are refused"  # what a server says of a submission
 PROTOCOL = 4  # of joining and answering a deployed run
 WATCH_SECONDS = 0.5
-TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # where TMPDIR cannot be used
+TEMPORARY_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # where TMPDIR cannot be used
 # Of ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.
 RAY_SOCKET_CHARACTERS = 67
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
@@ -180,7 +180,7 @@ def end_simulation(token: str, patience: float = 5.0) -> None:
 
 def homes_of(token: str) -> list[Path]:
     """Returns where a run's temporary folder may be, the best place first."""
-    places = [os.environ.get("TMPDIR"), *TEMPORARY]
+    places = [os.environ.get("TMPDIR"), *TEMPORARY_FOLDERS]
     return [Path(place).absolute() / f"fedgs-{token[:8]}" for place in places if place]
 
 
@@ -204,7 +204,7 @@ def make_home(token: str) -> Path:
             return home
     raise UserError(
         f"TMPDIR = {os.environ.get('TMPDIR', '')}: a simulation has no folder for its "
-        f"sockets, there or in {', '.join(TEMPORARY)}; give TMPDIR a folder that you "
+        f"sockets, there or in {', '.join(TEMPORARY_FOLDERS)}; give TMPDIR a folder that you "
         "can write to, with a short name of letters and digits"
     )
 

@@ -7,7 +7,7 @@ from fedgs.errors import UserError
 from fedgs.files import REMEDY, read_json, write_json
 from fedgs.runs.run_folder import RunFolder
 
-FILE = "deployment.json"
+_FILE = "deployment.json"
 
 
 def kept_of(folder: RunFolder) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def kept_of(folder: RunFolder) -> dict[str, Any]:
     Raises:
         UserError: the file is broken, or missing after the first release.
     """
-    path = folder.path / FILE
+    path = folder.path / _FILE
     if not path.exists():
         # With a new run_id its clients would take it for another run.
         if folder.read_ledger().length:
@@ -31,4 +31,4 @@ def kept_of(folder: RunFolder) -> dict[str, Any]:
 
 def keep(folder: RunFolder, **values: object) -> None:
     """Keeps more of a deployed run, or other values; see `kept_of`."""
-    write_json(folder.path / FILE, kept_of(folder) | values)
+    write_json(folder.path / _FILE, kept_of(folder) | values)

@@ -21,15 +21,14 @@ from flwr.serverapp.strategy import Strategy
 
 from fedgs.event_log import log_event
 from fedgs.round.run import Stop
-from server.progress import Progress
-from server.roll_call import RollCall
+from server.progress import RunProgress
+from server.roll_call import LOG_SECONDS, RollCall
 
-POLL_SHARE = 0.02  # of the time waited: polling takes the workers' cores
+REPLY_POLL_SHARE = 0.02  # of the time waited: polling takes the workers' cores
 TRIES = 2  # of a node that fails or answers wrongly
 PAUSES = (0.0, 1.0, 5.0)  # before a lost request is sent again, the last one repeated
 RESEND_SECONDS = 60.0  # without any sign of a deployed node; doubles each time
-WATCH_SECONDS = 2.0  # between looks which deployed nodes are online
-LOG_SECONDS = 30.0  # between lines that say who is waited for
+ONLINE_SECONDS = 2.0  # between looks which deployed nodes are online
 # Flower's ErrorCode: MESSAGE_, REPLY_MESSAGE_, NODE_UNAVAILABLE, CLIENT_APP_CRASHED.
 LOST_CODES = frozenset({3, 4, 5, 8})
 
@@ -63,7 +62,7 @@ class Polling:
 
     def pause(self, waited: float) -> float:
         """Returns how long to sleep after having waited so long in vain."""
-        return min(self.least + POLL_SHARE * waited, self.most)
+        return min(self.least + REPLY_POLL_SHARE * waited, self.most)
 
 
 IN_MEMORY = Polling(least=0.002, most=0.05)
@@ -111,7 +110,7 @@ class Messenger:
     grid: Grid
     addresses: Mapping[int, int]
     polling: Polling
-    progress: Progress
+    progress: RunProgress
     roll: RollCall | None = None
     reasons: dict[int, str] = field(default_factory=dict)
     _pending: dict[int, Pending] = field(default_factory=dict)
@@ -157,7 +156,7 @@ class Messenger:
             for reply in replies:
                 yield from self._unless_lost(reply)
             now = time.monotonic()
-            if self.roll and now - watched > WATCH_SECONDS:
+            if self.roll and now - watched > ONLINE_SECONDS:
                 watched = now
                 self._follow(self.roll, patience)
             if self.roll and now - logged > LOG_SECONDS:

@@ -11,12 +11,16 @@ from flwr.serverapp import Grid
 
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
+from fedgs.mechanism.masks import Attempt
 from fedgs.methods.base import Request
 from fedgs.round.codec import pack_request
 from fedgs.round.messages import (
-    RECORD,
+    PAYLOAD_RECORD,
     TOLD,
     Answer,
+    MaskedRequest,
+    SentRequest,
+    content_of,
     decode_answer,
     encode_request,
     one_line,
@@ -25,7 +29,7 @@ from fedgs.round.run import Stop
 from fedgs.runs.run_folder import RunFolder
 from server.deployment_record import kept_of
 from server.messenger import IN_MEMORY, OVER_HTTP, Messenger
-from server.progress import Progress
+from server.progress import RunProgress
 from server.roll_call import RollCall, roll_call
 
 NOT_JOINED = 0  # in place of an address, which the exchange looks up when it sends
@@ -50,8 +54,8 @@ class Nodes:
         """Touches nothing yet."""
         self.folder, self.config, self.stop = folder, folder.config, stop
         self.roll: RollCall | None = None
-        self.progress = Progress(None, self.config, "", 0)
-        self.requests: dict[int, Request] = {}
+        self.progress = RunProgress(None, self.config, "", 0)
+        self.requests: dict[int, SentRequest] = {}
 
     # -------------------------------------------------------------- nodes
 
@@ -66,7 +70,9 @@ class Nodes:
         flower, run_id = self.folder.path / ".flower", kept_of(self.folder)["run_id"]
         flower.mkdir(exist_ok=True)
         file = flower / "nodes.json"
-        self.progress = Progress(file, self.config, str(run_id), self.folder.last_round)
+        self.progress = RunProgress(
+            file, self.config, str(run_id), self.folder.last_round
+        )
         events = self.folder.read_ledger().events
         self.roll = RollCall(grid, self.folder, self.config, events, self.progress)
         addresses = self.roll.addresses
@@ -90,29 +96,38 @@ class Nodes:
             return {"run_folder": str(self.folder.path)}
         return {"run_id": self.roll.run_id}
 
-    def encode(self, request: Request, nodes: Sequence[int]) -> list[Message]:
-        """Returns a request as one message for each node; nothing else makes one."""
-        self.requests = request.per_node(self.config.hosting, nodes)
-        # Packed once: all nodes get the same bytes.
-        tensors = pack_request(request.tensors, self.config)
+    def encode(
+        self, request: Request, nodes: Sequence[int], attempt: Attempt | None = None
+    ) -> list[Message]:
+        """Returns a request as one message for each node; nothing else makes one.
+
+        Args:
+            request: of the run.
+            nodes: that are asked.
+            attempt: whose sums are added up under masks; None without masks.
+        """
         if self.roll is not None:
             self.roll.round = max(self.roll.round, request.round)
-        # Nodes share requests, and so they share records.
-        distinct = {id(each): each for each in self.requests.values()}
-        records = {
-            key: ConfigRecord(
-                {**encode_request(each, self.config, tensors), **self.place}
-            )
-            for key, each in distinct.items()
-        }
-        return [
-            self.message(records[id(each)], node, "train")
-            for node, each in self.requests.items()
-        ]
+        # Packed once: all nodes get the same bytes.
+        tensors = pack_request(request.tensors, self.config)
+        self.requests = {}
+        messages: list[Message] = []
+        # Nodes with the same content share one request, and so they share a record.
+        sent: dict[int, SentRequest] = {}
+        records: dict[int, ConfigRecord] = {}
+        for node, own in request.per_node(self.config.hosting, nodes).items():
+            key = id(own)
+            if key not in sent:
+                sent[key] = own if attempt is None else MaskedRequest(own, attempt)
+                payload = encode_request(sent[key], self.config, tensors)
+                records[key] = ConfigRecord({**payload, **self.place})
+            self.requests[node] = sent[key]
+            messages.append(self.message(records[key], node, "train"))
+        return messages
 
     def message(self, record: ConfigRecord, node: int, kind: str) -> Message:
         """Returns a message to a node; beside what nodes share lies what is its own."""
-        content = RecordDict({RECORD: record})
+        content = RecordDict({PAYLOAD_RECORD: record})
         if self.roll is not None:
             content[TOLD] = ConfigRecord(self.roll.told(node))
         return Message(content, self.exchange.addresses.get(node, NOT_JOINED), kind)
@@ -156,13 +171,14 @@ class Nodes:
                 answers.append(answer)
             if self.roll is not None:
                 seconds = round(time.monotonic() - started, 3)
-                self.roll.add_answer(node, self.requests[node].round, seconds)
+                self.roll.add_answer(node, self._round_of(node), seconds)
         if self.roll is not None:
             self.roll.save()
         for node in sorted(missing):
             reason = self.exchange.reasons.get(node, "no reply")
-            name, number = self.config.node_title(node), self.requests[node].round
-            log_event("missing", node=name, round=number, outcome=reason)
+            name = self.config.node_title(node)
+            round_asked = self._round_of(node)
+            log_event("missing", node=name, round=round_asked, outcome=reason)
             # A refusal was counted when it was refused.
             if node not in refused:
                 self.progress.add_failure(node, reason)
@@ -170,12 +186,15 @@ class Nodes:
 
     def _checked(self, reply: Message, node: int) -> Answer | None:
         """Checks a reply; raises `UserError` with one line that quotes no data."""
-        request = self.requests[node]
-        where = f"round {request.round}: {self.config.node_title(node)}"
+        where = f"round {self._round_of(node)}: {self.config.node_title(node)}"
         record = self.record(reply, node, where)
+        sent = self.requests[node]
         if self.roll is not None and record.get("is_empty") == 0:
-            self.roll.add_release(node, request)
-        return decode_answer(record, self.config, request, node)
+            self.roll.add_release(node, sent)
+        return decode_answer(record, self.config, sent, node)
+
+    def _round_of(self, node: int) -> int:
+        return content_of(self.requests[node]).round
 
     def record(self, reply: Message, node: int, where: str) -> ConfigRecord:
         """Returns what a reply of a node carries; raises as `_checked`."""
@@ -183,7 +202,7 @@ class Nodes:
             raise UserError(f"{where} says: {one_line(reply.error.reason)}")
         if reply.metadata.src_node_id != self.exchange.addresses.get(node):
             raise UserError(f"{where}: a reply of another sender")
-        record = reply.content.config_records.get(RECORD)
+        record = reply.content.config_records.get(PAYLOAD_RECORD)
         if record is None:
             raise UserError(f"{where} answered without a record")
         if len(reply.content) > 1:

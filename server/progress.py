@@ -28,7 +28,7 @@ WRITE_SECONDS = 0.5  # at least this long between two writes
 ALIVE_SECONDS = 5.0  # between writes where nothing changes: the server is there
 
 
-class Progress:
+class RunProgress:
     """Keeps the file up to date; a disk that is full loses the file, not the run.
 
     Args:

@@ -26,22 +26,27 @@ from fedgs.errors import UserError, first_n
 from fedgs.event_log import log_event
 from fedgs.mechanism.masks import Announced
 from fedgs.mechanism.peers import is_signed
-from fedgs.methods.base import Request
 from fedgs.methods.schedule import nodes_of
 from fedgs.privacy.ledger import Event
 from fedgs.process import PROTOCOL, check_protocol
 from fedgs.round.checkpoint import indispensable
-from fedgs.round.messages import RECORD, one_line
+from fedgs.round.messages import (
+    PAYLOAD_RECORD,
+    MaskedRequest,
+    SentRequest,
+    content_of,
+    one_line,
+)
 from fedgs.round.run import RunStopped, Stop, last_rounds
 from fedgs.runs.run_folder import RunFolder
 from server.deployment_record import keep, kept_of
-from server.progress import Progress
+from server.progress import RunProgress
 
-POLL_SECONDS = 0.1
-TIMEOUT = 600.0
-LOG_SECONDS = 30.0  # between lines that say who is missing
+ROLL_CALL_POLL_SECONDS = 0.1
+ROLL_CALL_SECONDS = 600.0
+LOG_SECONDS = 30.0  # between lines that say which nodes are waited for
 STEP_SECONDS = 1.0  # between looks for nodes of a deployment
-AGAIN_SECONDS = 10.0  # until a node that failed or was refused is asked again
+ASK_AGAIN_SECONDS = 10.0  # until a node that failed or was refused is asked again
 
 
 def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, int]:
@@ -56,19 +61,19 @@ def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, 
         UserError: another number of nodes, or nodes that did not answer.
         RunStopped: `stop` was set.
     """
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + ROLL_CALL_SECONDS
     while len(node_ids := list(grid.get_node_ids())) < expected:
         _check_stop(stop, f"{expected - len(node_ids)} of {expected} nodes")
         if time.monotonic() > deadline:
             break
-        time.sleep(POLL_SECONDS)
+        time.sleep(ROLL_CALL_POLL_SECONDS)
     if len(node_ids) != expected:
         raise UserError(
             f"num-supernodes = {len(node_ids)}: this run has {expected} nodes; "
             f"give --federation-config 'num-supernodes={expected}' or another "
             "clients_per_node or node_sizes"
         )
-    empty = RecordDict({RECORD: ConfigRecord({})})
+    empty = RecordDict({PAYLOAD_RECORD: ConfigRecord({})})
     ids = set(grid.push_messages([Message(empty, n, "query") for n in node_ids]))
     addresses: dict[int, int] = {}
     while ids and time.monotonic() < deadline:
@@ -76,9 +81,11 @@ def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, 
         for reply in grid.pull_messages(list(ids)):
             ids.discard(reply.metadata.reply_to_message_id)
             if not reply.has_error():
-                index = int(str(reply.content.config_records[RECORD]["node_id"]))
+                index = int(
+                    str(reply.content.config_records[PAYLOAD_RECORD]["node_id"])
+                )
                 addresses[index] = reply.metadata.src_node_id
-        time.sleep(POLL_SECONDS)
+        time.sleep(ROLL_CALL_POLL_SECONDS)
     if sorted(addresses) != list(range(expected)):
         missing = sorted(set(range(expected)) - set(addresses))
         raise UserError(
@@ -122,7 +129,7 @@ class RollCall:
         folder: RunFolder,
         config: ResolvedConfig,
         events: Sequence[Event],
-        progress: Progress,
+        progress: RunProgress,
     ) -> None:
         """Asks nobody yet."""
         self.grid, self.folder, self.config = grid, folder, config
@@ -154,7 +161,7 @@ class RollCall:
             RunStopped: `stop` was set, or a node is missing after the time limit.
         """
         started = logged = time.monotonic()
-        patience = max(TIMEOUT, self.config.round_timeout)
+        patience = max(ROLL_CALL_SECONDS, self.config.round_timeout)
         while self.missing:
             waited = time.monotonic() - started
             if stop.is_set():
@@ -172,7 +179,7 @@ class RollCall:
                 logged = time.monotonic()
                 log(INFO, "roll call: waiting for %s", self._absent)
             self.step()
-            time.sleep(POLL_SECONDS)
+            time.sleep(ROLL_CALL_POLL_SECONDS)
 
     @property
     def missing(self) -> list[str]:
@@ -236,13 +243,14 @@ class RollCall:
             self.seen[node] = round
             self.progress.add_answer(node, round)
 
-    def add_release(self, node: int, request: Request) -> None:
+    def add_release(self, node: int, sent: SentRequest) -> None:
         """Notes that a node has released, whether its answer is valid or not."""
-        name, attempt = self.config.node_names[node], request.attempt
-        # Who is not in the list has nothing to release, whatever it answers.
-        listed = attempt.keys.get(node) if attempt else None
-        key = listed.public.hex() if listed else ""
-        self.answered[name] = self.start, request.round, key
+        name = self.config.node_names[node]
+        key = ""
+        # A node that is not in the list has nothing to release, whatever it answers.
+        if isinstance(sent, MaskedRequest) and node in sent.attempt.keys:
+            key = sent.attempt.keys[node].public.hex()
+        self.answered[name] = self.start, content_of(sent).round, key
 
     def add_late(self, node: int | None, reply: Message) -> None:
         """Notes a release that nobody waits for any more: it has left its client.
@@ -251,7 +259,7 @@ class RollCall:
         """
         if node is None or reply.has_error():
             return
-        record = reply.content.config_records.get(RECORD) or ConfigRecord()
+        record = reply.content.config_records.get(PAYLOAD_RECORD) or ConfigRecord()
         name, round = self.config.node_names[node], record.get("round")
         start, last, _ = self.answered.get(name, ("", 0, ""))
         if type(round) is int and (start != self.start or round > last):
@@ -276,7 +284,7 @@ class RollCall:
         return not key or is_signed(key, run, name, announced)
 
     def _push(self, to: dict[int, int | None], kind: str, payload: Any) -> None:
-        record = RecordDict({RECORD: ConfigRecord(payload)})
+        record = RecordDict({PAYLOAD_RECORD: ConfigRecord(payload)})
         messages = [Message(record, address, kind) for address in to]
         names = self.grid.push_messages(messages)
         for name, (address, node) in zip(names, to.items()):  # noqa: B905
@@ -286,12 +294,12 @@ class RollCall:
 
     def _handle(self, reply: Message, address: int, node: int | None) -> None:
         """Handles the answer of a node that said its name, or that joined."""
-        self._retry_at[address] = time.monotonic() + AGAIN_SECONDS
+        self._retry_at[address] = time.monotonic() + ASK_AGAIN_SECONDS
         title = self.config.node_names[node] if node is not None else f"node {address}"
         try:
             if reply.has_error():
                 raise UserError(one_line(reply.error.reason))
-            record = reply.content.config_records.get(RECORD) or ConfigRecord()
+            record = reply.content.config_records.get(PAYLOAD_RECORD) or ConfigRecord()
             if node is None:
                 self._invite(address, record.get("name"), record.get("protocol", 1))
             else:

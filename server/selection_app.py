@@ -12,14 +12,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedgs.cohorts.selection import OUTCOME, ask_cohorts
 from fedgs.files import write_json
-from fedgs.round.messages import RECORD
+from fedgs.round.messages import PAYLOAD_RECORD
 from fedgs.round.run import RunStopped, Stop
 from fedgs.runs.run_folder import GENERATOR, RunFolder
 from server.nodes import Nodes
 from server.server_app import StopFile, locked, log_progress, recorded_outcome
 from server.strategy import FederatedGan
 
-TIMEOUT = 3600.0  # seconds for one question
+QUESTION_SECONDS = 3600.0  # seconds for one question
 
 app = ServerApp()
 
@@ -53,8 +53,8 @@ def ask_nodes(
     count, exchange = nodes.config.num_nodes, nodes.exchange
     asked = {n: nodes.message(record, n, "query.cohort") for n in range(count)}
     answers: dict[int | None, ConfigRecord] = {
-        exchange.node_of(reply): reply.content.config_records[RECORD]
-        for reply in exchange.send_and_receive(asked, TIMEOUT, stop=stop)
+        exchange.node_of(reply): reply.content.config_records[PAYLOAD_RECORD]
+        for reply in exchange.send_and_receive(asked, QUESTION_SECONDS, stop=stop)
         if not reply.has_error()
     }
     if missing := sorted({*asked} - {*answers}):

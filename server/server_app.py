@@ -45,7 +45,9 @@ from server.strategy import FederatedGan
 # What a remedy lacks for `flwr run`, where no flag can be given.
 PLAIN = "; --a-flag is the key a-flag of --run-config"
 PEEP_SECONDS = 5.0  # for a launcher that looks whether the folder is locked
-LOCK_SECONDS = 60.0  # for the process of a server that was killed, which may be ending
+RUN_LOCK_SECONDS = (
+    60.0  # for the process of a server that was killed, which may be ending
+)
 
 app = ServerApp()
 
@@ -132,7 +134,7 @@ def main(grid: Grid, context: Context) -> None:
         log_event("ended", outcome=status, reason=reason)
 
     # What another process wrote, or waits for, is not ours before we hold the folder.
-    patience = LOCK_SECONDS if is_deployed else PEEP_SECONDS
+    patience = RUN_LOCK_SECONDS if is_deployed else PEEP_SECONDS
     with contextlib.ExitStack() as stack, locked(folder, patience):
         if is_deployed:
             stop.path.unlink(missing_ok=True)

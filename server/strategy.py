@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result
 
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
-from fedgs.mechanism.masks import Announced, MaskedSum
+from fedgs.mechanism.masks import Announced, Attempt, MaskedSum
 from fedgs.methods.schedule import nodes_of, select
 from fedgs.round.messages import Answer, decode_key
 from fedgs.round.run import Report, RunSession, RunStopped, Stop
@@ -127,11 +127,17 @@ class FederatedGan(SilentStrategy):
             RunStopped: nodes could not prepare, or the budget is spent.
         """
         self._prepare_nodes()
-        keys = self._gather_keys(server_round) if self.config.is_masked else None
-        request = self.training.begin(keys, self.nodes.failures())
+        attempt = None
+        if self.config.is_masked:
+            keys = self._gather_keys(server_round)
+            request = self.training.begin([*keys], self.nodes.failures())
+            attempt = Attempt(self.training.attempts[request.round], keys)
+        else:
+            request = self.training.begin()
         self.nodes.progress.set_phase("training", request.round)
-        asked = nodes_of(self.config, request.trainees)
-        return self.nodes.encode(request, [n for n in asked if n not in self.left_out])
+        planned = nodes_of(self.config, request.trainees)
+        asked = [node for node in planned if node not in self.left_out]
+        return self.nodes.encode(request, asked, attempt)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -218,7 +224,9 @@ class FederatedGan(SilentStrategy):
             self._ask_for_keys(missing, round, is_enough)
             self.left_out.update(node for node in missing if node not in self.keys)
         # Taken out: a key that was listed is never listed again, void attempt or not.
-        return {n: self.keys.pop(n) for n in listed if n in self.keys}
+        # Sorted, because a node refuses a list in which nodes do not increase.
+        with_keys = sorted(node for node in listed if node in self.keys)
+        return {node: self.keys.pop(node) for node in with_keys}
 
     def _ask_for_keys(self, nodes: Sequence[int], round: int, is_brief: bool) -> None:
         record = ConfigRecord({"round": round, **self.nodes.place})

@@ -186,7 +186,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock.time = lambda: EPOCH + clock.now
     for module in (messenger, nodes, progress, roll_call):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(roll_call, "TIMEOUT", 60.0)  # it looks ten times a second
+    monkeypatch.setattr(
+        roll_call, "ROLL_CALL_SECONDS", 60.0
+    )  # it looks ten times a second
     return clock
 
 

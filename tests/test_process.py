@@ -134,7 +134,7 @@ def test_a_simulation_lives_elsewhere_where_tmpdir_cannot_be_used(
         (tmp_path / name).mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / name))
     home = make_home(token)
-    assert str(home.parent) in process.TEMPORARY
+    assert str(home.parent) in process.TEMPORARY_FOLDERS
     check_home(home)
 
 
@@ -145,7 +145,7 @@ def test_without_a_place_for_sockets_nothing_begins(
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setenv("TMPDIR", str(long))
-    monkeypatch.setattr(process, "TEMPORARY", (str(tmp_path / "missing"),))
+    monkeypatch.setattr(process, "TEMPORARY_FOLDERS", (str(tmp_path / "missing"),))
     refusal = f"^TMPDIR = {long}: .*sockets.*give TMPDIR a folder"
     assert_refused(refusal, make_home, token)
     own = ("--data", "digits", "--noise-multiplier", "1", "--engine", "flower")

@@ -37,7 +37,7 @@ from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from fedgs.methods.base import Hosted, Request
 from fedgs.round.answer import raw_answers
 from fedgs.round.local import LocalNodes, train_nodes
-from fedgs.round.messages import Release
+from fedgs.round.messages import Release, SentRequest, content_of
 from fedgs.round.node import Node
 from fedgs.round.preparation import new_run
 from fedgs.round.run import Stop, stop_on_signal
@@ -76,16 +76,18 @@ class ProbedNode(Node):
 
     norms: Tensor | None = None
 
-    def answer(self, request: Request) -> Release | None:
+    def answer(self, sent: SentRequest) -> Release | None:
         """Answers as every node does."""
-        answer = super().answer(request)
-        self.norms = None if answer is None else self._measure(request)
+        answer = super().answer(sent)
+        self.norms = None
+        if answer is not None:
+            self.norms = self._measure(content_of(sent))
         return answer
 
     def _measure(self, request: Request) -> Tensor:
         config = of_gs_wgan(self.config)
         request = dataclasses.replace(request, trainees=())
-        hosted = Hosted(self.data, self.hosted, self.node_id, self._discriminators)
+        hosted = Hosted(self.data, self.hosted, self.node_id, self.state.discriminators)
         parts: list[Tensor] = []
         for grads in raw_answers(config, hosted, request):
             clipped = clip(PerSampleGradients(grads), config.clip_bound).values
@@ -211,7 +213,7 @@ def norm_histograms(norms: Sequence[Norms], clip_bound: float) -> Figure:
     return figure
 
 
-@settings_flags(shown=("data", "data_dir", "num_rounds", "output"))
+@settings_flags("data", "data_dir", "num_rounds", "output", has_set=True)
 def gradient_norms(
     recipe: RecipeOption = "algorithm-1", *, settings: dict[str, Any]
 ) -> None:

@@ -7,9 +7,11 @@ field that `fedgs.config.fields.flag` declares of what a command is asked for.
 
 import dataclasses
 import inspect
+import re
 import sys
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +22,7 @@ from fedgs.app.streams import BROKEN_PIPE, lost
 from fedgs.app.tables import folded
 from fedgs.config.method_settings import field_type, settings_of
 from fedgs.config.recipes import RECIPES
+from fedgs.config.tree import assigned
 from fedgs.errors import UserError, reason_of, refused_by_system
 
 RecipeOption = Annotated[
@@ -34,19 +37,26 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.")
 ]
 Command = Callable[..., None]
+# A flag in an error, and the word after it, which may be its value.
+_FLAG = re.compile(r"--(?P<no>no-)?(?P<name>[a-z][a-z-]+)(?P<value> [\w.:-]+(?!\w))?")
+_NO_VALUES = (
+    "at",
+    "one",
+    "a",
+    "an",
+    "or",
+    "and",
+    "for",
+    "with",
+    "to",
+    "is",
+    "in",
+    "so",
+)
+# Names of the flags that the running command has.
+_RUNNING: ContextVar[frozenset[str]] = ContextVar("running", default=frozenset())
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 NAMES = tuple[str, ...]  # on the command line one text, comma-separated
-
-
-def help_all(context: typer.Context, is_asked: bool) -> None:
-    """Prints the help with the flags that `--help` hides; the flag's callback."""
-    if not is_asked:
-        return
-    for parameter in context.command.params:
-        if isinstance(parameter, click.Option):
-            parameter.hidden = False
-    print(context.get_help(), end="")  # rich has printed it already, and returns ""
-    raise typer.Exit
 
 
 def eager(name: str, text: str, callback: Callable[..., None]) -> Any:
@@ -54,9 +64,20 @@ def eager(name: str, text: str, callback: Callable[..., None]) -> Any:
     return typer.Option(name, help=text, callback=callback, is_eager=True)
 
 
-HelpAllOption = Annotated[
-    bool, eager("--help-all", "Show the flags of all settings.", help_all)
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any other setting, as privacy.delta=1e-6; again for more. `fedgs "
+        "settings` lists them.",
+        rich_help_panel="Options",
+    ),
 ]
+# The settings that have flags where a run is started; `--set` gives all others.
+MOST_USED = ("data", "data_dir", "image_size", "test_fraction", "num_clients")
+MOST_USED += ("clients_per_node", "target_epsilon", "noise_multiplier", "relation")
+MOST_USED += ("num_rounds", "engine", "device", "output", "seed")
 
 
 def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
@@ -67,6 +88,7 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
         words: of the command line; this process's own when None.
     """
     code, problem = 2, ""
+    _RUNNING.set(frozenset())
     try:
         code = app(words, standalone_mode=False) or 0
         if code == INTERRUPTED:  # typer makes it of Ctrl-C
@@ -76,7 +98,7 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
             where = error.ctx.command_path if error.ctx else "fedgs"
             problem = f"{problem} See `{where} --help`."
     except UserError as error:
-        problem = str(error)
+        problem = _FLAG.sub(_as_set, str(error))
     except OSError as error:  # what no command explains better
         problem = f"{refused_by_system(error)}; look at its path, rights and disk"
     except (MemoryError, RuntimeError) as error:
@@ -93,6 +115,24 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
     return code
 
 
+def _as_set(found: "re.Match[str]") -> str:
+    """Returns what the running command takes in place of a flag that it lacks.
+
+    Errors name a setting by its flag, whichever command it was given to.
+    """
+    name = found["name"].replace("-", "_")
+    flags = _RUNNING.get()
+    is_setting = any(spec.name == name for spec in settings_of(name))
+    if "set" not in flags or name in flags or not is_setting:
+        return found[0]
+    value = found["value"]
+    if found["no"]:
+        value = " false"
+    if value is None or value.strip() in _NO_VALUES:
+        return f"--set {name}=...{value or ''}"
+    return f"--set {name}={value.strip()}"
+
+
 def run_command(command: Command, words: Sequence[str] | None = None) -> int:
     """Runs a module's one command, with a flag for each parameter; see `run_app`."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -101,24 +141,20 @@ def run_command(command: Command, words: Sequence[str] | None = None) -> int:
 
 
 def settings_flags(
-    *chosen: str, shown: Collection[str] = (), defaults: Mapping[str, Any] | None = None
+    *chosen: str, defaults: Mapping[str, Any] | None = None, has_set: bool = False
 ) -> Callable[[Command], Command]:
     """Adds one flag per setting to a command, which gets those given as `settings`.
 
     Args:
-        *chosen: groups and names of RunConfig's fields; all fields when empty.
-        shown: names that `--help` shows; all when empty. `help_all` shows all.
+        *chosen: groups and names of RunConfig's fields.
         defaults: that the help says in place of RunConfig's.
+        has_set: whether `--set` gives all other settings.
     """
     known = defaults or {}
-    flags = [
-        _setting_flag(
-            spec,
-            known.get(spec.name, spec.default),
-            is_hidden=bool(shown) and spec.name not in shown,
-        )
-        for spec in settings_of(*chosen)
-    ]
+    specs = settings_of(*chosen) if chosen else []
+    flags = [_setting_flag(s, known.get(s.name, s.default)) for s in specs]
+    if has_set:
+        flags.append(_parameter("set", *typing.get_args(SetOption), default=None))
     return lambda command: _with_flags(command, flags, "settings")
 
 
@@ -151,12 +187,18 @@ def _with_flags(
         flags: None means: not given.
         receiver: gets the flags' values by name, without those that are not given.
     """
-    names = {flag.name for flag in flags}
+    names = frozenset(flag.name for flag in flags)
 
     def run(**arguments: Any) -> None:
+        _RUNNING.set(_RUNNING.get() | names)
         own = {n: value for n, value in arguments.items() if n not in names}
         given = {n: arguments[n] for n in names if arguments[n] not in (None, [])}
-        command(**own, **{receiver: given})
+        others = assigned(given.pop("set", ()))
+        twice = others.keys() & given.keys()
+        if twice:
+            name = min(twice)
+            raise UserError(f"{name}: is given twice; leave out --set {name}=...")
+        command(**own, **{receiver: given | others})
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     own = [
@@ -168,7 +210,9 @@ def _with_flags(
     return run
 
 
-def _parameter(name: str, kind: Any, default: Any, flag: Any) -> inspect.Parameter:
+def _parameter(
+    name: str, kind: Any, flag: Any, default: Any = None
+) -> inspect.Parameter:
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -177,9 +221,7 @@ def _parameter(name: str, kind: Any, default: Any, flag: Any) -> inspect.Paramet
     )
 
 
-def _setting_flag(
-    spec: "dataclasses.Field[Any]", default: Any, is_hidden: bool = False
-) -> inspect.Parameter:
+def _setting_flag(spec: "dataclasses.Field[Any]", default: Any) -> inspect.Parameter:
     """Returns one setting as a typer option; unset means: not given."""
     flag = f"--{spec.name.replace('_', '-')}"
     kind, _ = field_type(spec.name)
@@ -187,11 +229,10 @@ def _setting_flag(
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
         help=_help_of(spec) + shown,
-        hidden=is_hidden,
         rich_help_panel=spec.metadata["group"],
         show_default=False,
     )
-    return _parameter(spec.name, kind | None, None, option)
+    return _parameter(spec.name, kind | None, option)
 
 
 def _help_of(spec: "dataclasses.Field[Any]") -> str:
@@ -216,7 +257,7 @@ def _request_flag(
         default = inspect.Parameter.empty
     if metavar is not None:
         argument = typer.Argument(help=text, metavar=metavar or None)
-        return _parameter(spec.name, kind, default, argument)
+        return _parameter(spec.name, kind, argument, default)
     flag = f"--{spec.name.replace('_', '-')}"
     # A flag that is off by itself needs no second name to switch it off.
     if bool in (kind, *typing.get_args(kind)) and spec.default is not False:
@@ -226,7 +267,7 @@ def _request_flag(
     if not has_default and spec.default not in (None, (), False, dataclasses.MISSING):
         text += f" \\[default: {spec.default}]"
     option = typer.Option(*names, help=text, callback=split, show_default=has_default)
-    return _parameter(spec.name, kind, default, option)
+    return _parameter(spec.name, kind, option, default)
 
 
 def _split(text: str | None) -> NAMES | None:

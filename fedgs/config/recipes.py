@@ -24,6 +24,7 @@ from fedgs.config.settings import (
     REFERENCE_NUM_CLIENTS,
     REFERENCE_NUM_ROUNDS,
 )
+from fedgs.config.tree import flattened
 from fedgs.errors import UserError
 from fedgs.files import read_toml
 
@@ -357,7 +358,7 @@ def settings_in(
     """Returns the settings that a TOML file names; none without a file.
 
     Args:
-        config_file: in it a table, named as a method, may hold the method's own.
+        config_file: plain settings, and tables of them; see `fedgs.config.tree`.
         phases: of the run, unless the file has its own.
 
     Raises:
@@ -368,23 +369,6 @@ def settings_in(
     settings = read_toml("config", config_file)
     if "phases" in settings:
         phases = read_phases(settings["phases"])
-    methods = methods_of(phases)
-    tables = {n: own for n, own in settings.items() if isinstance(own, dict)}
-    if other := tables.keys() - {*methods}:
-        raise UserError(
-            f"config = {config_file}: [{min(other)}] is a table; only the run's "
-            f"methods have one, [{'], ['.join(methods)}], and other settings stand "
-            "before it"
-        )
-    found = {n: value for n, value in settings.items() if n not in tables}
-    shared = {spec.name for spec in dataclasses.fields(RunConfig)}
-    for method, own in tables.items():
-        if misplaced := own.keys() & shared:
-            name = min(misplaced)
-            raise UserError(
-                f"{name}: is in [{method}] of {config_file}, but all methods have it; "
-                "give it before the table"
-            )
-        found |= own
+    found = flattened(settings, f"config = {config_file}", methods_of(phases))
     check_names(found, phases=phases)
     return found

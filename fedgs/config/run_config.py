@@ -173,8 +173,7 @@ def methods_of(phases: Iterable[Phase]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(phase.method for phase in phases))
 
 
-@functools.cache
-def class_of(kind: type[ConfigT], methods: tuple[str, ...]) -> type[ConfigT]:
+def class_of(kind: type[ConfigT], methods: Iterable[str]) -> type[ConfigT]:
     """Returns a class of configurations with methods' settings beside the shared.
 
     Args:
@@ -184,7 +183,14 @@ def class_of(kind: type[ConfigT], methods: tuple[str, ...]) -> type[ConfigT]:
     Raises:
         UserError: there is no such method, or its place is not trusted.
     """
-    all_own = {settings_of_method(method) for method in methods}
+    # Not cached by names: a method of others may be loaded again with other settings.
+    return _class_with(kind, frozenset(map(settings_of_method, methods)))
+
+
+@functools.cache
+def _class_with(
+    kind: type[ConfigT], all_own: frozenset[type[Settings]]
+) -> type[ConfigT]:
     owns = [
         own
         for own in sorted(all_own, key=lambda own: own.__name__)
@@ -218,9 +224,12 @@ def _at_phase(config: ConfigT, index: int) -> ConfigT:
                 "outside of them"
             )
     check_names(dict(phase.settings), names, (phase,))
-    values = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    values: dict[str, Any] = {
+        name: getattr(config, name) for name in names if hasattr(config, name)
+    }
     values |= dict(phase.settings)
-    own = made(**values | {"phase_index": index})
+    values["phase_index"] = index
+    own = made(**values)
     if phase.share is None or not config.noise_multiplier:
         return own
     # A release with r times the noise costs 1 / r^2 of its mu^2.
@@ -288,7 +297,7 @@ def check_names(
         nearest = difflib.get_close_matches(shortened(name), known, 1, 0.0)
         raise UserError(
             f"{name}: unknown setting; the nearest is {nearest[0]}, and `fedgs "
-            "train --help-all` lists them all"
+            "settings` lists them all"
         )
 
 

@@ -69,8 +69,8 @@ class Settings:
     data_dir: str | None = option(
         None,
         "Data",
-        "Folder in torchvision's layout, for example with MNIST/raw; for femnist and "
-        "hf:NAME the Hugging Face cache.",
+        "Folder with the data, as MNIST/raw; for femnist and hf:NAME the Hugging "
+        "Face cache.",
         traits=("clients", "reading", "of_client", "stays", "path", "machine"),
     )
     download: bool = option(
@@ -98,8 +98,8 @@ class Settings:
     test_fraction: float = option(
         0.0,
         "Data",
-        "Share of every owner's images held out of training, the same in every run. "
-        "Unless set, train and baseline hold out 0.1 of data without a test split.",
+        "Share of every owner's images held out of training. Default: 0.1 of data "
+        "without a test split.",
         traits=("owners", "clients", "reading", "of_client"),
         at_least=0,
         below=1,
@@ -321,8 +321,7 @@ class Settings:
     seed: int | None = option(
         None,
         "Runtime",
-        "Seed of initialisation, latents and data order; drawn and recorded when "
-        "unset. Who is selected does not follow from it, unless noise_seed is given.",
+        "Seed of initialisation, latents and data order. Default: drawn and recorded.",
         at_least=0,
     )
     device: str = option(

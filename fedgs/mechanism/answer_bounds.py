@@ -43,9 +43,9 @@ def largest_norm(
         config: the run's; its B, C, noise, gradient basis and precision count.
         num_clients: n, the participants whose gradients the node sums.
         rate: probability that a row of an honest answer is larger.
-        terms: of the round; None: of the run's gradient rounds.
+        terms: of the round; None: of the run's last round.
     """
-    terms = terms or config.terms(0)
+    terms = terms or config.terms(config.num_rounds)
     size = math.prod(terms.shape[1:])
     noise = terms.noise_std * _chi_quantile(size, rate / terms.batch_size)
     # Rounding moves each coordinate by at most half a step.
@@ -72,7 +72,7 @@ def check_norms(
     Raises:
         UserError: tells how many rows and the bound, no value of the answer.
     """
-    terms = terms or config.terms(0)
+    terms = terms or config.terms(config.num_rounds)
     bound = largest_norm(config, num_clients, terms=terms)
     norms = values.double().flatten(1).norm(dim=1)
     if large := int((norms > bound).sum()):

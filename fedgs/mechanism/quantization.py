@@ -32,11 +32,11 @@ def release_step(config: ResolvedConfig, terms: Terms | None = None) -> float | 
 
     Args:
         config: the run's.
-        terms: of the round; None: of its gradient rounds.
+        terms: of the round; None: of its last round.
     """
     if config.message_precision == "exact":
         return None
-    terms = terms or config.terms(0)
+    terms = terms or config.terms(config.num_rounds)
     bound, noise_std = terms.clip_bound, terms.noise_std
     size = math.prod(terms.shape[1:])
     coordinate = math.hypot(noise_std, bound / math.sqrt(size))

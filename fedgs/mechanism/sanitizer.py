@@ -202,7 +202,7 @@ def received(
     """Wraps a release that arrived in a message, or that was stored.
 
     Privacy: post-processing of DP output. Raw gradients must never be passed here;
-    `fedgs.round.messages` and `fedgs.round.node` are the only callers (a
+    `fedgs.round.messages` and `fedgs.round.node_state` are the only callers (a
     test).
     """
     return SanitizedGradients(

@@ -43,7 +43,6 @@ from fedgs.data.federated import ClientImages, FederatedImages, to_float
 from fedgs.errors import UserError
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.models import Generator
-from fedgs.mechanism.masks import Attempt
 from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -67,7 +66,6 @@ class Request:
         participants: the clients that answer, or "all".
         trainees: the clients of the nodes that are asked, or "all".
         keep_round: the last committed checkpoint; a node keeps its state of then.
-        attempt: whose sums are added up under masks; None without masks.
     """
 
     round: int
@@ -76,7 +74,6 @@ class Request:
     participants: Clients = EVERYONE
     trainees: Clients = EVERYONE
     keep_round: int = 0
-    attempt: Attempt | None = None
 
     def digest(self) -> str:
         """Returns the hash of what is asked: the same request, the same answer."""
@@ -108,10 +105,7 @@ class Request:
     def _digest(self) -> str:
         # Without keep_round: a checkpoint between two sendings makes no new question.
         fields = (self.round, joined(self.participants), joined(self.trainees))
-        if self.attempt is None:
-            return self._hash(fields)
-        masked = (*fields, self.attempt.digest, self._common_digest)
-        return hashlib.sha256(repr(masked).encode()).hexdigest()
+        return self._hash(fields)
 
     @cached_property
     def _common_digest(self) -> str:

@@ -443,7 +443,10 @@ def _why_ended_early(run: Run, exposure: Spending) -> str:
     on, may have stopped because of who was drawn. One whose budget allows no further
     round ended at a number that noise, B and target decide.
     """
-    done, planned = len(exposure.draws), run.config.num_rounds
-    if exposure.first is None or done >= planned or is_spent(*run):
+    done = len(exposure.draws)
+    planned = run.planned_rounds or run.config.num_rounds
+    if exposure.first is None or done >= planned:
+        return ""
+    if is_spent(run.config, run.events, run.selections):
         return ""
     return f"the events end after {done} of {planned} planned rounds"

@@ -26,11 +26,13 @@ class Run(NamedTuple):
         config: the run's resolved configuration.
         events: its ledger's, in order.
         selections: private ones of its cohort, which its target includes.
+        planned_rounds: as if so many had been planned; None: those of `config`.
     """
 
     config: RunConfig
     events: Sequence[Event]
     selections: Sequence[SelectionCost] = ()
+    planned_rounds: int | None = None
 
 
 def numbered_alike(runs: Sequence[Run]) -> list[Run]:

@@ -53,7 +53,7 @@ PIXEL_LEVELS = (255, 127, 63, 31, 15, 7, 3, 2)  # L: the values are 0, 1/L, ...,
 FAKE_BYTES = 0.26  # per pixel after compression; three values always fit
 HEADER_BYTES = 1024  # at most, of a safetensors file with two tensors
 TENSOR_BYTES = 200  # at most, of one more tensor in the header
-FAKES = {"images", "labels"}  # of a request that is compressed
+FAKES_TENSORS = {"images", "labels"}  # of a request that is compressed
 LABEL_BYTES = 8
 
 
@@ -78,7 +78,7 @@ def rounded(request: Request, config: ResolvedConfig) -> Request:
 
 
 def _is_compact(names: Iterable[str], config: ResolvedConfig) -> bool:
-    return {*names} == FAKES and config.message_precision == "compact"
+    return {*names} == FAKES_TENSORS and config.message_precision == "compact"
 
 
 def _pixels(images: Images, levels: int) -> Tensor:
@@ -144,7 +144,7 @@ def pack_release(
     Args:
         values: of the release.
         config: the run's.
-        terms: of the round; None: of the run's gradient rounds.
+        terms: of the round; None: of the run's last round.
     """
     step = release_step(config, terms)
     if step is None:
@@ -167,9 +167,9 @@ def stated_release_bytes(config: ResolvedConfig, terms: Terms | None = None) -> 
 
     Args:
         config: the run's.
-        terms: of the round; None: of the run's gradient rounds.
+        terms: of the round; None: of the run's last round.
     """
-    terms = terms or config.terms(0)
+    terms = terms or config.terms(config.num_rounds)
     if config.is_masked:
         return 4 * math.prod(terms.shape)
     size, step = math.prod(terms.shape[1:]), release_step(config, terms)
@@ -191,7 +191,7 @@ def unpack_release(
     Raises:
         UserError: too large, malformed, of another shape or type, or not finite.
     """
-    terms = terms or config.terms(0)
+    terms = terms or config.terms(config.num_rounds)
     shape, step = terms.shape, release_step(config, terms)
     size = math.prod(shape)
     if step is None:

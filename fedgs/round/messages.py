@@ -11,9 +11,11 @@ expected, and raise `UserError` with a text that quotes nothing of the message. 
 inputs were tried: docs/security.md.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -39,7 +41,7 @@ from fedgs.round.codec import (
 )
 
 Payload = dict[str, str | int | float | bytes]
-RECORD = "fedgs"  # the name under which client and server carry a payload
+PAYLOAD_RECORD = "fedgs"  # the name under which client and server carry a payload
 TOLD = "told"  # beside it, to a deployed node: the server's start, its last answer
 ADDRESS_FIELDS = frozenset({"run_folder", "run_id"})  # with a request, for clients/
 REQUEST_FIELDS = frozenset(
@@ -56,19 +58,61 @@ NEXT_KEY = "next_key"  # of a masked answer
 Answer = SanitizedGradients | MaskedSum  # in Flower
 Release = Answer | IntegerSum  # the last one in the local engine
 MOST_ATTEMPTS = 10_000  # of one round
-SHOWN_CHARACTERS = 200  # of a foreign text, in one log line
+FOREIGN_CHARACTERS = 200  # of a foreign text, in one log line
+
+
+@dataclass(frozen=True)
+class MaskedRequest:
+    """An envelope around a request whose answers are added up under masks.
+
+    A method sees what is inside only.
+
+    Attributes:
+        request: what is asked.
+        attempt: the nodes whose sums are added up, and the keys of their masks.
+    """
+
+    request: Request
+    attempt: Attempt
+
+    def digest(self) -> str:
+        """Returns the hash of what is asked, of which nodes, under which keys."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        request = self.request
+        fields = (
+            request.round,
+            joined(request.participants),
+            joined(request.trainees),
+            self.attempt.digest,
+            request.common_digest(),
+        )
+        return hashlib.sha256(repr(fields).encode()).hexdigest()
+
+
+SentRequest = Request | MaskedRequest  # as it crosses the network
+
+
+def content_of(sent: SentRequest) -> Request:
+    """Returns a request without its envelope, if it has one."""
+    if isinstance(sent, MaskedRequest):
+        return sent.request
+    return sent
 
 
 def encode_request(
-    request: Request, config: ResolvedConfig, tensors: bytes | None = None
+    sent: SentRequest, config: ResolvedConfig, tensors: bytes | None = None
 ) -> Payload:
     """Encodes a request.
 
     Args:
-        request: that the run has drawn.
+        sent: what the run has drawn, in an envelope if its answers are masked.
         config: the run's.
         tensors: its tensors, packed already by `pack_request`.
     """
+    request = content_of(sent)
     if tensors is None:
         tensors = pack_request(request.tensors, config)
     payload: Payload = {
@@ -78,13 +122,15 @@ def encode_request(
         "keep_round": request.keep_round,
         "tensors": tensors,
     }
-    if request.attempt is not None:
-        keys = {"attempt": request.attempt.number}
-        payload |= keys | {"masking_keys": request.attempt.packed}
+    if isinstance(sent, MaskedRequest):
+        payload["attempt"] = sent.attempt.number
+        payload["masking_keys"] = sent.attempt.packed
     return payload
 
 
-def decode_request(payload: Mapping[str, object], config: ResolvedConfig) -> Request:
+def decode_request(
+    payload: Mapping[str, object], config: ResolvedConfig
+) -> SentRequest:
     """Decodes a request and checks it against the run's configuration and method.
 
     Raises:
@@ -92,13 +138,9 @@ def decode_request(payload: Mapping[str, object], config: ResolvedConfig) -> Req
             is used, and the text quotes nothing of it.
     """
     round, participants, trainees, keep_round = _decode_asked(payload, config)
-    attempt = None
     phase = phase_at(config, round) if round else phase_with_discriminators(config)
     if phase is None:
         raise UserError("request of round 0, which the run's phases lack: refused")
-    if round and config.is_masked:
-        number = _integer(payload, "attempt", 1, MOST_ATTEMPTS)
-        attempt = Attempt.unpack(number, payload.get("masking_keys"), config.num_nodes)
     declared = phase.method.declared(phase.config, round - phase.config.rounds_before)
     request = Request(
         round,
@@ -106,10 +148,13 @@ def decode_request(payload: Mapping[str, object], config: ResolvedConfig) -> Req
         participants=participants,
         trainees=trainees,
         keep_round=keep_round,
-        attempt=attempt,
     )
     phase.method.check(phase.config, request)
-    return request
+    if round == 0 or not config.is_masked:
+        return request
+    number = _integer(payload, "attempt", 1, MOST_ATTEMPTS)
+    keys = payload.get("masking_keys")
+    return MaskedRequest(request, Attempt.unpack(number, keys, config.num_nodes))
 
 
 def _decode_asked(
@@ -155,7 +200,7 @@ def decode_key(payload: Mapping[str, object]) -> Announced:
 
 
 def encode_answer(
-    answer: Release | None, config: ResolvedConfig, request: Request
+    answer: Release | None, config: ResolvedConfig, sent: SentRequest
 ) -> Payload:
     """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
 
@@ -166,7 +211,7 @@ def encode_answer(
     Args:
         answer: of the node.
         config: the run's.
-        request: what was asked.
+        sent: what was asked.
 
     Raises:
         TypeError: anything but sanitized gradients, or what is not masked in a run
@@ -180,7 +225,7 @@ def encode_answer(
         raise TypeError(
             f"{type(answer).__name__} must not leave a client: only {only.__name__}"
         )
-    terms = terms_at(config, request.round)
+    terms = terms_at(config, content_of(sent).round)
     if isinstance(answer, MaskedSum):
         own: Payload = {"tensors": pack_masked(answer.values)}
         own |= {NEXT_KEY: answer.next_key}
@@ -192,7 +237,7 @@ def encode_answer(
         "node_id": answer.node_id,
         "noise_std": terms.noise_std,
         "clip_bound": terms.clip_bound,
-        "request": bytes.fromhex(request.digest()),
+        "request": bytes.fromhex(sent.digest()),
         **own,
     }
 
@@ -200,7 +245,7 @@ def encode_answer(
 def decode_answer(
     payload: Mapping[str, object],
     config: ResolvedConfig,
-    request: Request,
+    sent: SentRequest,
     node_id: int,
 ) -> Answer | None:
     """Decodes a reply and checks that it answers this request with the agreed noise.
@@ -210,7 +255,7 @@ def decode_answer(
     Args:
         payload: what came.
         config: the run's.
-        request: what was sent.
+        sent: what was asked.
         node_id: to whom.
 
     Raises:
@@ -219,18 +264,20 @@ def decode_answer(
             round, and quotes nothing of the reply.
     """
     try:
-        return _decode_answer(payload, config, request, node_id)
+        return _decode_answer(payload, config, sent, node_id)
     except UserError as error:
-        where = f"answer of {config.node_title(node_id)} to round {request.round}"
+        round = content_of(sent).round
+        where = f"answer of {config.node_title(node_id)} to round {round}"
         raise UserError(f"{where}: {error}") from None
 
 
 def _decode_answer(
     payload: Mapping[str, object],
     config: ResolvedConfig,
-    request: Request,
+    sent: SentRequest,
     node_id: int,
 ) -> Answer | None:
+    request = content_of(sent)
     terms = terms_at(config, request.round)
     hosted = config.hosting.hosted(node_id)
     participating = len(clients_of(request.participants, hosted))
@@ -246,7 +293,7 @@ def _decode_answer(
     agreed = {
         "round": request.round,
         "node_id": node_id,
-        "request": bytes.fromhex(request.digest()),
+        "request": bytes.fromhex(sent.digest()),
         "noise_std": terms.noise_std,
         "clip_bound": terms.clip_bound,
     }
@@ -300,7 +347,7 @@ def one_line(text: object) -> str:
 
     Privacy: public; of public texts only.
     """
-    start = str(text)[:SHOWN_CHARACTERS]
+    start = str(text)[:FOREIGN_CHARACTERS]
     return "".join(c if c.isprintable() else "?" for c in start)
 
 

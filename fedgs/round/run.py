@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +22,7 @@ from torch import nn
 from fedgs.cohorts.files import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
-from fedgs.mechanism.masks import LEAST_NODES, Announced, Attempt
+from fedgs.mechanism.masks import LEAST_NODES
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import new_state, phase_at, phase_with_discriminators
 from fedgs.methods.base import Released, Request
@@ -230,7 +230,7 @@ class RunSession(Session):
         return sorted({*nodes_of(self.config, clients)} - self._prepared)
 
     def begin(
-        self, keys: Mapping[int, Announced] | None = None, failures: Sequence[str] = ()
+        self, nodes: Sequence[int] | None = None, failures: Sequence[str] = ()
     ) -> Request:
         """Draws the next round's request; its event is on the disk before it is sent.
 
@@ -240,8 +240,8 @@ class RunSession(Session):
         written ahead; of those on the listed nodes only, and with these nodes' noise.
 
         Args:
-            keys: with masks, the nodes that are asked and what they announced.
-            failures: why other nodes announced nothing; public texts.
+            nodes: with masks, those that are asked, increasing.
+            failures: why other nodes cannot be asked; public texts.
 
         Raises:
             BudgetSpent: the release would exceed `target_epsilon`.
@@ -250,9 +250,7 @@ class RunSession(Session):
         # Kept before a refusal below, which puts back what was drawn.
         self._round = asked = self._round or self._draw()
         request, attempt = asked.request, self.attempts[asked.request.round] + 1
-        nodes = None
-        if keys is not None:
-            nodes = sorted(keys)
+        if nodes is not None:
             least = max(self.required(request.participants), LEAST_NODES)
             if len(nodes) < least:
                 raise RunStopped(
@@ -260,13 +258,10 @@ class RunSession(Session):
                     f"asked, its secure aggregation needs {least}, by min_answers"
                     + _reasons(failures)
                 )
-            # Sorted, for a node refuses a list in which nodes do not increase.
-            listed = Attempt(attempt, {n: keys[n] for n in nodes})
-            request = replace(request, attempt=listed)
         event = new_event(
             self.config, request.round, request.participants, attempt, nodes
         )
-        self._round = replace(asked, event=event, request=request)
+        self._round = replace(asked, event=event)
         if self._budget is not None and not self._budget.allows(event):
             raise BudgetSpent(
                 f"stopped before round {request.round}: its release would exceed "

@@ -110,12 +110,13 @@ def by_round(
         most: rounds, evenly spread, the last one included.
     """
     config = dataclasses.replace(config, amplification=False)
+    run = _run(config, events)
 
-    def stated(config: RunConfig, events: Sequence[Event]) -> Sequence[Statement]:
-        run = _run(config, events)
+    def stated(run: Run) -> Sequence[Statement]:
         return statements_of_runs([run], config.delta, selections=run.selections)
 
-    whole, ends = stated(config, events), list[int]()
+    whole = stated(run)
+    ends: list[int] = []
     for place in reversed(range(len(events))):
         if not ends or events[place].round < events[ends[-1]].round:
             ends.append(place)
@@ -124,11 +125,12 @@ def by_round(
     for last in (ends[-1 - place] for place in spread(len(ends), most)):
         done, rows = events[: last + 1], whole
         if len(done) < len(events):  # as if these rounds were all that was planned
-            planned = max(event.round for event in done) + more
-            shorter = dataclasses.replace(
-                config, num_rounds=planned, target_epsilon=None
+            shorter = run._replace(
+                config=dataclasses.replace(config, target_epsilon=None),
+                events=done,
+                planned_rounds=max(event.round for event in done) + more,
             )
-            rows = stated(shorter, done)
+            rows = stated(shorter)
         yield events[last].round, rows
 
 

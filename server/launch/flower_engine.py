@@ -38,8 +38,8 @@ RAY = {
 RAY_IS_LATE, STARTS = "node timed out during startup", 3
 START_TIMEOUT = 120.0
 END_TIMEOUT = 30.0  # for the run's own status, once it has an outcome
-LOCK_SECONDS = 5.0  # for what a killed launcher left behind
-POLL_SECONDS = 0.2
+LAUNCHER_LOCK_SECONDS = 5.0  # for what a killed launcher left behind
+FOLLOW_SECONDS = 0.2
 
 
 def train(
@@ -65,7 +65,7 @@ def train(
     """
     flower = folder.path / ".flower"
     flower.mkdir(exist_ok=True)
-    with folder.locked(".flower/launcher.lock", LOCK_SECONDS):
+    with folder.locked(".flower/launcher.lock", LAUNCHER_LOCK_SECONDS):
         end_previous(folder)
         with folder.locked():
             pass  # whoever still holds it is alive and reachable by no token
@@ -220,7 +220,7 @@ def _follow(
             if is_late or status().startswith("finished"):
                 return  # it failed before it began
         has_started = has_started or is_training
-        time.sleep(POLL_SECONDS)
+        time.sleep(FOLLOW_SECONDS)
 
 
 def _is_locked(folder: RunFolder) -> bool:
@@ -236,7 +236,7 @@ def _final_status(control: Control, run_id: int) -> tuple[str, str]:
     status, deadline = ("unknown", ""), time.monotonic() + END_TIMEOUT
     while not status[0].startswith("finished") and time.monotonic() < deadline:
         status = _status(control, run_id)
-        time.sleep(POLL_SECONDS)
+        time.sleep(FOLLOW_SECONDS)
     return status
 
 

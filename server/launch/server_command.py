@@ -30,7 +30,7 @@ CERTIFICATES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class ServerOptions:
     """What `fedgs deploy server` is asked for.
 
     Attributes:

@@ -30,7 +30,7 @@ from fedgs.process import (
 )
 
 LOCK_FILE = "server.lock"
-LOCK_SECONDS = 5.0  # for a server that is about to end
+SERVER_LOCK_SECONDS = 5.0  # for a server that is about to end
 LOOK_SECONDS = 0.25  # between looks at the processes
 LEAVE_SECONDS = 5.0  # that the superlink has for its clients' last requests
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -68,7 +68,9 @@ def supervise(
         is_stopping = True
 
     refusal = f"state_dir = {state}: another server uses it; stop that one, or give "
-    with hold_lock(state / LOCK_FILE, refusal + "another --state-dir", LOCK_SECONDS):
+    with hold_lock(
+        state / LOCK_FILE, refusal + "another --state-dir", SERVER_LOCK_SECONDS
+    ):
         # What outlived a server that was killed would use the same port and folders.
         end_processes(str(state), 0.0, SERVER_VARIABLE)
         remove_temporaries(state / "runs")

@@ -21,7 +21,9 @@ import tiny
 from command_line import flags, printed, refused
 from fedgs.app.cli import main as cli
 from fedgs.app.commands import train as running
+from fedgs.app.flags import MOST_USED
 from fedgs.config.method_settings import settings_of
+from fedgs.config.recipes import configure
 from fedgs.files import write_json
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
@@ -62,10 +64,9 @@ def tree(path: Path) -> dict[str, bytes]:
 # ------------------------------------------------------------------ flags
 
 
-def test_train_has_a_flag_for_every_setting_and_no_others():
+def test_train_has_flags_for_the_most_used_settings_and_the_page_has_all():
     command = cli.typer.main.get_command(cli.app).commands["train"]
-    names = {spec.name for spec in settings_of()}
-    names |= {"recipe", "config", "dry_run", "help_all"}
+    names = {*MOST_USED, "recipe", "config", "dry_run", "set"}
     flags = {f"--{name.replace('_', '-')}" for name in names}
     assert {flag for param in command.params for flag in param.opts} == flags
     page = settings_page.page()
@@ -75,11 +76,57 @@ def test_train_has_a_flag_for_every_setting_and_no_others():
 def test_help_fits_two_screens_and_its_flags_are_the_most_used(fedgs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = printed(fedgs("train", "--help"))
-    assert out.count("\n") < 56
+    assert out.count("\n") <= 66  # lines of 80 characters
     assert "--ema-decay" not in out
     assert "[default: 4]" in out  # the rounds of `feature-means`
-    assert re.search("hold out 0.1 of data.*default: 0.1", out, re.DOTALL)
-    assert "--ema-decay" in printed(fedgs("train", "--help-all"))
+    assert re.search("Default: 0.1 of data", out)
+
+
+def test_the_printed_settings_are_a_file_that_configures_the_same(fedgs, tmp_path):
+    for recipe_name in ("feature-means-gs-wgan", "algorithm-2", "fedavg-gan"):
+        out = printed(fedgs("settings", recipe_name))
+        (tmp_path / "all.toml").write_text(out)
+        found = configure(recipe_name, tmp_path / "all.toml", {})
+        assert found == configure(recipe_name, None, {})
+    changed = printed(fedgs("settings", "gs-wgan", "--set", "gs-wgan.batch_size=7"))
+    assert tomllib.loads(changed)["gs-wgan"]["batch_size"] == 7
+    assert "# Share of every owner" in changed
+
+
+def test_the_settings_of_a_run_are_printed(fedgs, trained):
+    found = tomllib.loads(printed(fedgs("settings", trained)))
+    assert found["training"]["num_rounds"] == TINY["num_rounds"]
+    refused(fedgs("settings", trained, "--set", "seed=1"), "seed = 1: SOURCE is a run")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--set", "deltaa=1"], "deltaa: unknown setting; the nearest is delta"),
+        (["--set", "data.delta=0.1"], r"set = 'data.delta=0.1': give --set privacy.d"),
+        (["--set", "delta"], "set = 'delta': give --set KEY=VALUE"),
+        (["--set", "delta=2"], "delta = 2"),
+        (["--set", "delta=soon"], "delta = 'soon': must be of type float"),
+        (["--set", "seed=1", "--seed", 2], "seed: is given twice"),
+        (["--set", "batch_size=8"], "batch_size: no phase of the run"),
+        (["--num-rounds", 60], "num_rounds = 60: the phases .* have 4 rounds"),
+        (["--set", "client_selection=some"], "client_selection = 'some': give --set"),
+    ],
+)
+def test_a_setting_that_cannot_be_set_is_refused_by_name(fedgs, words, named):
+    refused(fedgs("train", "--data", "digits", *words), named)
+
+
+def test_tables_of_a_file_are_checked(fedgs, tmp_path):
+    for text, named in (
+        ("[data]\ndelta = 0.1\n", r"delta: is in \[data\].*give it in \[privacy\]"),
+        ("[nonsense]\ndelta = 0.1\n", r"config = .*: \[nonsense\] is no table"),
+        ('[[phases]]\nmethod = "means"\ndelta = 0.1\n', "delta: is in a table of ph"),
+        ("[[phases]]\nshare = 1\n", "phases: a phase has no method"),
+    ):
+        (tmp_path / "own.toml").write_text(text)
+        done = fedgs("train", "--data", "digits", "--config", tmp_path / "own.toml")
+        refused(done, named)
 
 
 def test_version_is_that_of_the_package(fedgs):
@@ -94,8 +141,10 @@ def test_version_is_that_of_the_package(fedgs):
 def test_privacy_reads_the_engine_of_a_config_file(tmp_path, fedgs):
     (tmp_path / "own.toml").write_text('engine = "local"\n')
     plan = [*flags(**FEW, noise_multiplier=1.0), "--json"]
-    unset = statements(fedgs("privacy", *plan))
-    local = statements(fedgs("privacy", "--config", tmp_path / "own.toml", *plan))
+    unset = statements(fedgs("privacy", "plan", *plan))
+    local = statements(
+        fedgs("privacy", "plan", "--config", tmp_path / "own.toml", *plan)
+    )
     assert {row["adversary"] for row in unset} >= {"server", "release"}
     assert {row["adversary"] for row in local} == {"release"}
 
@@ -190,7 +239,7 @@ def statements(done: tuple[int, str, str]) -> list[dict]:
 
 
 def test_the_paper_s_setting_is_stated_as_it_is_and_as_published(fedgs):
-    rows = statements(fedgs("privacy", *flags(**PAPER), "--json"))
+    rows = statements(fedgs("privacy", "plan", *flags(**PAPER), "--json"))
     server = [s for s in rows if s["adversary"] == "server"]
     (published,) = [s for s in server if not s["guarantee"]]
     assert "as published" in published["theorem"]
@@ -198,32 +247,35 @@ def test_the_paper_s_setting_is_stated_as_it_is_and_as_published(fedgs):
     assert {s["client_selection"] for s in server} == {"uniform"}
 
 
+MASKED = "--set secure_aggregation=true"
+
+
 def test_secure_aggregation_gives_the_server_the_epsilon_of_the_release(fedgs):
     """The table of docs/privacy.md, "What the 539 writers' run costs"."""
-    run = ["privacy", "--recipe", "gs-wgan", "--engine", "flower", "--json"]
+    run = ["privacy", "plan", "--recipe", "gs-wgan", "--json"]
     run += ["--target-epsilon", 10, "--num-clients", 539, "--clients-per-node", 49]
     release, masked, bare = [24.373, 9.994], [30.284, 12.181], [143.654, 49.501]
     for more, expected in (
         ("", (release, bare, release)),
-        ("--secure-aggregation", (release, release, release, bare)),
-        ("--secure-aggregation --colluding-nodes=3", (release, masked, masked, bare)),
+        (MASKED, (release, release, release, bare)),
+        (f"{MASKED} --colluding-nodes=3", (release, masked, masked, bare)),
     ):
         found = [row["epsilon"] for row in statements(fedgs(*run, *more.split()))]
         assert found == pytest.approx([e for row in expected for e in row], abs=1e-3)
 
 
 def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
-    found = statements(fedgs("privacy", trained, "--json"))
+    found = statements(fedgs("privacy", "of", trained, "--json"))
     assert [(s["adversary"], s["relation"]) for s in found] == [
         ("release", "replace-one"),  # local: one curator, no other column
         ("release", "zero-out"),
     ]
     assert found[0]["epsilon"] > found[1]["epsilon"] > 0
     assert any("seeded" in condition for condition in found[0]["conditions"])
-    strict = statements(fedgs("privacy", trained, "--delta", 1e-6, "--json"))
+    strict = statements(fedgs("privacy", "of", trained, "--delta", 1e-6, "--json"))
     assert (strict[0]["delta"], found[0]["delta"]) == (1e-6, 1e-5)
     assert strict[0]["epsilon"] > found[0]["epsilon"]
-    given = ["privacy", trained, "--at-epsilon"]
+    given = ["privacy", "of", trained, "--at-epsilon"]
     refused(fedgs(*given, 3, "--delta", 1e-3), "delta: --at-epsilon computes it")
     refused(fedgs(*given, -1), "-1.0: give a finite")
 
@@ -244,20 +296,20 @@ def server_row(rows: list[dict], theorem: str = "") -> dict:
 def test_delta_at_an_epsilon(fedgs):
     given = flags(**{n: v for n, v in PAPER.items() if n != "delta"})
     given += ["--at-epsilon", 774.31]
-    rows = statements(fedgs("privacy", *given, "--json"))
+    rows = statements(fedgs("privacy", "plan", *given, "--json"))
     found = server_row(rows, "mixture")
     assert (found["asked"], found["epsilon"]) == ("delta", 774.31)
     assert found["delta"] == pytest.approx(1.15e-3, rel=1e-3)
-    assert "delta at epsilon 774.31" in fedgs("privacy", *given)[1]
+    assert "delta at epsilon 774.31" in fedgs("privacy", "plan", *given)[1]
     less = [*flags(**FEW, noise_multiplier=100), "--at-epsilon", 50]
-    assert "< 1e-300" in printed(fedgs("privacy", *less))  # where it underflows
+    assert "< 1e-300" in printed(fedgs("privacy", "plan", *less))  # where it underflows
 
 
 def test_noise_and_target_give_the_largest_number_of_rounds(fedgs):
     given = {"num_clients": 1000, "recipe": "algorithm-2"}
     given |= {"client_selection": "uniform", "discriminator_training": "frozen"}
     given |= {"noise_multiplier": 1.07, "target_epsilon": 100, "adversary": "server"}
-    done = fedgs("privacy", *flags(**given), "--json")
+    done = fedgs("privacy", "rounds", *flags(**given), "--json")
     most = int(re.match(r"num_rounds (\d+) is the largest with", done[2])[1])
     found = statements(done)
     assert {s["num_rounds"] for s in found} == {most}
@@ -279,7 +331,7 @@ def copy_of(run: Path, target: Path, **changes: object) -> Path:
 def test_runs_on_the_same_clients_add_up(fedgs, trained, tmp_path):
     other = copy_of(trained, tmp_path / "other", seed=6)
     one, both = (
-        statements(fedgs("privacy", *runs, "--same-clients", "--json"))
+        statements(fedgs("privacy", "of", *runs, "--same-clients", "--json"))
         for runs in ([trained], [trained, other])
     )
     assert both[0]["epsilon"] > 1.2 * one[0]["epsilon"]
@@ -300,7 +352,7 @@ def test_runs_on_the_same_clients_add_up(fedgs, trained, tmp_path):
 def test_runs_on_other_clients_are_refused(fedgs, trained, tmp_path, changes, named):
     is_other = changes is not None
     other = copy_of(trained, tmp_path / "other", **changes) if is_other else trained
-    refused(fedgs("privacy", trained, other), named)
+    refused(fedgs("privacy", "of", trained, other), named)
 
 
 WITHOUT_TORCH = """
@@ -316,13 +368,13 @@ print(sorted({"torch", "flwr", "ray"} & set(sys.modules)))
 
 
 def test_python_m_fedgs_states_privacy_without_torch(trained):
-    command = [sys.executable, "-c", WITHOUT_TORCH, "privacy", str(trained)]
+    command = [sys.executable, "-c", WITHOUT_TORCH, "privacy", "of", str(trained)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "release" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("reader", ["privacy", "report", "audit"])
+@pytest.mark.parametrize("reader", ["privacy of", "report", "audit"])
 def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
     trained, fedgs, tmp_path, monkeypatch, reader
 ):
@@ -332,7 +384,7 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
     keep_lines(run / "ledger.jsonl", 1)
     before = tree(run)
     said = r".*ledger.jsonl: line \d is the last, .* saw 3; restore the file"
-    refused(fedgs(reader, run), said)
+    refused(fedgs(*reader.split(), run), said)
     assert tree(run) == before
 
 
@@ -348,7 +400,10 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
         ({"data": str(Path(__file__).parent)}, "data = .*: give --data folder:/"),
         ({"data": __file__}, r"data = .*: give --data npz:/.*test_cli\.py"),
         ({"data": "npz:/"}, "data = 'npz:/': is a folder; give --data folder:/"),
-        ({"clients_per_round": 7}, "clients_per_round = 7: give --clients-per-round"),
+        (
+            {"clients_per_round": 7},
+            "clients_per_round = 7: give --set clients_per_round",
+        ),
         ({"amplification": True}, "amplification = True: refused: discriminator_tra"),
         ({"config": "no.toml"}, "config = no.toml: .*; give a TOML file as --config"),
     ],
@@ -370,7 +425,7 @@ def test_existing_run_folder_is_refused_and_kept(fedgs, trained, data):
     assert tree(trained) == before
 
 
-COMMANDS = {"resume": [], "sample": ["-o", "s.npz"], "privacy": []}
+COMMANDS = {"resume": [], "sample": ["-o", "s.npz"], "privacy of": []}
 COMMANDS["evaluate"] = ["--data", "mnist", "--data-dir", "no"]
 
 
@@ -385,7 +440,7 @@ def test_no_run_or_another_version_is_refused(
         ("run", r".*/run: run folder of format 99, .*reads 2; use the version"),
         ("nowhere", r".*/nowhere: no run folder .*; give the --output of"),
     ):
-        refused(fedgs(command, run, *COMMANDS[command]), named)
+        refused(fedgs(*command.split(), run, *COMMANDS[command]), named)
     assert tree(tmp_path) == before
 
 
@@ -408,25 +463,31 @@ def test_an_unfinished_run_is_sampled_from_its_checkpoint_unless_in_use(
 def test_epsilon_by_round_as_csv_ends_with_what_privacy_states(
     fedgs, trained, tmp_path
 ):
-    lines = printed(fedgs("privacy", trained, "--csv")).splitlines()
+    lines = printed(fedgs("privacy", "of", trained, "--csv")).splitlines()
     last = next(csv.DictReader([lines[0], lines[-1]]))
-    stated = json.loads(printed(fedgs("privacy", trained, "--json")))
+    stated = json.loads(printed(fedgs("privacy", "of", trained, "--json")))
     assert len(lines) == 1 + int(last.pop("round")) == 1 + TINY["num_rounds"]
     assert [*map(float, last.values())] == [row["epsilon"] for row in stated]
     for name, row in zip(last, stated, strict=True):
         assert name.startswith(f"{row['adversary']} {row['relation']} at delta 1e-05")
-    refused(fedgs("privacy", "--csv"), "RUN = unset: --csv needs one run")
-    refused(fedgs("privacy", trained, "--csv", "--delta", 0.1), "delta = 0.1: --csv")
+    refused(fedgs("privacy", "of", "--csv"), "Missing argument 'RUNS...'")
+    refused(
+        fedgs("privacy", "of", trained, "--csv", "--delta", 0.1), "delta = 0.1: --csv"
+    )
 
 
 def test_privacy_of_a_run_and_its_reproduction_take_no_other_settings(fedgs, trained):
-    done = fedgs("privacy", trained, "--noise-multiplier", 9)
-    refused(done, "noise_multiplier = 9.0: .*--noise-multiplier")
-    done = fedgs("privacy", trained, "--recipe", "demo")
-    refused(done, "recipe = demo: .*--recipe")
-    for words in ([trained], ["--delta", 0.1], ["--at-epsilon", 1]):
-        done = fedgs("privacy", "--reproduce", *words)
-        refused(done, ".*--reproduce stands alone; leave out")
+    for flag in ("--noise-multiplier", "--recipe"):
+        refused(fedgs("privacy", "of", trained, flag, 9), f"No such option '{flag}'")
+    refused(fedgs("privacy", "reproduce", "--delta", 0.1), "No such option '--delta'")
+
+
+def test_noise_and_target_are_a_question_of_rounds(fedgs):
+    both = {"num_clients": 500, "noise_multiplier": 2.0, "target_epsilon": 10.0}
+    refused(fedgs("privacy", "plan", *flags(**both)), "noise_multiplier = 2.*rounds")
+    for name in ("noise_multiplier", "target_epsilon"):
+        one = flags(**{n: v for n, v in both.items() if n != name})
+        refused(fedgs("privacy", "rounds", *one), f"{name} is unset")
 
 
 # ------------------------------------------------------------------ Ctrl-C

@@ -27,10 +27,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from clients import client_command
-from clients.client_command import Client
+from clients.client_command import ClientOptions
 from clients.deployed_client import OWN_SETTINGS
 from command_line import flags
 from fedgs.app.cli.deploy_flags import CLIENT_DATA
+from fedgs.config.phases import Phase
 from fedgs.config.run_config import RunConfig
 from fedgs.deployment import check_name
 from refusals import assert_refused
@@ -40,7 +41,7 @@ from server.launch import server_command, supervisor
 from server.launch import submit as deploy_submit
 from server.launch.certs import make_certificates
 from server.launch.flower_app import free_port
-from server.launch.server_command import Server
+from server.launch.server_command import ServerOptions
 from server.launch.superlink import MOST_BYTES, Guard
 from tiny import run_config
 
@@ -172,7 +173,9 @@ def test_a_run_accepts_the_names_that_have_keys():
 
 
 def test_server_starts_flowers_with_tls_authentication_and_the_guard(certs, tmp_path):
-    server = Server(state=tmp_path / "state", host="0.0.0.0", port=8443, certs=certs)
+    server = ServerOptions(
+        state=tmp_path / "state", host="0.0.0.0", port=8443, certs=certs
+    )
     command, environment = server.command()
     assert command[:3] == [sys.executable, "-m", "server.launch.superlink"]
     words = " ".join(command)
@@ -193,13 +196,13 @@ def test_server_starts_flowers_with_tls_authentication_and_the_guard(certs, tmp_
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.9.1"])
 def test_insecure_server_is_asked_for_once_on_the_loopback_alone(host):
-    server = Server(host=host, insecure=True)
+    server = ServerOptions(host=host, insecure=True)
     assert "--insecure" in server.command()[0]
     assert "--insecure" in server.superexec()
 
 
 def test_server_with_a_broken_certificate_is_refused(certs, tmp_path):
-    server = Server(state=tmp_path, port=free_port(), certs=certs)
+    server = ServerOptions(state=tmp_path, port=free_port(), certs=certs)
     server.check()
     intact = content(certs)
     make_certificates(tmp_path / "others", ["10.1.2.3"], [])
@@ -217,7 +220,9 @@ def test_server_with_a_broken_certificate_is_refused(certs, tmp_path):
 
 def test_server_without_its_port_is_refused(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
-        server = Server(state=tmp_path, port=other.getsockname()[1], insecure=True)
+        server = ServerOptions(
+            state=tmp_path, port=other.getsockname()[1], insecure=True
+        )
         assert_refused(r"port = \d+ .*in use.*another", server.check)
 
 
@@ -225,7 +230,7 @@ def test_server_without_its_port_is_refused(tmp_path):
 
 
 def test_client_becomes_flowers_with_its_own_data(certs, tmp_path):
-    command, _ = Client(
+    command, _ = ClientOptions(
         name="a",
         server="10.1.2.3:8000",
         state=tmp_path / "state",
@@ -386,8 +391,7 @@ def test_a_target_epsilon_alone_submits_the_default_recipe(control, fedgs):
     settings = control.app["config"]
     del settings["run_folder"]
     sent = RunConfig.from_flat(settings)
-    assert sent.stages is not None
-    assert sent.stages.endswith("pretrained-features:1")
+    assert sent.phases[-1] == Phase("pretrained-features", share=1.0)
     assert sent.moment_size == 10
 
 

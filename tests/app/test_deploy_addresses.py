@@ -9,7 +9,7 @@ from fedgs.deployment import address_of, is_loopback, read_address, read_host
 from refusals import assert_refused
 from server.launch.certs import make_certificates
 from server.launch.flower_app import free_port
-from server.launch.server_command import Server
+from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
 
 GOOD = {
@@ -63,7 +63,7 @@ def test_what_is_no_address_is_refused_in_one_line(text):
 def test_what_is_no_host_is_refused_in_one_line(text, tmp_path):
     rule = "^host = .*: give a host name or an IP address, with no port.*space$"
     assert_refused(rule, read_host, "host", text)
-    assert_refused(rule, Server, host=text)
+    assert_refused(rule, ServerOptions, host=text)
     assert_refused(rule, make_certificates, tmp_path / "certs", [text], [])
     assert not (tmp_path / "certs").exists()
 
@@ -99,7 +99,7 @@ def test_the_process_of_a_client_refuses_one_too(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("host", ["::1", "[::1]", "0:0::1"])
 def test_a_server_listens_on_the_loopback_of_ipv6(host):
-    server = Server(host=host, port=free_port(), insecure=True)
+    server = ServerOptions(host=host, port=free_port(), insecure=True)
     command, _ = server.command()
     assert command[command.index("--host") + 1] == "::1"
     assert server.superexec()[-1] == f"[::1]:{server.port}"
@@ -108,7 +108,9 @@ def test_a_server_listens_on_the_loopback_of_ipv6(host):
 
 def test_a_server_on_an_address_of_another_machine_is_refused(tmp_path):
     for host in ("192.0.2.77", "no-such-host.invalid"):
-        server = Server(state=tmp_path, host=host, port=free_port(), insecure=True)
+        server = ServerOptions(
+            state=tmp_path, host=host, port=free_port(), insecure=True
+        )
         words = f"host = {host} and port = .*give an address of this machine"
         assert_refused(words, server.check)
 

@@ -19,6 +19,7 @@ from command_line import flags, printed
 from fedgs.app.commands import forecast
 from fedgs.app.tables import folded
 from fedgs.config.recipes import HELD_OUT, configure, moments_for, overridden, recipe
+from fedgs.methods import phases_of
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
 from fedgs.round import local
@@ -122,7 +123,7 @@ def test_a_flag_changes_a_setting_of_the_default_and_never_the_algorithm(given):
     named = configure("feature-means", None, given)
     assert changed == named
     assert changed.recipe == plain.recipe == "feature-means"
-    assert changed.stages == plain.stages
+    assert changed.phases == plain.phases
     assert changed.client_selection == "all"
     for name, value in given.items():
         assert getattr(changed, name) == value
@@ -147,19 +148,19 @@ def test_a_setting_of_rounds_that_a_recipe_has_not_is_refused(given, name):
         given = {"num_rounds": 4}
     (setting,) = given
     values = given | {"num_clients": 9}
-    assert_refused(f"^{setting} = ", configure, name, None, values)
+    assert_refused(f"^{setting}( =|:) ", configure, name, None, values)
     more = {"num_rounds": 60, "batch_size": 16}
     assert configure("feature-means-gs-wgan", None, more).num_rounds == 60
 
 
-def test_stages_of_ones_own_are_as_many_rounds():
-    own = {"stages": "means:0.5,scatter:0.5", "generator": "gaussian"}
+def test_phases_of_ones_own_are_as_many_rounds():
+    own = {"phases": "means:0.5,scatter:0.5", "generator": "gaussian"}
     assert configure("moments", None, own).num_rounds == 2
 
 
 def test_target_alone_trains_the_best_recipe_of_own_data(trained):
     config = RunFolder.open(trained).config
-    kinds = [stage.kind for stage in config.stage_list]
+    kinds = [phase.method for phase in config.phases]
     assert kinds == ["means", "scatter", "moments", "pretrained-features"]
     assert (config.num_clients, config.num_classes) == (OWNERS, 2)
     assert (config.image_size, config.image_channels) == (28, 1)
@@ -173,7 +174,7 @@ def test_python_chooses_the_same_recipe_and_holds_nothing_out(tmp_path, trained)
     run = library.train(
         images, labels, clients, target_epsilon=100, output=tmp_path / "run", seed=0
     )
-    same = ("stages", "num_rounds", "moment_size", "image_size", "noise_multiplier")
+    same = ("phases", "num_rounds", "moment_size", "image_size", "noise_multiplier")
     cli = RunFolder.open(trained).config
     assert [getattr(run.config, n) for n in same] == [getattr(cli, n) for n in same]
     assert run.config.test_fraction == 0
@@ -269,7 +270,7 @@ def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
     small = flags(discriminator_dim=4, generator_dim=4)
     out = printed(fedgs("train", *given, *small, "--dry-run"), "")
     assert out.startswith(
-        "recipe algorithm-2: 30000 rounds of gs-wgan, 1 of 30 clients"
+        "recipe algorithm-2: 30000 rounds of gs-wgan; 1 of 30 clients in each"
     )
     assert "will not be possible" not in out
     assert re.search(r"time: +about \d+ (days|hours|minutes), by rounds of a few", out)
@@ -301,7 +302,9 @@ def test_time_of_gradients_counts_every_clients_steps(monkeypatch, given, second
         run_config(**ROUNDS | {"num_classes": 2, "noise_multiplier": 1.0} | given)
     )
     monkeypatch.setattr(forecast, "_timed_round", lambda *_: (2.0, 0.1))
-    assert forecast.seconds_of_gradients(config, None) == pytest.approx(seconds)
+    (phase,) = phases_of(config)
+    found = forecast.seconds_of_rounds(config, phase, None)
+    assert found == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +369,9 @@ def test_every_command_of_the_page_works(walk):
     assert "npz:mine.npz" in out[0]
     of_folder = out[1].replace("folder:mine", "npz:mine.npz")
     assert of_folder.splitlines()[1:] == out[0].splitlines()[1:]
-    assert out[2].startswith("recipe feature-means: 3 releases of all clients")
+    assert out[2].startswith(
+        "recipe feature-means: means, scatter, moments; all of 20 clients in each"
+    )
     assert "will not be possible" not in out[2]
     assert "epsilon      9.9" in out[3]
     assert len([*Path("drawn").glob("*/*.png")]) == 4 * 100

@@ -213,4 +213,4 @@ def test_what_no_command_explains_is_a_line_too(made, fedgs, monkeypatch, error,
         raise error
 
     monkeypatch.setattr("fedgs.runs.epsilons.of_runs", broken)
-    refused(fedgs("privacy", made), said)
+    refused(fedgs("privacy", "of", made), said)

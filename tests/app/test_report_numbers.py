@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedgs.app.report.stage_tables import stages_tables
 from PIL import Image
 
 from fedgs.app.report import curves as report_curves
 from fedgs.app.report import words as report_words
-from fedgs.app.report.communication import communication, stage_bytes
+from fedgs.app.report.communication import communication, release_bytes
+from fedgs.app.report.phase_tables import phase_tables
 from fedgs.app.report.run import RunFacts, read_run
 from fedgs.app.report.settings_tables import shown_data, train_command
 from fedgs.cohorts.files import EXCLUDED
@@ -141,7 +141,7 @@ def test_communication_of_exact_messages_follows_from_shapes(facts):
 def test_train_command_makes_the_same_configuration(facts, recipe, settings):
     if recipe:
         facts = dataclasses.replace(
-            facts, config=tiny_config(method=recipe, **settings)
+            facts, config=tiny_config(phases=recipe, **settings)
         )
     config = facts.config
     words = shlex.split(train_command(facts))[2:]
@@ -198,12 +198,12 @@ def test_a_delta_too_large_and_a_hypothetical_row_have_no_good_badge():
         assert report_words.reading(row.epsilon, row.conditions) == words
 
 
-def test_stages_are_told_apart_from_gradients(facts, tmp_path):
-    """Signal to noise is 3, 2 and 1; the first two rounds are stages."""
-    assert stages_tables([facts]) == []
-    facts = read_run(make_run(tmp_path / "staged", **WITH_RELEASES))
-    (table,) = stages_tables([facts])
-    # 6 clients on 3 nodes: (6 C)^2 / (numbers * 3 * (2 C noise)^2), noise^2 by weight.
+def test_releases_are_told_apart_from_gradients(facts, tmp_path):
+    """Signal to noise is 3, 2 and 1; the first two phases release once."""
+    assert phase_tables([facts]) == []
+    facts = read_run(make_run(tmp_path / "phases", **WITH_RELEASES))
+    (table,) = phase_tables([facts])
+    # 6 clients on 3 nodes: (6 C)^2 / (numbers * 3 * (2 C noise)^2), noise^2 by share.
     assert [[*row[:2], *row[4:]] for row in table.rows] == [
         ["1 (means)", "51", "3", f"{36 / (51 * 3 * 0.5 * 4):.4g}"],
         ["2 (scatter)", "137", "2", f"{36 / (137 * 3 * 0.125 * 4):.4g}"],
@@ -212,13 +212,13 @@ def test_stages_are_told_apart_from_gradients(facts, tmp_path):
     assert [line.points for line in curve.lines] == [[(3, 1.0)]]
     found = communication(facts)
     assert found.rounds == 1
-    of_client = [stage_bytes(facts.config, round) for round in (1, 2)]
-    assert found.stages == 3 * sum(of_client)
+    of_client = [release_bytes(facts.config, round) for round in (1, 2)]
+    assert found.releases == 3 * sum(of_client)
 
 
 @pytest.mark.parametrize("settings", [WITH_RELEASES, MOMENTS])
 @pytest.mark.parametrize("round", [1, 2])
-def test_the_bytes_of_a_stage_are_those_of_its_messages(settings, round):
+def test_the_bytes_of_a_release_are_those_of_its_messages(settings, round):
     config = tiny_config(**settings)
     server = new_state(config)
     server.round = round - 1
@@ -226,4 +226,4 @@ def test_the_bytes_of_a_stage_are_those_of_its_messages(settings, round):
     sent = encode_request(request, config)["tensors"]
     reply = embedding_round(config, tiny_data(config), range(2), request, 0)
     answered = encode_answer(reply, config, request)["tensors"]
-    assert stage_bytes(config, round) == len(sent) + len(answered)
+    assert release_bytes(config, round) == len(sent) + len(answered)

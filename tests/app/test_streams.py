@@ -51,7 +51,7 @@ def run(tmp_path_factory) -> Path:
     return make_run(tmp_path_factory.mktemp("trained") / "run")
 
 
-COMMANDS = [["--version"], ["privacy", "RUN"]]  # by print, and by rich
+COMMANDS = [["--version"], ["privacy", "of", "RUN"]]  # by print, and by rich
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

@@ -35,7 +35,7 @@ def _same_noise_every_time(monkeypatch):
 
 def checked(**settings) -> Check:
     """The check of the first round of three nodes, whose noise is not seeded."""
-    config = tiny_config(**FULL_PARTICIPATION | {"noise_seed": None} | settings)
+    config = tiny_config(defaults=FULL_PARTICIPATION, **{"noise_seed": None} | settings)
     event = new_event(config, 1, "all", 1)
     return check_noise(audited(config), event, ALPHA)
 

@@ -86,7 +86,7 @@ def _node(site: DeploymentConfig, num_clients: int, **settings: object) -> Node:
 def _release(node: Node, clients: list[int]) -> None:
     """Counts what a node does before it releases; nothing is trained."""
     event = release_event(node.config, 1, clients, len(node.hosted))
-    node.count.charge(event, node.limits)
+    node.limits.charge(event)
 
 
 def _shard_of(node: Node, record: int) -> int:
@@ -127,7 +127,7 @@ def test_a_partitioner_not_by_natural_names_makes_shards(tmp_path, monkeypatch):
     ):
         query = f"?partitioner={partitioner}" if partitioner else ""
         own = {"data": f"hf:x{query}"}
-        assert _node(_site(tmp_path, 3, **own), 2).count.clients == counted
+        assert _node(_site(tmp_path, 3, **own), 2).limits.count.clients == counted
 
 
 def test_releases_of_shards_and_of_named_clients_add_up(tmp_path):
@@ -299,7 +299,7 @@ def test_what_is_agreed_counts_the_noise_that_the_client_trusts(trusted, shares)
 
 def test_a_client_refuses_public_data_of_the_family_of_its_own(tmp_path):
     names = {"nodes": "a,b,c", "engine": "flower", "public_data": "mnist"}
-    start = {"stages": "moments", "generator": "gaussian"}
+    start = {"phases": "moments", "generator": "gaussian"}
     start |= {"latent": "normal", "client_selection": "all", "clients_per_node": 2}
     settings = public_settings(tiny_config(**start | names, moment_size=4))
     site = DeploymentConfig("a", tmp_path, {"data": "hf:ylecun/mnist"})

@@ -6,7 +6,7 @@ Of Fed-Avg GAN's updates: tests/methods/.
 import pytest
 from flwr.app import ConfigRecord, Message
 
-from clients.deployed_client import UNTOLD, told_of
+from clients.deployed_client import NOTHING_TOLD, told_of
 from deployed_grid import NAMES, Backup
 from fedgs.round.run import RunStopped
 from refusals import assert_refused
@@ -48,7 +48,7 @@ def test_an_answer_that_no_round_took_has_left_its_client_all_the_same(deploy):
 def test_a_server_that_is_killed_before_its_checkpoint_knows_what_it_had(
     deploy, monkeypatch
 ):
-    monkeypatch.setattr(roll_call, "TIMEOUT", 5.0)
+    monkeypatch.setattr(roll_call, "ROLL_CALL_SECONDS", 5.0)
     run = deploy(mode="full participation", min_answers=2, checkpoint_every=100)
     backup = Backup(run, 1)
     with pytest.raises(KeyboardInterrupt):
@@ -84,17 +84,17 @@ def test_an_older_state_with_the_newest_count_goes_on_whichever_start_it_is_of(d
 
 
 def released(start: str, round: str, key: str = "") -> dict[str, str]:
-    return UNTOLD | {"answered": f"{start}/{round}/{key}"}
+    return NOTHING_TOLD | {"answered": f"{start}/{round}/{key}"}
 
 
 @pytest.mark.parametrize(
     "told",
     [
         {},
-        UNTOLD | {"start": "../.."},
-        UNTOLD | {"since": -1},
-        UNTOLD | {"since": "0"},
-        UNTOLD | {"answered": 3},
+        NOTHING_TOLD | {"start": "../.."},
+        NOTHING_TOLD | {"since": -1},
+        NOTHING_TOLD | {"since": "0"},
+        NOTHING_TOLD | {"answered": 3},
         released("../../etc/passwd", "1"),
         released("0" * 16, "-1"),
         released("0" * 16, "1" * 10),

@@ -12,14 +12,16 @@ from clients.failures import reason_of
 from deployed_grid import NAMES, Backup, Deployment, place_of
 from fedgs.mechanism.masks import Announced, Attempt, MaskingKey
 from fedgs.methods import gs_wgan as round
+from fedgs.methods import new_state
 from fedgs.privacy.client_limits import ClientRefused
+from fedgs.round.messages import MaskedRequest
 from fedgs.round.run import RunStopped
 from runs import at_round, events, ignore, num_answers
 from server.launch.certs import make_certificates
 from server.launch.submit import _public_key
 from server.strategy import FederatedGan
 from simulated_grid import as_on_a_network, round_of
-from tiny import record_calls, request_of
+from tiny import next_request, record_calls
 
 MASKED = {"mode": "moments", "secure_aggregation": True, "noise_multiplier": 0.5}
 
@@ -106,7 +108,8 @@ def test_an_answer_of_a_node_that_is_not_listed_ends_no_run(masked):
     strategy = FederatedGan(run.folder, ignore, run.stop)
     strategy.nodes.find(run.grid)
     keys = {node: Announced(MaskingKey.generate().public, b"") for node in (0, 1)}
-    request = request_of(run.folder.config, attempt=Attempt(1, keys))
+    first = next_request(run.folder.config, new_state(run.folder.config))
+    request = MaskedRequest(first, Attempt(1, keys))
     for node in (1, 2):
         strategy.nodes.roll.add_release(node, request)
     own = (strategy.nodes.roll.start, 1, keys[1].public.hex())
@@ -168,7 +171,7 @@ def test_a_client_with_peers_releases_under_masks_only_and_without_them_never(
 
 Keys = dict[int, Announced]
 Lie = Callable[[dict], dict]  # what a request has -> what it has instead
-ONE_STAGE = {"stages": "means", "num_rounds": 1}
+ONE_RELEASE = {"phases": "means", "num_rounds": 1}
 A, B, C = range(3)  # the first one is lied to
 
 
@@ -228,7 +231,7 @@ def when_asked(
 
 
 def test_a_client_answers_no_list_that_a_server_could_unmask_it_by(masked):
-    run = masked(**ONE_STAGE)
+    run = masked(**ONE_RELEASE)
     victim = run.clients[A]
 
     def try_all(request: Message) -> Message:
@@ -251,14 +254,14 @@ def test_a_client_answers_no_list_that_a_server_could_unmask_it_by(masked):
 
 def test_a_sum_of_clients_that_were_told_different_things_is_noise(masked):
     """None of them can notice: what each was told could be true."""
-    honest = masked("honest", **ONE_STAGE)
+    honest = masked("honest", **ONE_RELEASE)
     honest.start()
     for lie, kind, differs in (
         (without_c, "train", "request"),
         (lie_about_the_centre, "train", "request"),
         (lie_about_the_noise, "query.join", "noise_std"),
     ):
-        lied_to = masked(lie.__name__, **ONE_STAGE)
+        lied_to = masked(lie.__name__, **ONE_RELEASE)
         when_asked(lied_to, partial(told, lie=lie), kind)
         with pytest.raises(RunStopped, match=f"another {differs}"):
             lied_to.start()

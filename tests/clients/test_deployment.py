@@ -23,7 +23,7 @@ from tiny import WITH_RELEASES, write_tiny_npz
 
 def test_what_crosses_the_network_in_a_run_and_what_stays(deploy, tmp_path):
     public = write_tiny_npz(tmp_path / "public.npz")
-    start = {"public_data": public, "stages": "moments"}
+    start = {"public_data": public, "phases": "moments,gs-wgan"}
     run = deploy(**WITH_RELEASES | start, message_precision="compact")
     requests = list[Message]()
     run.grid.on_push = lambda name, request: requests.append(request) or True
@@ -143,7 +143,7 @@ def test_joining_again_takes_the_limits_as_they_are_now(deploy):
     for most in (8, 64):
         limits.write_text(f"{LIMITS}max_batch_size = {most}\n")
         place.join(settings)
-        assert place.worker().node(0).limits.max_batch_size == most
+        assert place.worker().node(0).limits.permitted.max_batch_size == most
     limits.write_text(f"{LIMITS}max_batch_size = 1\n")
     assert "max_batch_size = 1" in str(place.join(settings).refusal)
     assert_refused("max_batch_size = 1", place.worker)

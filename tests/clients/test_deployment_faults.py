@@ -187,7 +187,8 @@ def test_who_does_not_answer_in_time_or_wrongly_is_said_and_not_waited_for(
 
 def test_a_reply_that_flower_cannot_read_is_its_senders_trouble(deploy, log):
     """Flower raises then, and gives nobody's replies; all are asked for again."""
-    run = deploy(min_answers=2, num_rounds=2, round_timeout=5.0)
+    two = {"mode": "moments", "phases": "means:0.5,scatter:2"}
+    run = deploy(**two, min_answers=2, num_rounds=2, round_timeout=5.0)
     pull = run.grid.pull_messages
 
     def unreadable(names: Iterable[str]) -> list[Message]:

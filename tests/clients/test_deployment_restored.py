@@ -18,7 +18,7 @@ from fedgs.runs.run_folder import state_path, state_rounds
 from refusals import assert_refused
 from runs import at_round, interrupt_at
 from server.deployment_record import kept_of
-from server.progress import Progress
+from server.progress import RunProgress
 from server.roll_call import RollCall, public_settings
 
 EPSILON = 'client_epsilon = 1e-9\ndelta = 1e-5\nrelation = "zero-out"\n'
@@ -94,7 +94,7 @@ def test_a_masked_attempt_of_others_hides_no_release(deploy):
     run = deploy("run", secure_aggregation=True, noise_multiplier=3.0, min_answers=2)
     config = run.folder.config
     events = [new_event(config, 1, "all", 1), new_event(config, 2, "all", 1, [0, 1])]
-    silent = Progress(None, config, "0" * 16, 0)
+    silent = RunProgress(None, config, "0" * 16, 0)
     calls = RollCall(run.grid, run.folder, config, events, silent)
     for node in (0, 1):
         calls._check_ledger(node, [1, 1])
@@ -105,7 +105,7 @@ def test_a_masked_attempt_of_others_hides_no_release(deploy):
 @pytest.mark.parametrize("released", [None, "1,1", [1] * 5, [1, 1.0], [True]])
 def test_a_client_that_does_not_say_what_it_released_is_refused(deploy, released):
     run = deploy()  # of four rounds
-    silent = Progress(None, run.folder.config, "0" * 16, 0)
+    silent = RunProgress(None, run.folder.config, "0" * 16, 0)
     calls = RollCall(run.grid, run.folder, run.folder.config, [], silent)
     words = "without saying what it has released"
     assert_refused(words, calls._check_ledger, 0, released)

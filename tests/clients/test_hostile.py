@@ -29,7 +29,7 @@ from fedgs.round.messages import one_line
 from hostile import (
     COMPACT,
     EXACT,
-    STAGE,
+    RELEASE,
     Change,
     Payload,
     a_release,
@@ -44,7 +44,7 @@ from hostile import (
 SECRET = 4711  # in what is sent wherever it can be; must not be in a log line
 MOST_MEMORY = 100_000  # bytes beside the message; an honest one takes half of that
 MILLION = ",".join(str(number) for number in range(10**6))
-AXES = "0.axes"  # of a network of the stage
+AXES = "axes"  # of the feature network
 
 
 def values(**named: Any) -> Change:
@@ -88,7 +88,7 @@ def bomb(size: int) -> bytes:
 
 OLD = bytes.fromhex(a_request(EXACT, images=torch.zeros(8, 1, 16, 16)).digest())
 CODE = b"cos\nsystem\n(S'echo 4711'\ntR."
-LONG = 1e3 * a_release(STAGE).values
+LONG = 1e3 * a_release(RELEASE).values
 
 # (who sends it, in which run) -> the refusal -> what meets it.
 ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
@@ -131,12 +131,12 @@ ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
         "of other levels than": [inflated(lambda data: b"\x01" + data[1:])],
         "fakes outside": [inflated(lambda data: b"\x02\x04" + data[2:])],
     },
-    ("server", STAGE): {
-        "with other tensors than expected": [values(centre=None)],
-        "a request's 0.axes of shape": [values(**{AXES: torch.zeros(1, 4)})],
+    ("server", RELEASE): {
+        "with other tensors than expected": [values(expected=None)],
+        "a request's axes of shape": [values(**{AXES: torch.zeros(1, 4)})],
         "non-finite values": [spoilt(AXES, math.nan)],
         "cannot be decoded": [fields(tensors=CODE)],
-        "not to everyone": [fields(participants="2"), fields(trainees="2")],
+        "that is not to all": [fields(participants="2"), fields(trainees="2")],
     },
     ("client", EXACT): {
         "non-finite values": [spoilt("gradients", math.nan)],
@@ -164,7 +164,7 @@ ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
         "4 of 4 gradients with a norm": [inflated(lambda data: b"\xff" * len(data))],
         "exactly 2048": [content(lambda packed: bomb(1 << 21))],
     },
-    ("client", STAGE): {
+    ("client", RELEASE): {
         "1 of 1 embeddings with a norm above .*, which 2 clients": [
             values(gradients=LONG)
         ]
@@ -179,7 +179,7 @@ CASES = [
 RUNS = [
     (side, config)
     for side in ("server", "client")
-    for config in (EXACT, COMPACT, STAGE)
+    for config in (EXACT, COMPACT, RELEASE)
 ]
 
 
@@ -309,7 +309,7 @@ def check_accepted(side: str, config: RunConfig, payload: Payload) -> bool:
         assert torch.equal(found.values, sent.values)
         assert found.values.shape == config.terms(found.round).shape
         norms = found.values.double().flatten(1).norm(dim=1)
-        terms, hosted = config.terms(found.round), 2 if config.stages else 1
+        terms, hosted = config.terms(found.round), 2 if config is RELEASE else 1
         assert (norms <= largest_norm(config, hosted, terms=terms)).all()  # nor a NaN
         if step := release_step(config):
             whole = found.values.double() / step
@@ -317,7 +317,7 @@ def check_accepted(side: str, config: RunConfig, payload: Payload) -> bool:
         return True
     assert found.digest() == sent.digest()
     assert 0 <= found.keep_round <= found.round <= config.num_rounds
-    if config.stages is None:
+    if config is not RELEASE:
         images, labels = found.tensors["images"], found.tensors["labels"]
         assert images.shape == (8, 1, 16, 16)
         assert 0 <= images.min() <= images.max() <= 1  # False with a NaN

@@ -270,7 +270,7 @@ def test_a_connection_that_has_ended_is_made_anew_until_sigterm(clock, end):
     with pytest.raises(SystemExit):
         start(state_factory=None, server_address="host:1")
     assert len(set(map(id, states))) == 3  # what was half received is gone
-    assert clock.now == 2 * flower_speed.AGAIN_SECONDS
+    assert clock.now == 2 * flower_speed.RECONNECT_SECONDS
 
 
 def test_a_server_of_another_authority_ends_the_process():

@@ -60,7 +60,7 @@ def _process(monkeypatch):
     classifier_app.members_of.cache_clear()
     monkeypatch.setattr(classifier, "STEPS", 2)
     monkeypatch.setattr(classifier, "BATCH_SIZE", 4)
-    monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(roll_call, "ROLL_CALL_POLL_SECONDS", 0.0)
     yield
     classifier_app.members_of.cache_clear()
 

@@ -24,7 +24,7 @@ SETTINGS = {"image_size": 16, "num_rounds": 2, "clients_per_round": 4, "seed": 3
 @pytest.fixture
 def fedgs(fedgs, monkeypatch):
     """The command line, with a server that never sleeps."""
-    monkeypatch.setattr(roll_call, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(roll_call, "ROLL_CALL_POLL_SECONDS", 0.0)
     return fedgs
 
 
@@ -151,7 +151,7 @@ def test_stopped_selection_goes_on_but_asks_privately_only_once(
 
 def test_the_classifiers_run_says_what_it_is(select, fedgs):
     run = select(below=0.5, noise_per_clip=2.0)[3] / "classifier"
-    code, out, _ = fedgs("privacy", run)
+    code, out, _ = fedgs("privacy", "of", run)
     assert code == 0
     # Two releases of z = 2: mu^2 = 2, and no response of epsilon 3 yet.
     assert "6.573" in out

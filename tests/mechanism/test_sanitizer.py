@@ -207,7 +207,7 @@ def test_releases_are_made_in_three_places_only():
     }
     sanitizer = "mechanism/sanitizer"
     for name, places in (
-        (r"\breceived\(", {sanitizer, "round/messages", "round/node"}),
+        (r"\breceived\(", {sanitizer, "round/messages", "round/node_state"}),
         (r"\b_MADE_BY_SANITIZER\b", {sanitizer}),
         (r"\b(Clipped|Sanitized)Gradients\(", {sanitizer}),
         (r"\b__new__\(", set()),  # would skip the check of the maker

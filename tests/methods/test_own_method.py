@@ -37,7 +37,7 @@ def test_sixty_lines_get_the_whole_frame(own, fedgs, tmp_path, monkeypatch):
     assert not run.exists()
     monkeypatch.setenv("FEDGS_METHODS", OWN)
     printed(fedgs("train", *flags(**GIVEN, output=run)))
-    rows = json.loads(printed(fedgs("privacy", run, "--json")))
+    rows = json.loads(printed(fedgs("privacy", "of", run, "--json")))
     assert 7.9 < min(row["epsilon"] for row in rows) <= 8
     # Masked, in Flower, it is the same sum.
     folder = RunFolder.open(run)

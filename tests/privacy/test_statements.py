@@ -277,7 +277,7 @@ def test_plan_and_ledger_of_embeddings_and_gradients_are_the_closed_form(
     config = replace(WITH_RELEASES, phases=phases)
     events = [new_event(config, round, "all", 1) for round in range(1, rounds + 1)]
     mu_squared = first + second * (rounds > 1) + 4 * max(rounds - 2, 0)
-    done = Run(replace(config, num_rounds=max(rounds, 3)), events)
+    done = Run(config, events, planned_rounds=rounds)
     released = statements_of_runs([done], 1e-5)
     planned = statements(Plan.from_config(config).ended_after(rounds), 1e-5)
     assert len(planned) == len(released) == 6

@@ -127,7 +127,7 @@ def test_a_program_and_the_command_line_agree_on_records(tmp_path, fedgs):
     words = flags(data=f"npz:{npz}", **given)
     refused(fedgs("train", *words), "relation = 'zero-out': a record .*give --relation")
     plan = flags(recipe="moments", num_clients=6, privacy_unit="record")
-    rows = json.loads(printed(fedgs("privacy", *plan, "--json")))
+    rows = json.loads(printed(fedgs("privacy", "plan", *plan, "--json")))
     assert {row["relation"] for row in rows} == {"replace-one"}
 
 
@@ -279,7 +279,7 @@ def test_unit_and_public_numbers_stand_wherever_an_epsilon_does(counted, fedgs):
     config = RunFolder.open(counted).config
     label, run = privacy_label(counted), library.load(counted)
     run_outcome.show_end(counted)
-    code, columns, told = fedgs("privacy", counted, "--csv")
+    code, columns, told = fedgs("privacy", "of", counted, "--csv")
     assert code == 0
     heads = next(csv.reader(io.StringIO(columns)))[1:]
     assert all(head.endswith(f"unit: {OWNER}") for head in heads)
@@ -287,7 +287,7 @@ def test_unit_and_public_numbers_stand_wherever_an_epsilon_does(counted, fedgs):
     places = {
         "repr": repr(run),
         "label": in_words(label),
-        "privacy": printed(fedgs("privacy", counted)),
+        "privacy": printed(fedgs("privacy", "of", counted)),
         "csv": columns + told,
         "dry run": shown,
         "as JSON": json.dumps(label),

@@ -39,7 +39,7 @@ def _node(
 
 
 def _digest(node: Node) -> str:
-    return digest(node._discriminators.state())
+    return digest(node.state.discriminators.state())
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_node_answers_a_round_once_with_the_same_bytes_and_nothing_changes_it(
     config = _config()
     unprepared = Node(config, 0, tiny_data(config), tmp_path)
     assert_refused("its state is missing", unprepared.answer, request_of(config))
-    assert not unprepared.folder.exists()
+    assert not unprepared.state.folder.exists()
     node, request = _node(config, tmp_path), request_of(config, 2)
     node.answer(request_of(config))
     first, state, done = node.answer(request), _digest(node), dict(work)
@@ -79,10 +79,10 @@ def test_a_node_answers_a_round_once_with_the_same_bytes_and_nothing_changes_it(
     assert (first.round, first.node_id) == (2, 0)
     assert (first.noise_std, first.clip_bound) == (1.0, 1.0)  # 2 * C * sigma, C
     node.save(keep_round=0)
-    kept = {path: path.read_bytes() for path in node.folder.iterdir()}
-    tensors, metadata = read_tensors(state_path(node.folder, 2))
+    kept = {path: path.read_bytes() for path in node.state.folder.iterdir()}
+    tensors, metadata = read_tensors(state_path(node.state.folder, 2))
     # No local generator of the warm start, no noise and no raw gradient.
-    assert set(tensors) == {*node._discriminators.state(), "answer", "sha256"}
+    assert set(tensors) == {*node.state.discriminators.state(), "answer", "sha256"}
     assert torch.equal(tensors["answer"], first.values)
     assert metadata == {"digest": request.digest()}
     for asked in (node, _node(config, tmp_path)):
@@ -100,7 +100,7 @@ def test_a_node_answers_a_round_once_with_the_same_bytes_and_nothing_changes_it(
         asked.save(keep_round=0)
         assert _digest(asked) == state
     assert work == done
-    assert {path: path.read_bytes() for path in node.folder.iterdir()} == kept
+    assert {path: path.read_bytes() for path in node.state.folder.iterdir()} == kept
     assert _counted(tmp_path) == [(1, 1), (2, 1)]
 
 
@@ -184,7 +184,7 @@ def test_a_release_is_counted_before_it_is_computed_and_stays_so_if_it_fails(
         patched.setattr(fedgs.round.node, "answer_of", fail)
         with pytest.raises(RuntimeError, match="no memory"):
             node.answer(request)
-    assert node.round == 0  # no answer is left behind
+    assert node.state.round == 0  # no answer is left behind
     assert node.answer(request).values.shape == (4, 1, 16, 16)
     assert _counted(tmp_path) == [(1, 1), (1, 2)]
 
@@ -243,7 +243,7 @@ def test_a_node_without_participants_trains_but_answers_nothing(tmp_path, work):
     for asked in (node, _node(config, tmp_path, node_id=1)):
         assert asked.answer(request) is None
         asked.save(keep_round=0)
-        assert node._discriminators.steps.tolist() == [2, 2, 2]
+        assert node.state.discriminators.steps.tolist() == [2, 2, 2]
         assert work == {"train": 2, "normal": 0}
     assert _counted(tmp_path, node_id=1) == []
 
@@ -254,15 +254,15 @@ def test_a_node_warm_starts_once_when_it_is_first_asked(tmp_path, work):
     assert work["train"] == 0
     for _ in range(2):
         assert node.answer(public_fakes(config)) is None
-        assert node.round == 0
-        assert node._discriminators.steps.tolist() == [4] * 6
+        assert node.state.round == 0
+        assert node.state.discriminators.steps.tolist() == [4] * 6
         assert work == {"train": 4, "normal": 0}
     node.save(keep_round=0)
     restarted = _node(config, tmp_path)
     assert work == {"train": 4, "normal": 0}
     nobody = {"participants": (), "trainees": ()}
     assert restarted.answer(request_of(config, **nobody)) is None
-    assert digest(restarted._discriminators.state()) == _digest(node)
+    assert digest(restarted.state.discriminators.state()) == _digest(node)
 
 
 def test_only_a_sanitized_answer_is_kept(tmp_path, monkeypatch):

@@ -235,14 +235,14 @@ def test_a_clients_epsilon_counts_embeddings_and_gradients_alike(tmp_path):
     config = tiny_config(**WITH_MORE_ROUNDS)
     node, server = Node(config, 0, tiny_data(config), tmp_path), new_state(config)
     node.answer(next_request(config, server))
-    assert node.count.largest() == pytest.approx(0.5 / 0.5**2)
+    assert node.limits.count.largest() == pytest.approx(0.5 / 0.5**2)
     server = after_a_release(config)
     node.answer(next_request(config, server))
-    assert node.count.largest() == pytest.approx(2.5 / 0.5**2)
+    assert node.limits.count.largest() == pytest.approx(2.5 / 0.5**2)
     node.answer(public_fakes(config))
     server.round = 2
     node.answer(draw_fakes(config, server)[0])
-    assert node.count.largest() == pytest.approx((2.5 + 4) / 0.5**2)
+    assert node.limits.count.largest() == pytest.approx((2.5 + 4) / 0.5**2)
 
 
 # ------------------------------------------------------------------ settings

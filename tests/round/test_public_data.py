@@ -103,7 +103,8 @@ def test_public_images_of_other_classes_or_channels_are_refused(
     images = np.zeros((4, channels, 16, 16), np.uint8)
     np.savez(tmp_path / "x.npz", images=images, labels=labels)
     config = tiny_config(**PUBLIC | {"public_data": f"npz:{tmp_path / 'x.npz'}"})
-    assert_refused(f"public_data = 'npz:.*{named}", new_state, config)
+    words = f"public_data = 'npz:.*{named}"
+    assert_refused(words, next_request, config, new_state(config))
 
 
 def test_clients_do_not_read_the_public_data(tmp_path):

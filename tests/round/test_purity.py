@@ -95,7 +95,7 @@ def test_state_after_many_rounds_is_the_same_whoever_was_selected(tmp_path, trai
             node.answer(public_fakes(config))
             for round, participants in enumerate(history, start=1):
                 node.answer(_request(config, round, participants))
-            nets = node._discriminators
+            nets = node.state.discriminators
             states[name] += [tiny.client_digest(nets, index) for index in range(3)]
     assert states["some"] == states["others"]
     assert len(set(states["some"])) == len(ALL)

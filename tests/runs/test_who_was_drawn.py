@@ -232,7 +232,7 @@ def test_a_run_whose_secret_is_lost_ends_and_is_still_stated(create, fedgs, fate
     now = files_of(run.path)
     assert [name for name in {*now, *known} if now.get(name) != known.get(name)] == []
     assert [(row.epsilon, row.theorem) for row in of_run(run.path)] == before
-    printed(fedgs("privacy", run.path))
+    printed(fedgs("privacy", "of", run.path))
 
 
 def test_a_folder_of_which_nobody_may_read_the_private_part_is_stated(
@@ -289,7 +289,7 @@ def test_an_old_run_is_charged_by_what_its_seed_drew(create, fedgs, coarse_grid,
         assert any(text.startswith(said) for text in row.conditions)
         assert any(f"decides because {PUBLIC}" in text for text in row.conditions)
         assert row.guarantee
-    printed(fedgs("privacy", old.path))
+    printed(fedgs("privacy", "of", old.path))
     assert_refused(LOST, old.ledger)
     refused(fedgs("resume", old.path), LOST)
 

@@ -93,7 +93,7 @@ def test_second_launcher_is_refused_and_harms_nothing(tmp_path, monkeypatch):
         env=environment(**{TOKEN_VARIABLE: token}),
         stdin=subprocess.PIPE,
     )
-    monkeypatch.setattr(flower_engine, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(flower_engine, "LAUNCHER_LOCK_SECONDS", 0.2)
     with sleeper:
         with pytest.raises(UserError, match=r"another process trains .*; wait"):
             flower_engine.train(folder, lambda metrics: None, threading.Event())
@@ -311,7 +311,7 @@ def test_plain_flwr_run_trains_with_the_settings_of_pyproject(
     assert result == {"status": "completed", "message": ""}
     config = RunFolder.open(folder).config
     assert (config.data, config.num_nodes, config.engine) == ("digits", 2, "flower")
-    assert (config.generator_dim, config.stages) == (4, recipe("demo").stages)
+    assert (config.generator_dim, config.phases) == (4, recipe("demo").phases)
     assert Ledger.read(folder / "ledger.jsonl").length == config.num_rounds == 4
     twin = {"engine": "local", "num_workers": 1, "output": str(tmp_path / "local")}
     alone = RunFolder.create(ResolvedConfig.from_flat(twin, config))

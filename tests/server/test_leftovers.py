@@ -95,7 +95,7 @@ def test_a_client_that_starts_again_removes_what_its_killed_process_wrote(
     ]
     own = state_path(node_folder(run, 0), 6)
     write_tensors(own, TENSORS)
-    monkeypatch.setattr(deployment, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(deployment, "CLIENT_LOCK_SECONDS", 0.0)
     with hold_lock(state / ".client.lock", ""):
         assert_refused(
             "another client process", DeploymentConfig("ann", state, {}).open

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clients.client_command import Client
+from clients.client_command import ClientOptions
 from hosts import PATIENCE
 from live import Live, prepare
 from runs import json_lines, rounds_done
@@ -50,7 +50,7 @@ class Site(Live):
     def start_client(
         self, name: str, code: str = "from clients import resident; resident.main()"
     ):
-        command, environment = Client(
+        command, environment = ClientOptions(
             name=name,
             data=f"npz:{self.folder}/{name}.npz",
             server=f"127.0.0.1:{self.port}",

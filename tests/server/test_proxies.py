@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.client_command import Client
+from clients.client_command import ClientOptions
 from command_line import flags
 from fedgs.deployment import address_of, environment_of, proxy_variables
 from live import SETTINGS, Live, prepare
@@ -25,7 +25,7 @@ from refusals import assert_refused
 from runs import rounds_done
 from server.launch.certs import make_certificates
 from server.launch.control import FlowerFailed, control_of
-from server.launch.server_command import Server
+from server.launch.server_command import ServerOptions
 
 NOT_HERE = "gs.example.org"
 NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "GRPC_PROXY")
@@ -114,7 +114,7 @@ def test_what_a_server_starts_reaches_this_machine_directly(proxy, name):
     code = "import httpx, sys; print(httpx.get(sys.argv[1]).status_code)"
     more = BROKEN[name] if name else proxy.environment()
     with answering() as port, environment_of(more):
-        server = Server(host="127.8.9.1", insecure=True, port=port)
+        server = ServerOptions(host="127.8.9.1", insecure=True, port=port)
         environment = os.environ | server.command()[1]
         where = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-c", code]
@@ -189,7 +189,7 @@ def test_a_proxy_that_cannot_be_used_is_refused_for_a_server_elsewhere(
     words = f"^{variable.lower()} = {shown}: .* put {NOT_HERE} into no_proxy.*"
     assert_refused(words, proxy_variables, server)
     own = {"ca": certs / "ca.crt", "key": certs / "server.key"}
-    client = Client(name="a", server=server, data="digits", **own)
+    client = ClientOptions(name="a", server=server, data="digits", **own)
     assert_refused(words, client.command)
     monkeypatch.setenv("NO_PROXY", NOT_HERE)
     assert client.command()[1]["no_proxy"] == "*"

@@ -15,6 +15,7 @@ from fedgs.mechanism.sanitizer import received
 from fedgs.methods import new_state
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.round.messages import (
+    MaskedRequest,
     decode_answer,
     decode_request,
     encode_answer,
@@ -70,9 +71,9 @@ def test_too_few_nodes_end_the_run_and_their_attempt_counts(create):
 def test_clients_whose_limit_is_reached_say_so_before_anybody_releases_in_vain(
     create, monkeypatch
 ):
-    # Room for two and a half stages of weight 1, which cost 1 / sigma^2 each.
+    # Room for two and a half releases of share 1, which cost 1 / sigma^2 each.
     limit = epsilon_from_mu((2.5 / 0.5**2) ** 0.5, 1e-5)
-    mode = MODES["moments"] | {"stages": "means:1,scatter:1,moments:1", "batch_size": 1}
+    mode = MODES["moments"] | {"phases": "means:1,scatter:1,moments:1"}
     folder = create("run", **mode, **MASKED)
     limit_clients(monkeypatch, limit)
     reason = "refused by its clients' limit: client_epsilon"
@@ -83,7 +84,7 @@ def test_clients_whose_limit_is_reached_say_so_before_anybody_releases_in_vain(
 
 def test_the_budget_is_asked_before_a_repeat_with_its_smaller_noise(create):
     """Room for rounds 1 and 2, and for an attempt of three nodes, not one of two."""
-    # A stage of weight w costs w (2 C / noise)^2 = w / (n sigma^2), with replace-one.
+    # A release of share w costs w (2 C / noise)^2 = w / (n sigma^2), with replace-one.
     weights, nodes, sigma = (0.5, 1.0, 1.0), 3, 0.5
     cost = (weights[0] + 2.1 * weights[1]) / (nodes * sigma**2)
     target = {"target_epsilon": epsilon_from_mu(cost**0.5, 1e-5)}
@@ -106,7 +107,7 @@ def asked(create):
 
     def ask(number: int = 1):
         keys = {0: Announced.unpack(own.announce(1)), 1: other}
-        return dataclasses.replace(request, attempt=Attempt(number, keys))
+        return MaskedRequest(request, Attempt(number, keys))
 
     return own, ask
 
@@ -115,17 +116,17 @@ def test_a_second_release_under_one_key_is_refused_whatever_is_restored(asked):
     """A copy of the whole state brings the key back; the count has seen it."""
     own, ask = asked
     request = ask()
-    copy = own.folder.with_name("copy")
-    shutil.copytree(own.folder, copy)
+    copy = own.state.folder.with_name("copy")
+    shutil.copytree(own.state.folder, copy)
     first = own.answer(request)
     own.save(0)
     assert isinstance(first, MaskedSum)
-    again = Node(own.config, 0, own.data, own.folder.parent)
+    again = Node(own.config, 0, own.data, own.state.folder.parent)
     assert again.answer(request).values.equal(first.values)  # the stored bytes
-    for path in own.folder.glob("round-*"):
+    for path in own.state.folder.glob("round-*"):
         path.unlink()
-    shutil.copy(copy / "masking.key", own.folder)
-    restored = Node(own.config, 0, own.data, own.folder.parent)
+    shutil.copy(copy / "masking.key", own.state.folder)
+    restored = Node(own.config, 0, own.data, own.state.folder.parent)
     assert_refused("second release under it is refused", restored.answer, request)
     assert restored.announce(1) != request.attempt.keys[0].pack()  # a new one instead
 
@@ -135,7 +136,7 @@ def test_the_key_of_a_sum_is_overwritten_on_the_disk_before_the_sum_is_given(
 ):
     own, ask = asked
     request = ask()
-    path, durable, fsync = own.folder / "masking.key", [], os.fsync
+    path, durable, fsync = own.state.folder / "masking.key", [], os.fsync
     used = path.read_bytes()
 
     def recorded(descriptor: int) -> None:
@@ -154,15 +155,18 @@ def test_a_stored_answer_is_never_sent_under_another_key_list(asked):
     first = own.answer(ask())
     second = own.answer(ask(2))
     assert not second.values.equal(first.values)
-    assert own.count.mu_squared[0] == pytest.approx(2 * 0.5 / 0.5**2)  # counted twice
+    counted_twice = 2 * 0.5 / 0.5**2
+    assert own.limits.count.mu_squared[0] == pytest.approx(counted_twice)
 
 
 def test_another_attempt_that_asks_something_else_is_refused(asked):
     own, ask = asked
     own.answer(ask())
     own.save(0)
-    again = Node(own.config, 0, own.data, own.folder.parent)
-    other = changed(ask(2), centre=torch.ones(1))
+    again = Node(own.config, 0, own.data, own.state.folder.parent)
+    again_asked = ask(2)
+    content = changed(again_asked.request, centre=torch.ones(1))
+    other = dataclasses.replace(again_asked, request=content)
     for node in (own, again):
         assert_refused("has already answered round 1", node.answer, other)
 
@@ -170,12 +174,11 @@ def test_another_attempt_that_asks_something_else_is_refused(asked):
 def test_a_node_without_its_key_in_the_list_or_without_a_list_releases_nothing(asked):
     own, ask = asked
     stale = ask()
-    listless = dataclasses.replace(stale, attempt=None)
-    assert_refused("without masks", own.answer, listless)
+    assert_refused("without masks", own.answer, stale.request)
     own.answer(stale)
-    own._digest = ""  # as if it had forgotten
+    own.state.digest = ""  # as if it had forgotten
     assert_refused("not this node's last one", own.answer, stale)
-    assert own.count.mu_squared[0] == pytest.approx(0.5 / 0.5**2)
+    assert own.limits.count.mu_squared[0] == pytest.approx(0.5 / 0.5**2)
 
 
 # ------------------------------------------------------------------ messages
@@ -209,7 +212,8 @@ def test_nothing_but_a_masked_sum_is_encoded_in_a_masked_run(asked):
     request = ask()
     terms = own.config.terms(1)
     alone = dataclasses.replace(own.config, engine="local")
-    integers = Node(alone, 0, own.data, own.folder.parent / "local").answer(request)
+    curator = Node(alone, 0, own.data, own.state.folder.parent / "local")
+    integers = curator.answer(request.request)
     floats = received(integers.values.float(), 1, 0, terms.noise_std, terms.clip_bound)
     for release in (integers, floats):
         with pytest.raises(TypeError, match="must not leave a client: only MaskedSum"):

@@ -114,7 +114,7 @@ def test_what_outlived_a_killed_server_is_ended_before_the_next_one_starts(tmp_p
 
 
 def test_second_server_on_a_state_directory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "SERVER_LOCK_SECONDS", 0.0)
     with hold_lock(tmp_path / "server.lock", ""):
         refusal = r"another server uses it; .* --state-dir"
         assert_refused(refusal, supervise, tmp_path, BOTH, {}, lambda: None)

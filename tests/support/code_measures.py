@@ -124,8 +124,8 @@ def figures(
     del names["__init__"]
     yield "module names used twice", sum(count > 1 for count in names.values())
     yield "fields of RunConfig", len(dataclasses.fields(RunConfig))
-    words = CliRunner().invoke(app, ["train", "--help-all"]).output.splitlines()
-    yield "lines of `fedgs train --help-all` with a flag", sum("--" in w for w in words)
+    words = CliRunner().invoke(app, ["train", "--help"]).output.splitlines()
+    yield "lines of `fedgs train --help` with a flag", sum("--" in w for w in words)
     largest = max(READING_ORDER, key=lambda name: len(product[name].code))
     yield f"largest of the reading order, {largest}", len(product[largest].code)
     text = {name: module.path.read_text() for name, module in product.items()}

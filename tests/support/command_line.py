@@ -2,12 +2,28 @@
 
 import re
 
+from fedgs.app.flags import MOST_USED
+from fedgs.config.method_settings import settings_of
+
 
 def flags(**settings: object) -> list[str]:
-    """Returns settings as flags; None leaves one out, True has no value."""
-    given = {n.replace("_", "-"): v for n, v in settings.items() if v is not None}
-    pairs = [(f"--{name}", str(value)) for name, value in given.items()]
-    return [part for pair in pairs for part in pair if part != "True"]
+    """Returns settings as words of a command line; None leaves one out.
+
+    Settings without a flag become --set. A flag that is True has no value.
+    """
+    others = {spec.name for spec in settings_of()} - {*MOST_USED, "num_classes"}
+    words: list[str] = []
+    for name, value in settings.items():
+        if value is None:
+            continue
+        if name in others:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            words += ["--set", f"{name}={shown}"]
+        elif value is True:
+            words.append(f"--{name.replace('_', '-')}")
+        else:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
 
 
 def printed(done: tuple[int, str, str], errors: str | None = None) -> str:

@@ -9,15 +9,13 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.terms import Terms
 from fedgs.mechanism import sanitizer
 from fedgs.methods.base import Method, Request, State
-from tiny import SETTINGS, SIDE, run_config
+from tiny import SIDE, tiny_config
 
 
 def of_method(method: str, **settings) -> ResolvedConfig:
     """The tiny problem of another method, by its recipe's kind of discriminator."""
-    own = ("batch_size", "warm_start_rounds", "data")
-    shared = {name: value for name, value in SETTINGS.items() if name not in own}
-    values = shared | {"data": "tiny", "phases": method, "spectral_norm": False}
-    return ResolvedConfig.from_flat(values | settings, run_config()).validate()
+    defaults = {"spectral_norm": False}
+    return tiny_config(defaults=defaults, phases=method, **settings)
 
 
 # ------------------------------------------------------------------ clips

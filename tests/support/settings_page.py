@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from fedgs.config.method_settings import settings_of
+from fedgs.config.method_settings import KnownSettings, settings_of
 from fedgs.config.recipes import recipe
+from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GROUPS
 from tiny import run_config
 
@@ -39,7 +40,7 @@ def page() -> str:
     for group in GROUPS:
         parts.append(f"\n## {group}\n\n{COLUMNS}|---|---|---|---|---|\n")
         for spec in settings_of(group):
-            default, *others = (getattr(config, spec.name) for config in configs)
+            default, *others = (_value(config, spec.name) for config in configs)
             choices = ", ".join(f"`{name}`" for name in spec.metadata["choices"])
             text = spec.metadata["help"] + (f" One of {choices}." if choices else "")
             for special, escaped in (("|", "\\|"), ("*", "\\*"), ("<", "&lt;")):
@@ -48,6 +49,13 @@ def page() -> str:
             cells = [f"`{spec.name}`", text, _word(default), *words]
             parts.append(f"| {' | '.join(cells)} |\n")
     return "".join(parts)
+
+
+def _value(config: RunConfig, name: str) -> object:
+    """Returns a setting; its own default where no phase has it."""
+    if name == "phases":
+        return config.to_flat()["phases"]
+    return getattr(config, name, getattr(KnownSettings, name))
 
 
 def _word(value: object) -> str:

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from clients.client_command import Client
+from clients.client_command import ClientOptions
 from fedgs.app.flags import (
+    MOST_USED,
     ConfigOption,
     JsonOption,
     RecipeOption,
@@ -14,7 +15,7 @@ from fedgs.app.flags import (
     settings_flags,
 )
 from fedgs.config.method_settings import settings_with
-from server.launch.server_command import Server
+from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
 
 app = typer.Typer(
@@ -22,6 +23,9 @@ app = typer.Typer(
 )
 
 # How a client reads its own data; beside `data`.
+# What a server decides of a run; where data lie is each client's own.
+SUBMITTED = tuple(name for name in MOST_USED if name not in settings_with("of_client"))
+SUBMITTED += ("num_classes",)
 CLIENT_DATA = tuple(name for name in settings_with("of_client") if name != "data")
 
 
@@ -44,7 +48,7 @@ def certs(
 
 
 @app.command()
-@request_flags(Server)
+@request_flags(ServerOptions)
 def server(*, given: dict[str, Any]) -> None:
     """Run the server (a Flower SuperLink and SuperExec) in the foreground.
 
@@ -53,21 +57,21 @@ def server(*, given: dict[str, Any]) -> None:
     """
     from fedgs.app.commands import deploy
 
-    deploy.serve(Server(**given))
+    deploy.serve(ServerOptions(**given))
 
 
 @app.command()
 @settings_flags(*CLIENT_DATA)
-@request_flags(Client)
+@request_flags(ClientOptions)
 def client(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Run a client (a Flower SuperNode) in the foreground."""
     from fedgs.app.commands import deploy
 
-    deploy.join(Client(**given, settings=settings))
+    deploy.join(ClientOptions(**given, settings=settings))
 
 
 @app.command()
-@settings_flags()
+@settings_flags(*SUBMITTED, has_set=True)
 @request_flags(Submission)
 def submit(
     recipe: RecipeOption = None,

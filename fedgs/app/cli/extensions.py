@@ -4,6 +4,7 @@ An entry point is a function, which becomes a command of its name, or a `typer.T
 which becomes a command with subcommands. fedgs imports none of these packages itself.
 """
 
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn
 
@@ -14,17 +15,24 @@ from fedgs.errors import UserError
 GROUP = "fedgs.commands"
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Adds the commands of all installed packages to a command line, by their names."""
-    known = {command.name for command in app.registered_commands}
+def add_commands(app: typer.Typer, groups: Mapping[str, typer.Typer]) -> None:
+    """Adds the commands of all installed packages to a command line, by their names.
+
+    Args:
+        app: the command line.
+        groups: its commands that have subcommands; "privacy.NAME" is one of `privacy`.
+    """
     for entry in sorted(entry_points(group=GROUP)):
-        if entry.name in known:
+        group, _, name = entry.name.rpartition(".")
+        parent = groups.get(group, app)
+        known = {command.name for command in parent.registered_commands}
+        if name in known:
             continue  # no package replaces a command of fedgs
         loaded = _loaded(entry)
         if isinstance(loaded, typer.Typer):
-            app.add_typer(loaded, name=entry.name)
+            parent.add_typer(loaded, name=name)
         else:
-            app.command(entry.name)(loaded)
+            parent.command(name)(loaded)
 
 
 def _loaded(entry: EntryPoint) -> Any:

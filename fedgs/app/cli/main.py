@@ -5,7 +5,6 @@ exit code 2; a run that stopped early or failed is exit code 1 and can be resume
 docs/using.md lists all codes.
 """
 
-import json
 import sys
 import warnings
 from dataclasses import fields, replace
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from fedgs import __version__
-from fedgs.app.cli import deploy_flags, extensions
+from fedgs.app.cli import deploy_flags, extensions, privacy_flags
 from fedgs.app.commands.audit_request import AuditRequest
 from fedgs.app.commands.sample_request import SampleRequest
 from fedgs.app.debug.debug_request import (
@@ -26,8 +25,8 @@ from fedgs.app.debug.debug_request import (
 )
 from fedgs.app.evaluation.request import READING, SHAPE, EvaluationRequest
 from fedgs.app.flags import (
+    MOST_USED,
     ConfigOption,
-    HelpAllOption,
     JsonOption,
     RecipeOption,
     RunArgument,
@@ -47,7 +46,6 @@ from fedgs.config.recipes import (
 )
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import reject
-from fedgs.runs.run_folder import is_baseline
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,15 +56,13 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at private images you own.")
 app.add_typer(data_app, name="data")
+app.add_typer(privacy_flags.app, name="privacy")
 app.add_typer(deploy_flags.app, name="deploy")
-# Of `fedgs train`: what `--help` shows, in two screens.
-MOST_USED = ("data", "test_fraction", "num_clients", "target_epsilon")
-MOST_USED += ("noise_multiplier", "relation", "num_rounds", "engine", "output", "seed")
 # The recipe of all commands that train one run, whose defaults the help shows.
 CHOSEN = replace(recipe(DEFAULT), test_fraction=HELD_OUT)
+# Where a bug is looked for.
 MOST_USED_TO_DEBUG = ("data", "data_dir", "target_epsilon", "engine", "output", "seed")
 FORMAT_WARNING = warnings.formatwarning
-OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
 
 
 def main() -> None:
@@ -100,14 +96,13 @@ def _format_warning(
 
 
 @app.command(epilog=f"The defaults are those of the recipe {DEFAULT}.")
-@settings_flags(shown=MOST_USED, defaults=vars(CHOSEN))
+@settings_flags(*MOST_USED, defaults=vars(CHOSEN), has_set=True)
 def train(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what a run does and costs; no run.")
     ] = False,
-    help_all: HelpAllOption = False,
     *,
     settings: dict[str, Any],
 ) -> None:
@@ -184,62 +179,32 @@ def evaluate(
     evaluation.evaluate(request, as_json)
 
 
-@app.command()
-@settings_flags("Federation", "Privacy", "Training", "GS-WGAN", "Runtime")
-def privacy(
-    runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders, on the same clients.")
-    ] = None,
-    recipe: RecipeOption = None,
+@app.command("settings")
+@settings_flags(has_set=True)
+def show_settings(
+    source: Annotated[str, typer.Argument(help="A recipe, or a run folder.")] = DEFAULT,
     config: ConfigOption = None,
-    at_epsilon: Annotated[
-        float | None, typer.Option(help="Print delta at this epsilon instead.")
-    ] = None,
-    colluding_nodes: Annotated[
-        int, typer.Option(help="Whose noise the secagg adversary knows.", min=0)
-    ] = 0,
-    same_clients: Annotated[
-        bool, typer.Option("--same-clients", help="RUNs that differ have them too.")
-    ] = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print RUN's epsilons after each round.")
-    ] = False,
-    as_json: JsonOption = False,
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Print the epsilons of runs, or of planned settings without a run.
+    """Print all settings as a TOML file that --config reads, with their help.
 
-    With --noise-multiplier and --target-epsilon: of the largest number of rounds.
+    Example: fedgs settings gs-wgan > my.toml
     """
-    from fedgs.app.commands import privacy as privacy_report
-    from fedgs.runs import epsilons
+    from fedgs.config.tree import as_toml
 
-    given = {"recipe": recipe, "config": config, "at_epsilon": at_epsilon, **settings}
-    given["colluding_nodes"] = colluding_nodes or None
-    if as_csv:
-        more = {"json": as_json or None}
-        reject(given | more, "--csv states RUN as it is; leave out")
-        privacy_report.show_by_round(runs or [])
-        return
-    if not runs:
-        statements = privacy_report.of_settings(
-            recipe, config, settings, at_epsilon, colluding_nodes
-        )
-    elif any(map(is_baseline, runs)):
-        reject(given | {"delta": None}, OF_BASELINE)
-        statements = privacy_report.of_baseline(runs, settings.get("delta"))
+    if (Path(source) / "config.json").exists():
+        from fedgs.runs.run_folder import RunFolder
+
+        reject({"config": config, **settings}, "SOURCE is a run; leave out")
+        lines = as_toml(RunFolder.open(source).config)
     else:
-        kept = ("delta", "at_epsilon", "colluding_nodes")
-        others = {name: value for name, value in given.items() if name not in kept}
-        reject(others, "RUN has its own; leave out RUN or")
-        statements = epsilons.of_runs(
-            runs, settings, at_epsilon, same_clients, colluding_nodes
-        )
-    if as_json:
-        print(json.dumps([s.to_json() for s in statements], indent=2))
-    else:
-        privacy_report.show(statements)
+        configured = configure(source, config, settings)
+        given = settings_in(config, configured.phases) | settings
+        # `train` decides it by the data.
+        lines = as_toml(configured, {"test_fraction"} - given.keys())
+    for line in lines:
+        print(line)
 
 
 @app.command()
@@ -289,16 +254,11 @@ def inspect_data(
 
 
 @app.command()
-@settings_flags(
-    *("Data", "Privacy", "Training", "GS-WGAN", "Model", "Runtime"),
-    shown=MOST_USED_TO_DEBUG,
-    defaults={"engine": "flower"},
-)
+@settings_flags(*MOST_USED_TO_DEBUG, defaults={"engine": "flower"}, has_set=True)
 @request_flags(PlantedBug, OwnSuspects, DebugRequest, has_defaults=False)
 def debug(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
-    help_all: HelpAllOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what can be found at all; no run.")
     ] = False,
@@ -334,4 +294,4 @@ def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     selecting.select_clients(config, selection)
 
 
-extensions.add_commands(app)
+extensions.add_commands(app, {"privacy": privacy_flags.app})

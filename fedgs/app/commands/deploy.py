@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from clients.client_command import Client, become
+from clients.client_command import ClientOptions, become
 from fedgs.config.recipes import (
     configure,
     described,
@@ -23,12 +23,12 @@ from fedgs.files import make_folder
 from fedgs.process import make_private
 from server.launch import submit as submitting
 from server.launch.control import FlowerFailed
-from server.launch.server_command import Server
+from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
 from server.launch.supervisor import ServerEnded, supervise
 
 
-def serve(server: Server) -> None:
+def serve(server: ServerOptions) -> None:
     """Runs a server until it is told to end.
 
     Raises:
@@ -48,7 +48,7 @@ def serve(server: Server) -> None:
         raise typer.Exit(1) from error
 
 
-def join(client: Client) -> None:
+def join(client: ClientOptions) -> None:
     """Becomes the process of a client.
 
     Raises:

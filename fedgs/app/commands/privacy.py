@@ -36,11 +36,13 @@ def of_settings(
     settings: dict[str, Any],
     at_epsilon: float | None = None,
     colluding: int = 0,
+    is_limited: bool = False,
 ) -> list[Statement]:
     """Returns the statements of a planned run, with the paper's figures beside.
 
-    With a target, the noise is calibrated; with noise and target, the statements are of
-    the largest number of rounds within it, at most the given one.
+    With a target, the noise is calibrated. If `is_limited`, noise and target are both
+    given, and the statements are of the largest number of rounds within the target, at
+    most the planned one.
 
     Args:
         recipe: name of a recipe; None is the default one.
@@ -48,13 +50,19 @@ def of_settings(
         settings: of the command line, over both.
         at_epsilon: state delta at this epsilon; the paper's figures are then left out.
         colluding: nodes of a round whose noise the secagg adversary knows.
+        is_limited: whether noise and target limit the rounds.
 
     Raises:
         UserError: settings that decide an epsilon are missing or invalid.
     """
     config = configure(recipe, config_file, settings, engine="flower")
     noise, target = config.noise_multiplier, config.target_epsilon
-    is_limited = noise is not None and target is not None
+    if not is_limited and noise is not None and target is not None:
+        raise UserError(
+            f"noise_multiplier = {noise:g}: target_epsilon = {target:g} finds the "
+            "noise; leave one of the two out, or ask `fedgs privacy rounds` how many "
+            "rounds fit"
+        )
     if at_epsilon is not None and "delta" in settings and target is None:
         raise UserError("delta: --at-epsilon computes it; leave out one of the two")
     plan = Plan.from_config(dataclasses.replace(config, noise_multiplier=noise or 0.0))

@@ -45,19 +45,19 @@ def test_the_list_names_every_method_and_the_help_its_settings(fedgs, monkeypatc
 
 
 def privacy_of(fedgs, run, *more):
-    return json.loads(printed(fedgs("privacy", run, "--json", *more)))
+    return json.loads(printed(fedgs("privacy", "of", run, "--json", *more)))
 
 
 def test_privacy_is_of_the_method_and_a_delta_large_by_the_unit_of_a_line(
     fedgs, run, class_means
 ):
     assert privacy_of(fedgs, run) == []
-    assert "epsilon: none" in printed(fedgs("privacy", run))
+    assert "epsilon: none" in printed(fedgs("privacy", "of", run))
     (row,) = privacy_of(fedgs, class_means)
     said = row["num_rounds"], row["unit"], row["relation"]
     assert said == (1, "user", "zero-out")
     assert 7.99 < row["epsilon"] <= 8
-    assert CURATOR in printed(fedgs("privacy", class_means))
+    assert CURATOR in printed(fedgs("privacy", "of", class_means))
     (row,) = privacy_of(fedgs, class_means, "--delta", 0.1)
     assert row["guarantee"]
     assert row["conditions"][0].startswith("delta is too large to read: 0.1")
@@ -85,9 +85,12 @@ A_RUN = "a run"
             "noise_multiplier = 1e-300: give --noise-multiplier 0, or at least 1e-100",
         ),
         (("audit", A_RUN), "RUN = .*: wgan-gp claims no epsilon"),
-        (("privacy", A_RUN, A_RUN), "RUN = .*: a baseline's run is accounted alone"),
-        (("privacy", A_RUN, "--num-rounds", 1), "num_rounds = 1: RUN is of"),
-        (("privacy", A_RUN, "--delta", 2), "delta = 2.0: give --delta"),
+        (
+            ("privacy", "of", A_RUN, A_RUN),
+            "RUN = .*: a baseline's run is accounted alone",
+        ),
+        (("privacy", "of", A_RUN, "--at-epsilon", 1), "at_epsilon = 1.0: RUN is of"),
+        (("privacy", "of", A_RUN, "--delta", 2), "delta = 2.0: give --delta"),
     ],
 )
 def test_bad_input_is_one_line(fedgs, run, words, message):

@@ -1,0 +1,129 @@
+"""`fedgs privacy`: what runs cost, and what planned ones would."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedgs.app.flags import ConfigOption, JsonOption, RecipeOption, settings_flags
+from fedgs.errors import UserError, reject
+from fedgs.privacy.accountant import Statement
+from fedgs.runs.run_folder import is_baseline
+
+app = typer.Typer(no_args_is_help=True, help="Say what runs cost in privacy.")
+
+# The settings that a plan needs most.
+PLANNED = ("num_clients", "clients_per_node", "num_rounds", "noise_multiplier")
+PLANNED += ("target_epsilon", "relation", "delta", "adversary")
+OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
+AtEpsilonOption = Annotated[
+    float | None, typer.Option(help="Print delta at this epsilon instead.")
+]
+ColludingOption = Annotated[
+    int,
+    typer.Option(help="Number of nodes whose noise the secagg adversary knows.", min=0),
+]
+
+
+def _print(stated: Sequence[Statement], as_json: bool) -> None:
+    from fedgs.app.commands import privacy as report
+
+    if as_json:
+        print(json.dumps([row.to_json() for row in stated], indent=2))
+    else:
+        report.show(stated)
+
+
+@app.command("of")
+def of_runs(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, on the same clients.")
+    ],
+    delta: Annotated[
+        float | None, typer.Option(help="Default: the run's own.", show_default=False)
+    ] = None,
+    at_epsilon: AtEpsilonOption = None,
+    colluding_nodes: ColludingOption = 0,
+    same_clients: Annotated[
+        bool,
+        typer.Option(
+            "--same-clients",
+            help="Count these runs as runs on the same clients even if their settings "
+            "differ.",
+        ),
+    ] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print RUN's epsilons after each round.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print every epsilon of one run, or of several on the same clients together."""
+    from fedgs.app.commands import privacy as report
+    from fedgs.runs import epsilons
+
+    others = {"at_epsilon": at_epsilon, "colluding_nodes": colluding_nodes or None}
+    settings = {} if delta is None else {"delta": delta}
+    if as_csv:
+        more = {"json": as_json or None, "same_clients": same_clients or None}
+        reject(others | settings | more, "--csv states RUN as it is; leave out")
+        report.show_by_round(runs)
+    elif any(map(is_baseline, runs)):
+        reject(others, OF_BASELINE)
+        _print(report.of_baseline(runs, delta), as_json)
+    else:
+        stated = epsilons.of_runs(
+            runs, settings, at_epsilon, same_clients, colluding_nodes
+        )
+        _print(stated, as_json)
+
+
+@app.command()
+@settings_flags(*PLANNED, has_set=True)
+def plan(
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    at_epsilon: AtEpsilonOption = None,
+    colluding_nodes: ColludingOption = 0,
+    as_json: JsonOption = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Print every epsilon of planned settings, or the noise that a target needs.
+
+    Example: fedgs privacy plan --num-clients 500 --target-epsilon 3
+    """
+    from fedgs.app.commands import privacy as report
+
+    asked = (recipe, config, settings, at_epsilon, colluding_nodes)
+    _print(report.of_settings(*asked), as_json)
+
+
+@app.command()
+@settings_flags(*PLANNED, has_set=True)
+def rounds(
+    recipe: RecipeOption = None,
+    config: ConfigOption = None,
+    colluding_nodes: ColludingOption = 0,
+    as_json: JsonOption = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Print the largest number of rounds that fits a target with a given noise.
+
+    Example: fedgs privacy rounds --recipe gs-wgan --num-clients 500
+    --noise-multiplier 2 --target-epsilon 10
+    """
+    from fedgs.app.commands import privacy as report
+
+    for name in ("noise_multiplier", "target_epsilon"):
+        if name not in settings:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{name} is unset: give {flag}, the rounds follow from it")
+    _print(
+        report.of_settings(
+            recipe, config, settings, colluding=colluding_nodes, is_limited=True
+        ),
+        as_json,
+    )
