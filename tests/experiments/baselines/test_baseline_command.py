@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from baselines import DIGITS
-from command_line import flags, printed, refused
+from command_line import printed, refused
 from experiments.baselines import METHODS
 from experiments.baselines.baseline import Baseline
 from experiments.baselines.baseline_run import CURATOR, open_run
@@ -26,6 +26,14 @@ from fedgs.runs.data_card import NO_GUARANTEE
 from report_folders import make_run
 
 TINY = DIGITS | {"steps": 3, "batch_size": 4}
+
+
+def flags(**settings):
+    """Every setting that a baseline reads has a flag, the rare ones as well."""
+    words = []
+    for name, value in settings.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
 
 
 @pytest.fixture(scope="module")
