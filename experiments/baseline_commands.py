@@ -8,7 +8,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from experiments.baselines import METHODS, find
+from experiments.baselines import BASELINES, find
 from experiments.baselines.target import BaselineRequest, check_noise, settings_read
 from fedgs.app.flags import eager, request_flags, settings_flags
 from fedgs.app.tables import Table
@@ -26,7 +26,7 @@ LIST_NOTE = (
 class Methods(TyperGroup):
     """The methods as commands; a method is imported when its command is asked for."""
 
-    methods = tuple(METHODS)
+    methods = tuple(BASELINES)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns their names."""
@@ -50,7 +50,7 @@ app = typer.Typer(
 
 def _list_methods(is_asked: bool) -> None:
     if is_asked:
-        methods = {name: find(name) for name in METHODS}
+        methods = {name: find(name) for name in BASELINES}
         rows = [[name, method.unit, method.title] for name, method in methods.items()]
         head = ["name", "unit", "title"]
         Table("Baselines", head, rows, LIST_NOTE, numeric=False).show()

@@ -52,7 +52,7 @@ OF_CENTRAL = {
     "client_selection": "all",
     "clients_per_round": "",
 }
-RECORD = "record: one record (an image that the cap leaves, whose owner is fixed)"
+_RECORD_UNIT = "record: one record (an image that the cap leaves, whose owner is fixed)"
 NUMBER = "the number of images is public"
 CURATOR = "who runs it sees all images"
 
@@ -194,22 +194,24 @@ class BaselineRun:
         events = [dict(event) for event in self.events]
         if with_private:
             # Of a step that a crash lost before it was counted there may be two lines.
-            lines = read_json_lines(self.folder.path / loop.COSTS)
+            lines = read_json_lines(self.folder.path / loop.PRIVATE_COSTS)
             costs = {line.pop("line"): line for line in lines}
             for number, event in enumerate(events, start=1):
                 event.update(costs.get(number, {}))
         is_seeded = bool(events) and self.config.noise_seed is not None
-        rows = self.method.guarantees(self.settings, self.facts, events, delta)
-        return [
-            dataclasses.replace(
-                row,
-                # A published figure is no claim, seeded or not.
-                label=SEEDED if is_seeded and row.label != AS_PUBLISHED else row.label,
-                conditions=(*self._conditions(row, is_seeded), *row.conditions),
-                num_rounds=len(events),
+        statements: list[Statement] = []
+        for row in self.method.guarantees(self.settings, self.facts, events, delta):
+            label = row.label
+            # A published figure is no claim, seeded or not.
+            if is_seeded and label != AS_PUBLISHED:
+                label = SEEDED
+            conditions = (*self._conditions(row, is_seeded), *row.conditions)
+            statements.append(
+                dataclasses.replace(
+                    row, label=label, conditions=conditions, num_rounds=len(events)
+                )
             )
-            for row in rows
-        ]
+        return statements
 
     def _conditions(self, row: Statement, is_seeded: bool) -> list[str]:
         """Returns what a statement supposes, whatever the method is."""
@@ -222,8 +224,11 @@ class BaselineRun:
             conditions.append(f"noise: {SEEDED}")
         conditions.extend(self.config.public_conditions)
         conditions.append(NUMBER)  # in baseline.json, and in every sampling rate
-        user = self.config.unit_condition.partition(": ")[2]
-        conditions.append(RECORD if row.unit == "record" else f"{row.unit}: {user}")
+        if row.unit == "record":
+            conditions.append(_RECORD_UNIT)
+        else:
+            user = self.config.unit_condition.partition(": ")[2]
+            conditions.append(f"{row.unit}: {user}")
         return conditions
 
     def num_units(self, unit: str) -> int:

@@ -31,7 +31,7 @@ from fedgs.runs.run_folder import (
 )
 from fedgs.shapes import TensorDict
 
-COSTS = "private/costs.jsonl"  # what the ledger must not tell of each release
+PRIVATE_COSTS = "private/costs.jsonl"  # what the ledger must not tell of each release
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class BaselineRelease:
     """What one step of a baseline released: a line of its ledger.
 
     Attributes:
-        round: the outer step, from 1; a step that was repeated has two lines.
         event: what `Baseline.step` returned; the method alone knows what it costs.
+        round: the outer step, from 1; a step that was repeated has two lines.
 
     Raises:
         UserError: a value of the wrong type or outside its range.
     """
 
-    round: int = entry(at_least=1)
     event: dict[str, Any]
+    round: int = entry(at_least=1)
 
     def __post_init__(self) -> None:
         """Checks both fields."""
@@ -148,7 +148,7 @@ class _Session(Session):
         self._done = index + 1
         if event is not None:
             secret, public = _split(event)
-            self._releases.append(BaselineRelease(self.round, public))
+            self._releases.append(BaselineRelease(event=public, round=self.round))
             if secret:
                 line = self.ledger.length + len(self._releases)
                 self._costs.append({"line": line} | secret)
@@ -168,7 +168,7 @@ class _Session(Session):
         # First, so that no line of the ledger is without its own; of two with the
         # same number a crash lost the first one's release before it was counted.
         for costs in self._costs:
-            self.folder.append_metrics(costs, COSTS)
+            self.folder.append_metrics(costs, PRIVATE_COSTS)
         self.ledger.append(*self._releases)
         for metrics in self._metrics:
             self.folder.append_metrics(metrics)

@@ -9,7 +9,7 @@ import pytest
 
 from evaluation_data import refuse
 from experiments.grid import lines, runs
-from experiments.grid.cells import NO_NOISE, Cells, Method, Source
+from experiments.grid.cells import NO_NOISE, CellMethod, Cells, Source
 from experiments.paper import figures, gradient_norms
 from experiments.paper.figure_drawing import Point, privacy_utility
 from experiments.paper.gradient_norms import probe, read_norms, unprotected
@@ -29,8 +29,8 @@ FEW = {"num_clients": 12, "clients_per_node": 6, "test_fraction": 0.25}
 CELLS = Cells(
     {"digits": Source(FEW | {"image_size": 16})},
     {
-        "gs-wgan": Method("moments", TINY, {10.0: {}, NO_NOISE: {}}),
-        "fedavg-gan": Method("fedavg-gan", UPDATES, {9.0: {}}),
+        "gs-wgan": CellMethod("moments", TINY, {10.0: {}, NO_NOISE: {}}),
+        "fedavg-gan": CellMethod("fedavg-gan", UPDATES, {9.0: {}}),
     },
 )
 
@@ -163,7 +163,7 @@ def test_no_run_that_is_not_marked_is_continued_or_read(tmp_path, capsys):
     config = tiny_config(output=str(tmp_path / "run"))
     folder = RunFolder.create(config)
     line = {"round": 1, "before": [1.0], "after": [1.0]}
-    (folder.path / gradient_norms.FILE).write_text(json.dumps(line) + "\n")
+    (folder.path / gradient_norms.NORMS_FILE).write_text(json.dumps(line) + "\n")
     assert_refused("NOT-PRIVATE", read_norms, folder)
     assert run_command(gradient_norms.gradient_norms, [f"--output={folder.path}"]) == 2
     assert "NOT-PRIVATE" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from experiments.baselines import bayesian_accounting as bayesian
 from experiments.baselines import bdp_gan
 from experiments.baselines.baseline import Facts
 from experiments.baselines.baseline_run import open_run
-from experiments.baselines.bdp_gan import COSTS, BdpGan
+from experiments.baselines.bdp_gan import BAYESIAN_COSTS, BdpGan
 from experiments.baselines.dp_sgd_gan import DPSGDGan, LayeredDiscriminator
 from fedgs.files import read_json_lines
 from fedgs.gan.models import build
@@ -74,7 +74,7 @@ def test_lines_are_bayesian_classical_and_published(tmp_path):
         ("valid", "user", "add-or-remove"),
         ("as published", "record", "add-or-remove"),
     ]
-    costs = np.sum([event[COSTS] for event in events], axis=0)
+    costs = np.sum([event[BAYESIAN_COSTS] for event in events], axis=0)
     assert rows[0].epsilon == bayesian.bayesian_epsilon(costs, 4, DELTA)
     assert any("outlier" in condition for condition in rows[0].conditions)
     assert all(
@@ -93,7 +93,7 @@ def test_costs_without_noise_are_in_the_private_folder_alone(tmp_path):
     assert {path.parent.name for path in telling} == {"private"}
     lines = read_json_lines(tmp_path / "run" / "private" / "costs.jsonl")
     assert [line["line"] for line in lines] == [*range(1, len(run.events) + 1)]
-    costs = np.sum([line[COSTS] for line in lines], axis=0)
+    costs = np.sum([line[BAYESIAN_COSTS] for line in lines], axis=0)
     first, *others = run.guarantees(with_private=True)
     epsilon = bayesian.bayesian_epsilon(costs, len(lines), run.config.delta)
     assert (first.label, first.epsilon) == ("distributional", epsilon)
@@ -117,7 +117,7 @@ def test_a_repeated_step_counts_with_the_costs_of_each_attempt(tmp_path, monkeyp
     lines = read_json_lines(tmp_path / "run" / "private" / "costs.jsonl")
     assert [line["line"] for line in lines] == [*range(1, len(run.events) + 1)]
     assert len(lines) == run.config.num_rounds + 1
-    costs = np.sum([line[COSTS] for line in lines], axis=0)
+    costs = np.sum([line[BAYESIAN_COSTS] for line in lines], axis=0)
     stated = run.guarantees(with_private=True)[0].epsilon
     assert stated == bayesian.bayesian_epsilon(costs, len(lines), run.config.delta)
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from baselines import FEW_IMAGES, SMALL, small_run, train
-from experiments.baselines import METHODS, dp_sgd
-from experiments.baselines.baseline import RELATIONS, SECRET
+from experiments.baselines import BASELINES, dp_sgd
+from experiments.baselines.baseline import SECRET
 from experiments.baselines.baseline_run import NUMBER, capped, open_run
 from experiments.baselines.loop import BaselineLedger, BaselineRelease
 from fedgs.app.commands.run_outcome import to_quote
 from fedgs.data.load import load_data
 from fedgs.files import read_tensors
-from fedgs.privacy.accountant import SEEDED
+from fedgs.privacy.accountant import CHANGES, SEEDED
 from fedgs.privacy.gaussian import mu_from_epsilon
 from fedgs.privacy_label import privacy_label
 from fedgs.round.run import RunStopped
@@ -57,7 +57,7 @@ def generator(folder: Path) -> str:
 
 
 def test_every_method_has_a_small_training_here():
-    assert {key.split()[0] for key in SMALL} == set(METHODS)
+    assert {key.split()[0] for key in SMALL} == set(BASELINES)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -108,7 +108,7 @@ def test_a_run_that_is_stopped_and_killed_ends_with_the_same_bytes(
     assert releases(tmp_path / "run") == releases(finished(name))
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", sorted(BASELINES))
 def test_a_target_is_met_or_refused_before_any_work(name, tmp_path):
     key = next(key for key in SMALL if key.split()[0] == name)
     asked = tmp_path / "run", FEW_IMAGES | {"target_epsilon": 8.0}
@@ -148,7 +148,7 @@ def test_guarantees_are_of_the_ledger_and_name_the_methods_unit(name, finished):
     assert {row.label for row in rows} <= {SEEDED, "as published"}
     # A method of users says nothing of a record, which may decide where others are.
     assert {row.unit for row in rows} <= {run.unit, "user"}
-    assert {row.relation for row in rows} <= {*RELATIONS}
+    assert {row.relation for row in rows} <= {*CHANGES}
     for row in rows:
         assert not row.guarantee
         assert {f"noise: {SEEDED}", NUMBER} <= {*row.conditions}
