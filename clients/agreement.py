@@ -10,7 +10,7 @@ from fedgs.privacy.client_limits import Limits
 from fedgs.privacy.rounding import upper
 from fedgs.round.node import Node
 
-_COUNTED = ("client_epsilon", "delta", "relation")
+_COUNTED = ("client_epsilon", "delta", "relation")  # said only with an epsilon
 
 
 def agreement(title: str, node: Node) -> str:
@@ -29,18 +29,19 @@ def agreement(title: str, node: Node) -> str:
     limits = node.limits.permitted
     count = node.limits.count
     noise = f"noise_multiplier {config.noise_multiplier:g}"
-    seeded = "" if config.noise_seed is None else " (seeded: not private)"
+    if config.noise_seed is not None:
+        noise += " (seeded: not private)"
     spent = limits.epsilon_of(count.largest())
     return "\n".join(
         (
             f"{title} takes part in a run; what is agreed:",
-            f"  phases {written(config.phases)}, {noise}{seeded}, clip_bound "
+            f"  phases {written(config.phases)}, {noise}, clip_bound "
             f"{config.clip_bound:g}, batch_size {_largest_batch(config)}, "
             f"{config.num_rounds} rounds",
             f"  unit: {_unit(node)}",
             *_phases(config),
             *_masks(node),
-            f"  against the server: {_costs(config, limits)}",
+            f"  against the server: {cost_in_words(config, limits)}",
             f"  limits: {_in_force(limits)}",
             f"  released so far: epsilon {upper(spent)}, over all runs counted in "
             f"{count.folder}",
@@ -65,11 +66,12 @@ def _largest_batch(config: ResolvedConfig) -> int:
 
 def _masks(node: Node) -> list[str]:
     """Returns a line on the masks that the client's releases leave under, if any."""
-    if (peers := node.peers) is None:
+    if node.peers is None:
         return []
+    pinned = ", ".join(sorted(node.peers.pinned))
     return [
-        f"  under masks: the server learns the sum of at least {peers.least} nodes; "
-        f"peers {', '.join(sorted(peers.pinned))}"
+        f"  under masks: the server learns the sum of at least {node.peers.least} "
+        f"nodes; peers {pinned}"
     ]
 
 
@@ -87,15 +89,18 @@ def _phases(config: ResolvedConfig) -> list[str]:
     ]
 
 
-def _costs(config: ResolvedConfig, limits: Limits) -> str:
+def cost_in_words(config: ResolvedConfig, limits: Limits) -> str:
     """Returns what all rounds cost whom the server asks in each, and what bounds it."""
+    # All rounds, because a server alone decides whom it asks.
     costs = [
         alike.num_rounds * limits.cost_of(config, alike.terms)
         for alike in rounds_alike(config)
     ]
     epsilon = limits.epsilon_of(sum(costs))
-    limit = limits.client_epsilon  # all that bounds a server that goes back
-    bound = "without a bound" if limit is None else f"up to client_epsilon = {limit:g}"
+    # Nothing else bounds a server that asks for the same round again and again.
+    bound = "without a bound"
+    if limits.client_epsilon is not None:
+        bound = f"up to client_epsilon = {limits.client_epsilon:g}"
     return (
         f"epsilon {upper(epsilon)} ({limits.relation}, delta {limits.delta:g}) if the "
         f"server asks it once in each of {config.num_rounds} rounds; a round that is "
@@ -109,10 +114,15 @@ def _in_force(limits: Limits) -> str:
         for spec in dataclasses.fields(limits)
         if spec.name != "state_dir"
     }
-    if limits.client_epsilon is None:
-        values = {name: v for name, v in values.items() if name not in _COUNTED}
     least = values.pop("min_noise_multiplier")
+    if least is None:
+        least = "unset: above 0"
+    if limits.client_epsilon is None:
+        # Delta and relation say nothing without the epsilon that they belong to.
+        values = {name: v for name, v in values.items() if name not in _COUNTED}
     shown = {name: value for name, value in values.items() if value is not None}
-    shown["min_noise_multiplier"] = "unset: above 0" if least is None else least
+    shown["min_noise_multiplier"] = least
     text = ", ".join(f"{name} = {value}" for name, value in shown.items())
-    return text if "client_epsilon" in shown else f"no client_epsilon, {text}"
+    if limits.client_epsilon is None:
+        return f"no client_epsilon, {text}"
+    return text

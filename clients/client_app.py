@@ -45,6 +45,7 @@ ending after the answer in progress, which is kept and sent after a restart
 to end now: SIGTERM (or Ctrl-C) again; its release stays counted
 """
 
+# Before Flower starts its threads and Ray its processes.
 hasten_simulation()
 silence_ray()
 app = ClientApp()
@@ -72,6 +73,7 @@ def join(message: Message, context: Context) -> Message:
         place = DeployedClient(site, str(payload["run_id"]), payload)
         joined = place.join(settings_of(payload))
         refused = ""
+        # It has joined all the same: what it has released must reach the server.
         if joined.refusal is not None:
             refused = joined.refusal.setting
             log_privately(site.state_dir, joined.refusal, is_deployed=True)
@@ -80,10 +82,11 @@ def join(message: Message, context: Context) -> Message:
         content = {"released": joined.released, "refused": refused}
         return _reply(content | {"round": joined.round}, message)
     except Exception as error:
-        title = site.name if site else "a node"
-        log_event("joined", node=title, outcome=outcome_of(error))
-        if site:
+        title = "a node"
+        if site is not None:
+            title = site.name
             log_privately(site.state_dir, error, is_deployed=True)
+        log_event("joined", node=title, outcome=outcome_of(error))
         return _failed(title, message, error)
 
 
@@ -101,6 +104,7 @@ def announce(message: Message, context: Context) -> Message:
         key = worker.node(place.node_id).announce(round)
         return _reply({NEXT_KEY: key}, message)
     except Exception as error:
+        # Not even its name is known: its own configuration cannot be read.
         if place is None:
             return _failed("a node", message, error)
         log_privately(place.private, error, isinstance(place, DeployedClient))
@@ -124,7 +128,7 @@ def answer(message: Message, context: Context) -> Message:
         sent = node.decode(request)
         asked = content_of(sent)
         is_counted = place.is_durable and asked.round > 0  # no warm start is waited for
-        with _finished() if is_counted else contextlib.nullcontext():
+        with _finished(is_counted):
             release = node.answer(sent)
             # Before the answer leaves: if it gets lost, these bytes are sent again.
             node.save(asked.keep_round, place.is_durable)
@@ -143,8 +147,15 @@ def answer(message: Message, context: Context) -> Message:
 
 
 @contextlib.contextmanager
-def _finished() -> Iterator[None]:
-    """Puts off the first SIGTERM or Ctrl-C, so that no count is without its answer."""
+def _finished(is_counted: bool) -> Iterator[None]:
+    """Puts off the first SIGTERM or Ctrl-C, so that no count is without its answer.
+
+    Args:
+        is_counted: whether the answer is counted; signals end any other one at once.
+    """
+    if not is_counted:
+        yield
+        return
     heard: list[int] = []
 
     def put_off(number: int, frame: FrameType | None) -> None:

@@ -96,16 +96,20 @@ class ClientOptions(Access):
     def _node_config(self) -> str:
         values: dict[str, Any] = {"name": self.name, "data": self.data}
         values["state-dir"] = str(self.folder)
-        values["limits"] = self.limits and file_of("limits", self.limits)
+        if self.limits is not None:
+            values["limits"] = file_of("limits", self.limits)
         if self.peers is not None:
             values["peers"] = str(self.peers.expanduser().absolute())
             if self.key is None:
                 raise UserError("key is unset: give --key, by which --peers know it")
+            # Only with peers: by itself the key is Flower's, which has it as a flag.
             values["key"] = file_of("key", self.key)
-        values["min-peers"] = self.min_peers
-        values |= {name.replace("_", "-"): v for name, v in self.settings.items()}
-        given = {name: value for name, value in values.items() if value is not None}
-        return " ".join(f"{name}={toml_value(name, v)}" for name, v in given.items())
+        if self.min_peers is not None:
+            values["min-peers"] = self.min_peers
+        for name, value in self.settings.items():
+            if value is not None:
+                values[name.replace("_", "-")] = value
+        return " ".join(f"{name}={toml_value(name, v)}" for name, v in values.items())
 
 
 def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -115,5 +119,6 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
     until its `end_on_signals`.
     """
     os.umask(0o077)
+    # Unblocked by `end_on_signals`, the first thing that the new program does.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     os.execvpe(command[0], list(command), full_environment(environment))

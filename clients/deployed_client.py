@@ -21,10 +21,10 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from logging import INFO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from filelock import AcquireReturnProxy
@@ -60,13 +60,10 @@ from fedgs.runs.run_folder import node_folder, remove_states_after, state_rounds
 OWN_SETTINGS = frozenset(settings_with("of_client"))
 # What a server may not choose for a client beyond these: see `agreed`.
 NEUTRAL: dict[str, Any] = {"corruption": "none", "output": "", "num_workers": 1}
-NAME = re.compile(r"[0-9a-f]{16}")  # of a run, or of a start of its server
+DRAWN_NAME = re.compile(r"[0-9a-f]{16}")  # of a run, or of a start of its server
 RELEASE = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})/([0-9a-f]{64}|)")  # see `Received`
-NOTHING_TOLD = {
-    "start": "0" * 16,
-    "since": 0,
-    "answered": "",
-}  # by a server that has nothing
+# By a server that has nothing of this node yet.
+NOTHING_TOLD = {"start": "0" * 16, "since": 0, "answered": ""}
 CLIENT_LOCK_SECONDS = 10.0  # for the client process before, which may be ending
 
 
@@ -102,17 +99,22 @@ class DeploymentConfig:
                     f"{key} is missing: give --node-config '{key.replace('_', '-')}="
                     '"..."\' with name, data and state-dir'
                 )
-        name, state_dir = values.pop("name"), Path(values.pop("state_dir"))
-        limits, peers = values.pop("limits", None), _peers(name, values)
-        if unknown := sorted(values.keys() - OWN_SETTINGS):
+        name = values.pop("name")
+        state_dir = Path(values.pop("state_dir")).expanduser().absolute()
+        limits = values.pop("limits", None)
+        if limits is not None:
+            limits = Path(str(limits)).expanduser().absolute()
+        peers = _peers(name, values)
+        unknown = sorted(values.keys() - OWN_SETTINGS)
+        if unknown:
             others = {"name", "state_dir", "limits", "key", "peers", "min_peers"}
             known = ", ".join(sorted(OWN_SETTINGS | others))
             raise UserError(f"{unknown[0]}: unknown in --node-config; give {known}")
+        # This process may be started from any folder.
         values["data"] = sources.with_absolute_path(values["data"])
         RunConfig.from_flat(values)  # checks each value
-        path = None if limits is None else Path(str(limits)).expanduser().absolute()
-        site = cls(name, state_dir.expanduser().absolute(), values, path, peers)
-        site.own_limits()
+        site = cls(name, state_dir, values, limits, peers)
+        site.own_limits()  # refuses a file that cannot be read
         return site
 
     def own_limits(self) -> Limits:
@@ -121,7 +123,10 @@ class DeploymentConfig:
         Raises:
             UserError: the file cannot be read.
         """
-        limits = Limits() if self.limits is None else Limits.read(self.limits)
+        limits = Limits()
+        if self.limits is not None:
+            limits = Limits.read(self.limits)
+        # Beside the runs' own folders, for it goes on over all of them.
         if limits.state_dir is None:
             limits = dataclasses.replace(limits, state_dir=self.state_dir / "releases")
         return limits
@@ -167,7 +172,8 @@ def _peers(name: str, values: dict[str, Any]) -> Peers | None:
     Raises:
         UserError: something is missing or wrong.
     """
-    key, folder = values.pop("key", None), values.pop("peers", None)
+    key = values.pop("key", None)
+    folder = values.pop("peers", None)
     least = values.pop("min_peers", None)
     if folder is None:
         if least is not None:
@@ -177,8 +183,9 @@ def _peers(name: str, values: dict[str, Any]) -> Peers | None:
         raise UserError(f"peers = {folder}: give key, the file NAME.key, as well")
     if least is not None and type(least) is not int:
         raise UserError(f"min_peers = {least!r}: give a whole number")
-    own, others = (Path(path).expanduser().absolute() for path in (key, folder))
-    return Peers.read(name, own, others, least)
+    key_file = Path(key).expanduser().absolute()
+    peers_folder = Path(folder).expanduser().absolute()
+    return Peers.read(name, key_file, peers_folder, least)
 
 
 @lru_cache  # keeps the lock until this process ends
@@ -227,7 +234,7 @@ class DeployedClient:
 
     def __post_init__(self) -> None:
         """Checks the name that comes from the server."""
-        if not NAME.fullmatch(self.run_id):
+        if not DRAWN_NAME.fullmatch(self.run_id):
             raise UserError("run_id of the server: not 16 hexadecimal digits; refused")
 
     @property
@@ -261,11 +268,11 @@ class DeployedClient:
         Raises:
             UserError: also where the server has a release that the count does not have.
         """
-        start, since, received = told_of(self.told)
-        worker = cached_worker(str(self.folder), lambda: self._make(start))
+        told = told_of(self.told)
+        worker = cached_worker(str(self.folder), lambda: self._make(told.start))
         count = worker.node(self.node_id).limits.count
-        count.check_received(self.run_id, self.title, received)
-        self._enter(start, since)
+        count.check_received(self.run_id, self.title, told.received)
+        self._enter(told)
         return worker
 
     def forget(self) -> None:
@@ -276,22 +283,24 @@ class DeployedClient:
     def _start(self) -> dict[str, Any]:
         """The start of the server that was joined last, and whether it has asked."""
         path = self.folder / "start.json"
-        return read_json(path) if path.exists() else {}
+        if not path.exists():
+            return {}
+        return read_json(path)
 
     def _keep_start(self, start: str, has_asked: bool) -> None:
         write_json(self.folder / "start.json", {"start": start, "has_asked": has_asked})
 
-    def _enter(self, start: str, since: int) -> None:
+    def _enter(self, told: "Told") -> None:
         """Deletes states of rounds that the starts before did not commit; once.
 
         Not at joining: a server asks nothing before its ledger has what was released in
         these rounds. One that was restored from an older backup ends the run instead.
         """
         # A request of a start before, which arrives late, changes nothing.
-        if self._start == {"start": start, "has_asked": False}:
-            remove_states_after(self.folder, since)
+        if self._start == {"start": told.start, "has_asked": False}:
+            remove_states_after(self.folder, told.since)
             self.forget()
-            self._keep_start(start, has_asked=True)
+            self._keep_start(told.start, has_asked=True)
 
     def join(self, settings: Mapping[str, Any]) -> Joined:
         """Takes part in a run from now on, or again after the server's restart.
@@ -314,34 +323,40 @@ class DeployedClient:
         """
         self.site.open()
         agreed(self.site, settings)
-        path = self.folder / "run.json"
-        known = read_json(path) if path.exists() else settings
+        self._check_same(settings)
+        drop_worker(str(self.folder))  # its limits may be older than the file
+        told = told_of(self.told)
+        released = self._released(told)
+        try:
+            worker = self._make_from(settings, told.start)
+        except ClientRefused as refusal:
+            return Joined(released, refusal=refusal)
+        # Only now: a run that was refused leaves nothing behind.
+        if not self._settings_file.exists():
+            make_folder(self.folder, 0o700)
+            write_json(self._settings_file, dict(settings))
+        cached_worker(str(self.folder), lambda: worker)
+        log(INFO, "%s", agreement(self.title, worker.node(self.node_id)))
+        if self._start.get("start") != told.start:
+            self._keep_start(told.start, has_asked=False)
+        rounds = state_rounds(node_folder(self.folder, self.node_id))
+        if not self._start["has_asked"]:
+            rounds = [round for round in rounds if round <= told.since]
+        return Joined(released, max(rounds, default=-1))
+
+    def _check_same(self, settings: Mapping[str, Any]) -> None:
+        """Refuses other settings than the run had when this node joined it first."""
+        if not self._settings_file.exists():
+            return
+        known = read_json(self._settings_file)
         # Settings that are left out have their default.
         if ResolvedConfig.from_flat(known) != ResolvedConfig.from_flat(settings):
             raise UserError(
-                f"{path}: the server sends other settings under the same run; it must "
-                "start a new run folder"
+                f"{self._settings_file}: the server sends other settings under the "
+                "same run; it must start a new run folder"
             )
-        drop_worker(str(self.folder))  # its limits may be older than the file
-        start, since, received = told_of(self.told)
-        released = self._released(start, received)
-        try:
-            worker = self._make_from(settings, start)
-        except ClientRefused as refusal:
-            return Joined(released, refusal=refusal)
-        if not path.exists():
-            make_folder(self.folder, 0o700)
-            write_json(path, dict(settings))
-        cached_worker(str(self.folder), lambda: worker)
-        log(INFO, "%s", agreement(self.title, worker.node(self.node_id)))
-        if self._start.get("start") != start:
-            self._keep_start(start, has_asked=False)
-        rounds = state_rounds(node_folder(self.folder, self.node_id))
-        if not self._start["has_asked"]:
-            rounds = [round for round in rounds if round <= since]
-        return Joined(released, max(rounds, default=-1))
 
-    def _released(self, start: str, received: Received) -> list[int]:
+    def _released(self, told: "Told") -> list[int]:
         """Returns `Joined.released`, from the clients' count, wherever that lies.
 
         Raises:
@@ -349,11 +364,12 @@ class DeployedClient:
         """
         limits = self.site.own_limits()
         count = ClientLedger(limits.state_dir or self.folder, [])
-        count.check_received(self.run_id, self.title, received)
-        # This start has its own events already; what it asked is no loss.
+        count.check_received(self.run_id, self.title, told.received)
         times: Counter[int] = Counter()
-        for (other, round), number in count.released(self.run_id, self.title).items():
-            times[round] += number if other != start else 0
+        for (start, round), number in count.released(self.run_id, self.title).items():
+            # The server's ledger has what this start of it asked.
+            if start != told.start:
+                times[round] += number
         return [times[round] for round in range(1, max(times, default=0) + 1)]
 
     def _make(self, start: str) -> NodeCache:
@@ -361,8 +377,8 @@ class DeployedClient:
         return self._make_from(self._settings(), start)
 
     def _make_from(self, settings: Mapping[str, Any], start: str) -> NodeCache:
-        config, limits = agreed(self.site, settings), self.site.own_limits()
-        counts = limits.state_dir or self.folder
+        config = agreed(self.site, settings)
+        limits = self.site.own_limits()
         limits.check_run(config)
         self.site.check_peers(config)
         hosted = config.hosting.hosted(_position(self.site, config))
@@ -370,10 +386,15 @@ class DeployedClient:
         limits.check_num_clients(len(hosted))
         data = own_images(config, hosted)
         names = [data.client_names[client] for client in hosted]
-        count = ClientLedger(counts, names)
-        everyone = range(len(hosted))
-        event = release_event(config, 1, everyone, len(hosted), limits.shares(config))
-        count.check(event, limits)
+        count = ClientLedger(limits.state_dir or self.folder, names)
+        first_release = release_event(
+            config=config,
+            round=1,
+            positions=range(len(hosted)),
+            num_clients=len(hosted),
+            shares=limits.shares(config),
+        )
+        count.check(first_release, limits)
         # As a run of this node alone: who is not asked yet is asked in a later round.
         own = dataclasses.replace(
             config,
@@ -382,18 +403,31 @@ class DeployedClient:
             node_sizes=None,
         )
         check_capacity(own, self.site.state_dir)
-        place = {"data": data, "private": self.folder, "limits": limits}
-        source = source_of(self.run_id, start, self.title)
-        more = {"source": source, "peers": self.site.peers}
-        return NodeCache(config, partial(Node, config, **place, **more))
+
+        def make(node_id: int) -> Node:
+            return Node(
+                config=config,
+                node_id=node_id,
+                data=data,
+                private=self.folder,
+                limits=limits,
+                source=source_of(self.run_id, start, self.title),
+                peers=self.site.peers,
+            )
+
+        return NodeCache(config, make)
+
+    @property
+    def _settings_file(self) -> Path:
+        return self.folder / "run.json"
 
     def _settings(self) -> dict[str, Any]:
-        if not (self.folder / "run.json").exists():
+        if not self._settings_file.exists():
             raise UserError(
                 f"{self.folder}: this node has not joined the run, or its state is "
                 "lost; restore the state-dir"
             )
-        return read_json(self.folder / "run.json")
+        return read_json(self._settings_file)
 
 
 def agreed(site: DeploymentConfig, settings: Mapping[str, Any]) -> ResolvedConfig:
@@ -433,7 +467,8 @@ class HostedImages:
 
     def __init__(self, data: FederatedImages, names: list[str], hosted: range) -> None:
         """Takes the data of the clients, their names and their numbers."""
-        self.images, self.labels = data.images, data.labels
+        self.images = data.images
+        self.labels = data.labels
         self.client_records = dict(zip(hosted, data.client_records, strict=True))
         self.client_names = dict(zip(hosted, names, strict=True))
 
@@ -462,9 +497,11 @@ def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
     are_named = not own.is_dealt
     if own.partition == "auto" and records.clients is None:
         owner = np.zeros(len(records.labels), np.int64)
-        records, are_named = dataclasses.replace(records, clients=owner), False
+        records = dataclasses.replace(records, clients=owner)
+        are_named = False
     if partition.rule(own, records.clients) != "by-client":
-        own, are_named = dataclasses.replace(own, num_clients=len(hosted)), False
+        own = dataclasses.replace(own, num_clients=len(hosted))
+        are_named = False
     data = keep_cohort(own, split_records(for_all_clients(own), records))
     if data.num_clients != len(hosted):
         raise UserError(
@@ -472,8 +509,10 @@ def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
             f"node {len(hosted)}; give data of that many, or have the server set "
             "num_clients and clients_per_node or node_sizes"
         )
+    names = [SHARDED_DATASET] * len(hosted)
+    if are_named:
+        names = list(data.client_names)
     # Training reads client_records and client_names by the run's numbers only.
-    names = list(data.client_names) if are_named else [SHARDED_DATASET] * len(hosted)
     return cast(FederatedImages, HostedImages(data, names, hosted))
 
 
@@ -485,6 +524,7 @@ def settings_of(payload: Mapping[str, object]) -> dict[str, Any]:
     """
     check_protocol("the server", payload.get("protocol"), "this client")
     settings: Any = None
+    # Whatever came, the text of the refusal quotes nothing of it.
     with contextlib.suppress(TypeError, ValueError):
         settings = json.loads(payload.get("settings"))  # type: ignore
     if not isinstance(settings, dict):
@@ -492,23 +532,34 @@ def settings_of(payload: Mapping[str, object]) -> dict[str, Any]:
     return settings
 
 
-def told_of(payload: Mapping[str, object]) -> tuple[str, int, Received]:
-    """Decodes what a server tells a node with every request.
+class Told(NamedTuple):
+    """What a server tells a node with every request.
 
-    Returns:
-        The server's start, the round that it goes on from, and this node's last release
-        that it has.
+    Attributes:
+        start: name of the server's start.
+        since: the round that this start goes on from.
+        received: this node's last release that the server has.
+    """
+
+    start: str
+    since: int
+    received: Received
+
+
+def told_of(payload: Mapping[str, object]) -> Told:
+    """Decodes what a server tells a node with every request.
 
     Raises:
         UserError: malformed.
     """
-    start, since = str(payload.get("start")), payload.get("since")
+    start = str(payload.get("start"))
+    since = payload.get("since")
     answered = payload.get("answered")
     last = RELEASE.fullmatch(str(answered))
-    if (
-        type(since) is not int
-        or since < 0
-        or not (NAME.fullmatch(start) and (last or answered == ""))
-    ):
+    is_valid = DRAWN_NAME.fullmatch(start) and (last or answered == "")
+    if type(since) is not int or since < 0 or not is_valid:
         raise UserError("request without what the server has of this node: refused")
-    return start, since, last and (last[1], int(last[2]), last[3])
+    received = None
+    if last:
+        received = (last[1], int(last[2]), last[3])
+    return Told(start, since, received)

@@ -16,7 +16,9 @@ def outcome_of(error: Exception | None) -> str:
     """Returns what came of a request, in a word or two."""
     if isinstance(error, ClientRefused):
         return f"refused: {error.setting}"
-    return "failed" if error else "ok"
+    if error is not None:
+        return "failed"
+    return "ok"
 
 
 def reason_of(title: str, error: Exception | None) -> str:
@@ -43,7 +45,8 @@ def log_privately(folder: Path, error: Exception, is_deployed: bool) -> None:
         error: what was raised.
         is_deployed: stderr is the client's own; that of a simulation is not.
     """
-    place, problem = folder / "error.log", ""
+    place = folder / "error.log"
+    problem = ""
     try:
         # A run folder that is gone is not made again for its errors.
         if folder.parent.is_dir():
@@ -52,7 +55,9 @@ def log_privately(folder: Path, error: Exception, is_deployed: bool) -> None:
                 log.write("".join(traceback.format_exception(error)))
     except OSError as other:
         problem = f"{other.strerror}, after: "
-    if is_deployed:  # other texts than these are not for people, and may quote data
-        is_shown = isinstance(error, OSError | UserError)
-        reason = error if is_shown else type(error).__name__
+    if is_deployed:
+        # Other texts than these are not for people, and may quote data.
+        reason = type(error).__name__
+        if isinstance(error, OSError | UserError):
+            reason = str(error)
         print(f"{place}: {problem}{reason}", file=sys.stderr)

@@ -133,7 +133,8 @@ def install_fast_messages() -> None:
     from flwr.server.superlink.linkstate import InMemoryLinkState
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-    pending, replied = SimpleQueue[int](), threading.Event()
+    pending = SimpleQueue[int]()  # nodes with a new message
+    replied = threading.Event()
     stock_push = InMemoryGrid.push_messages
     stock_store = InMemoryLinkState.store_message_res
 
@@ -178,7 +179,9 @@ def install_fast_messages() -> None:
 
 def _threads(backend: Any) -> int:
     """Returns how many messages are with the workers: one at work, one at hand."""
-    return 2 * backend.pool.num_actors if backend.pool else 0
+    if not backend.pool:
+        return 0
+    return 2 * backend.pool.num_actors
 
 
 def _process_message(
@@ -241,17 +244,20 @@ def make_resident(client_app: ClientApp) -> None:
     modules: Iterable[Any] = map(import_module, names)
     loop, command, connection, retry = modules
     # Only in this module: the rest of Flower keeps its clock.
-    loop.time = waiting = Waiting()
+    waiting = Waiting()
+    loop.time = waiting
     stock_push = loop._push_messages
     loop._push_messages = _answering(client_app, loop, waiting, stock_push)
     # No Runtime API: nobody else answers. Of the server, only its end is used.
     server = SimpleNamespace(should_exit=False)
     thread = SimpleNamespace(join=lambda timeout: None, is_alive=lambda: False)
     command._start_supernode_http_api = lambda *config: (server, thread)
-    command.start_client_internal = _lasting(command.start_client_internal)
+    command.start_client_internal = lasting(command.start_client_internal)
     # Whose key is not known (any more) connects again; Flower's ends the process.
-    connection.flwr_exit = _refused_unless_final(connection.flwr_exit)
-    connection.os = retry.os = SimpleNamespace(getpid=os.getpid, kill=_refused)
+    connection.flwr_exit = refused_unless_final(connection.flwr_exit)
+    without_kill = SimpleNamespace(getpid=os.getpid, kill=_refused)
+    connection.os = without_kill
+    retry.os = without_kill
     hasten_pulls()
 
 
@@ -294,12 +300,13 @@ def _answer(client_app: ClientApp, state: Any, store: Any, announced: Any) -> An
         part.object_id: store.get(part.object_id) for part in iterate_object_tree(tree)
     }
     message: Any = inflate_object_from_contents(name, parts)
+    # The one from the store has lost its id, by which the reply refers to it.
     message.metadata.__dict__["_message_id"] = name
     series = state.get_run(announced.metadata.run_id).series_id
     return client_app(message=message, context=state.get_run_series_context(series))
 
 
-def _lasting(stock: Callable[..., None]) -> Callable[..., None]:
+def lasting(stock: Callable[..., None]) -> Callable[..., None]:
     """Returns a `start_client_internal` that connects again when it was given up.
 
     Flower's returns then, and its process ends with code 0 as if it had been asked to.
@@ -329,7 +336,7 @@ def _refused(*_: object) -> None:
     raise ConnectionError("the server refuses this client's signature")
 
 
-def _refused_unless_final(stock: Callable[..., None]) -> Callable[..., None]:
+def refused_unless_final(stock: Callable[..., None]) -> Callable[..., None]:
     """Returns a `flwr_exit` that ends the process only for a wrong certificate.
 
     A key may be registered later, and a process that was killed counts as online until
@@ -356,5 +363,6 @@ def hasten_pulls(most: float | None = None) -> None:
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
     if is_possible("pulls", PULLS) and pull_objects.__kwdefaults__:
-        limit = {} if most is None else {"max_time": most}
-        pull_objects.__kwdefaults__.update(initial_backoff=PULL_SECONDS, **limit)
+        pull_objects.__kwdefaults__["initial_backoff"] = PULL_SECONDS
+        if most is not None:
+            pull_objects.__kwdefaults__["max_time"] = most

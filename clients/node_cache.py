@@ -23,7 +23,7 @@ from fedgs.round.node import Node
 from fedgs.round.preparation import nodes_in_memory
 from fedgs.runs.run_folder import RunFolder, node_folder
 
-_workers: dict[str, "NodeCache"] = {}
+workers: dict[str, "NodeCache"] = {}
 
 
 class NodeCache:
@@ -36,7 +36,8 @@ class NodeCache:
 
     def __init__(self, config: ResolvedConfig, make: Callable[[int], Node]) -> None:
         """Starts without nodes."""
-        self.config, self.make = config, make
+        self.config = config
+        self.make = make
         self.nodes: OrderedDict[int, Node] = OrderedDict()
         # Workers share the nodes; the least recent one is dropped, not lost.
         self.capacity = nodes_in_memory(config)
@@ -93,14 +94,14 @@ class SimulatedClient:
         # Ray prints what a worker prints at the server.
         with warnings.catch_warnings(action="ignore", category=DataWarning):
             data = load_data(folder.config)
-        own = {"data": data, "private": folder.private}
-        return NodeCache(folder.config, partial(Node, folder.config, **own))
+        make = partial(Node, folder.config, data=data, private=folder.private)
+        return NodeCache(folder.config, make)
 
 
 def forget(run: str, node_id: int) -> None:
     """Drops a node that failed half-way; its last whole state is on disk."""
-    if run in _workers:
-        _workers[run].nodes.pop(node_id, None)
+    if run in workers:
+        workers[run].nodes.pop(node_id, None)
 
 
 def cached_worker(run: str, make: Callable[[], NodeCache]) -> NodeCache:
@@ -112,13 +113,13 @@ def cached_worker(run: str, make: Callable[[], NodeCache]) -> NodeCache:
         run: what the worker is known by; the worker of another run is dropped.
         make: makes it.
     """
-    if run not in _workers:
+    if run not in workers:
         # First: memory may not hold the discriminators of two runs.
-        _workers.clear()
-        _workers[run] = make()
-    return _workers[run]
+        workers.clear()
+        workers[run] = make()
+    return workers[run]
 
 
 def drop_worker(run: str) -> None:
     """Drops this process's worker for a run, with its limits and its nodes."""
-    _workers.pop(run, None)
+    workers.pop(run, None)

@@ -92,8 +92,9 @@ def _check_files(ca: str | None, key: str | None) -> None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca)
         except OSError as error:
-            is_read = isinstance(error, ssl.SSLError)
-            reason = "no PEM certificate" if is_read else error.strerror
+            reason = error.strerror
+            if isinstance(error, ssl.SSLError):  # it was read, and is something else
+                reason = "no PEM certificate"
             raise UserError(f"ca = {ca}: {reason}; give the server's ca.crt") from error
     if key:
         private_key(f"key = {key}", Path(key).expanduser())

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
 
 from fedgs.config.checks import NODE_NAME, NODE_NAME_RULE
@@ -92,8 +92,10 @@ def read_address(setting: str, text: str) -> tuple[str, int]:
         UserError: another form; names the setting.
     """
     before, _, port = text.rpartition(":")
+    host = None
     # Without brackets nobody can tell where an IPv6 address ends.
-    host = None if ":" in before and before[0] != "[" else _host_in(before)
+    if ":" not in before or before.startswith("["):
+        host = _host_in(before)
     is_port = re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535
     if host is None or not is_port:
         raise UserError(f"{setting} = {shortened(text)!r}: {_ADDRESS_RULE}")
@@ -102,7 +104,9 @@ def read_address(setting: str, text: str) -> tuple[str, int]:
 
 def address_of(host: str, port: int) -> str:
     """Returns HOST:PORT or [IPV6]:PORT."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if ":" in host:  # IPv6
+        host = f"[{host}]"
+    return f"{host}:{port}"
 
 
 def read_host(setting: str, text: str) -> str:
@@ -121,15 +125,19 @@ def read_host(setting: str, text: str) -> str:
 
 
 def _host_in(text: str) -> str | None:
+    """Returns a host as `read_host` does; None for another form."""
     is_bracketed = text.startswith("[") and text.endswith("]")
+    number = text[1:-1] if is_bracketed else text
     with contextlib.suppress(ValueError):
-        address = ipaddress.ip_address(text[1:-1] if is_bracketed else text)
+        address = ipaddress.ip_address(number)
         # Neither the name of a link of this machine nor IPv4 in brackets.
         if "%" in text or (is_bracketed and address.version == 4):
             return None
         return str(getattr(address, "ipv4_mapped", None) or address)
     name = text.lower()
-    return name if text.isascii() and _HOST_NAME.fullmatch(name) else None
+    if not text.isascii() or not _HOST_NAME.fullmatch(name):
+        return None
+    return name
 
 
 def is_loopback(host: str) -> bool:
@@ -170,24 +178,28 @@ def file_of(name: str, path: Path | None) -> str:
 
 def private_key(where: str, path: Path) -> "ec.EllipticCurvePrivateKey":
     """Reads a private key; raises `UserError` if `fedgs deploy certs` made none."""
-    return _ssh_key(where, path, "private", "NAME.key")
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    with contextlib.suppress(Exception):  # a parser raises anything of what it is given
+        key = load_ssh_private_key(read_bytes(path), password=None)
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key
+    raise UserError(
+        f"{where}: is no private key of `fedgs deploy certs`; give NAME.key"
+    )
 
 
 def public_key(where: str, path: Path) -> "ec.EllipticCurvePublicKey":
     """Reads a public key; raises `UserError` if `fedgs deploy certs` made none."""
-    return _ssh_key(where, path, "public", "NAME.pub")
-
-
-def _ssh_key(where: str, path: Path, kind: str, name: str) -> Any:
-    from cryptography.hazmat.primitives import serialization as ssh
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
     with contextlib.suppress(Exception):
-        password = [None] if kind == "private" else []
-        key = getattr(ssh, f"load_ssh_{kind}_key")(read_bytes(path), *password)
-        if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
+        key = load_ssh_public_key(read_bytes(path))
+        if isinstance(key, ec.EllipticCurvePublicKey):
             return key
-    raise UserError(f"{where}: is no {kind} key of `fedgs deploy certs`; give {name}")
+    raise UserError(f"{where}: is no public key of `fedgs deploy certs`; give NAME.pub")
 
 
 def toml_value(name: str, value: str | int | float | bool) -> str:
@@ -207,7 +219,8 @@ def toml_value(name: str, value: str | int | float | bool) -> str:
 def full_environment(more: Mapping[str, str]) -> dict[str, str]:
     """Returns this process's environment with this installation's commands first."""
     # Flower starts its commands by name: these must be the ones of this installation.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    own = str(Path(sys.executable).parent)
+    path = os.pathsep.join([own, os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, **more}
 
 
@@ -215,8 +228,10 @@ def without_proxy(*hosts: str) -> dict[str, str]:
     """Returns the environment in which this machine and hosts are reached directly."""
     # A proxy that the HTTP client cannot use makes it fail for every host. Those that
     # it can use stay, for example for data that is downloaded.
-    excepted = [getproxies().get("no", ""), *THIS_MACHINE, *hosts]
-    value = ",".join(filter(None, excepted)) if _can_use_proxies() else "*"
+    value = "*"
+    if _can_use_proxies():
+        excepted = [getproxies().get("no", ""), *THIS_MACHINE, *hosts]
+        value = ",".join(filter(None, excepted))
     return {"no_proxy": value, "NO_PROXY": value}
 
 
@@ -228,7 +243,10 @@ def proxy_variables(server: str) -> dict[str, str]:
     """
     host, _ = read_address("server", server)
     named = getproxies()
-    variable = "https" if named.get("https") else "all"  # plain text has the loopback
+    # Never http_proxy: only this machine is reached in plain text.
+    variable = "all"
+    if named.get("https"):
+        variable = "https"
     excepted = named.get("no", "").replace(" ", "").split(",")
     is_excepted = proxy_bypass(host, named) or {"*", server} & {*excepted}
     if is_loopback(host) or is_excepted or not named.get(variable):
@@ -275,4 +293,6 @@ def environment_of(variables: Mapping[str, str]) -> Iterator[None]:
 
 def event_log_variable(path: Path | None) -> dict[str, str]:
     """Returns the environment of a process that writes its events to a file."""
-    return {} if path is None else {EVENT_LOG_VARIABLE: str(path.absolute())}
+    if path is None:
+        return {}
+    return {EVENT_LOG_VARIABLE: str(path.absolute())}

@@ -20,14 +20,19 @@ class UserError(ValueError):
 def first_n(names: Iterable[object], most: int = 3) -> str:
     """Lists the first names of possibly many."""
     listed = [str(name) for name in names]
-    return ", ".join(listed[:most] + ["..."] * (len(listed) > most))
+    shown = listed[:most]
+    if len(listed) > most:
+        shown.append("...")
+    return ", ".join(shown)
 
 
 def reject(given: Mapping[str, object], why: str) -> None:
     """Refuses settings that a command cannot take beside others."""
     for name, value in given.items():
         if value is not None:
-            flag = name if name.isupper() else f"--{name.replace('_', '-')}"
+            flag = f"--{name.replace('_', '-')}"
+            if name.isupper():  # an argument without a flag, such as RUN
+                flag = name
             raise UserError(f"{name} = {value}: {why} {flag}")
 
 
@@ -37,9 +42,12 @@ def check_names(setting: str, names: Iterable[str], known: Iterable[str]) -> Non
     Raises:
         UserError: names the flag and what is known.
     """
-    if wrong := [name for name in names if name not in {*known}]:
-        shown = ", ".join(known)
-        raise UserError(f"{setting} = {','.join(wrong)!r}: give --{setting} of {shown}")
+    all_known = list(known)
+    wrong = [name for name in names if name not in all_known]
+    if wrong:
+        given = ",".join(wrong)
+        shown = ", ".join(all_known)
+        raise UserError(f"{setting} = {given!r}: give --{setting} of {shown}")
 
 
 def check_utf8(what: str, name: str) -> None:
@@ -86,24 +94,31 @@ def wrap_error(
     Raises:
         UserError: in the place of any of the errors.
     """
-    kinds = errors if isinstance(errors, tuple) else (errors,)
+    if not isinstance(errors, tuple):
+        errors = (errors,)
     try:
         yield
-    except kinds as error:
-        if isinstance(error, UserError) and UserError not in kinds:
+    except errors as error:
+        # A `UserError` is a ValueError, but says the problem and the remedy already.
+        if isinstance(error, UserError) and UserError not in errors:
             raise
         raise UserError(f"{problem} ({reason_of(error)}); {remedy}") from error
 
 
 def reason_of(error: BaseException) -> str:
     """Returns what a library or the system says, in one line, without a file's name."""
-    reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-    return OBJECT.sub("", reason)[:MOST_REASON] or type(error).__name__
+    # Of the system's errors the text alone: the whole has the file's name.
+    text = str(getattr(error, "strerror", None) or error)
+    one_line = " ".join(text.split())
+    reason = OBJECT.sub("", one_line)[:MOST_REASON]
+    return reason or type(error).__name__
 
 
 def refused_by_system(error: OSError) -> str:
     """Returns what a system call failed for, with the file's name where it says one."""
-    name = "a file or a stream" if error.filename is None else error.filename
+    name = error.filename
+    if name is None:
+        name = "a file or a stream"
     return f"{name}: {reason_of(error)}"
 
 

@@ -42,11 +42,14 @@ def log_event(event: str, **values: Value) -> None:
         if not isinstance(value, str | int | float | bool | None):
             kind = type(value).__name__
             raise UserError(f"{name}: an event holds plain scalars, not {kind}")
-    if path := os.environ.get(EVENT_LOG_VARIABLE):
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        time = now.replace("+00:00", "Z")
-        with _lock:
-            _append(path, json.dumps({"time": time, "event": event, **values}) + "\n")
+    path = os.environ.get(EVENT_LOG_VARIABLE)
+    if not path:
+        return
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    time = now.replace("+00:00", "Z")
+    line = json.dumps({"time": time, "event": event, **values})
+    with _lock:
+        _append(path, line + "\n")
 
 
 def _append(path: str, line: str) -> None:
@@ -56,6 +59,7 @@ def _append(path: str, line: str) -> None:
         with FileIO(os.open(path, flags, 0o600), "a") as file:
             append_whole(file, line.encode())
     except OSError as error:
+        # Once a path: a full disk would otherwise fill the terminal too.
         if path not in _reported:
             _reported.add(path)
             print(f"{path}: {error.strerror}; events are lost", file=sys.stderr)

@@ -29,7 +29,7 @@ from fedgs.errors import UserError, wrap_error
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
     from fedgs.shapes import TensorDict
 
-REMEDY = "restore it from a backup, or start again with another --output"
+RESTORE = "restore it from a backup, or start again with another --output"
 SEAL = "sha256:"  # begins the hash of tensors in a file's metadata
 TEMPORARY_NAME = re.compile(r"\.(.+)\.([0-9]+)")
 MOST_NAME_BYTES = 255  # of one name, on every common file system
@@ -78,7 +78,8 @@ def append_whole(file: FileIO, content: bytes) -> None:
     """
     written = file.write(content)
     if written != len(content):
-        file.truncate(os.fstat(file.fileno()).st_size - written)
+        size = os.fstat(file.fileno()).st_size
+        file.truncate(size - written)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -93,10 +94,13 @@ def is_plain_name(name: object) -> bool:
     """
     if not isinstance(name, str) or not name or name.startswith("."):
         return False
+    if "/" in name or "\\" in name:
+        return False
     # Control characters, and halves of characters, which are no text.
-    is_text = not {"Cc", "Cs"} & {unicodedata.category(letter) for letter in name}
-    is_one = "/" not in name and "\\" not in name
-    return is_text and is_one and len(name.encode()) <= MOST_NAME_BYTES
+    kinds = {unicodedata.category(letter) for letter in name}
+    if kinds & {"Cc", "Cs"}:
+        return False
+    return len(name.encode()) <= MOST_NAME_BYTES
 
 
 def inside(folder: Path, name: object, setting: str) -> Path:
@@ -162,10 +166,12 @@ def replacing(
         recycle: a file that is not needed any more, to be overwritten.
     """
     temporary = temporary_path(path)
+    mode = "wb"
     try:
         if recycle is not None:
             recycle.replace(temporary)
-        with open(temporary, "wb" if recycle is None else "r+b") as file:
+            mode = "r+b"
+        with open(temporary, mode) as file:
             yield file
             file.truncate()
             if is_durable:
@@ -203,7 +209,10 @@ def remove_temporaries(folder: Path, *names: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
             found = TEMPORARY_NAME.fullmatch(entry.name)
-            if not found or (names and found[1] not in names):
+            if not found:
+                continue
+            is_meant = not names or found[1] in names
+            if not is_meant:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
@@ -262,7 +271,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes a JSON object atomically."""
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+    text = json.dumps(content, indent=2) + "\n"
+    write_atomically(path, text.encode())
 
 
 def without_nan(value: Any) -> Any:
@@ -288,10 +298,10 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: missing or malformed.
     """
-    with wrap_error(Exception, f"{path}: cannot be read", REMEDY):
+    with wrap_error(Exception, f"{path}: cannot be read", RESTORE):
         content = json.loads(read_text(path))
     if not isinstance(content, dict):
-        raise UserError(f"{path}: is not a JSON object; {REMEDY}")
+        raise UserError(f"{path}: is not a JSON object; {RESTORE}")
     return content
 
 
@@ -344,9 +354,11 @@ def write_tensors(
 
     make_folder(path.parent)
     flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    if is_sealed:  # in the one entry: safetensors writes several in no fixed order
+    if is_sealed:
+        # In the one entry, because safetensors writes several in no fixed order.
         ((name, text),) = (metadata or {"tensors": ""}).items()
-        metadata = {name: f"{text} {SEAL}{tensors_hash(save(flat))}".strip()}
+        seal = SEAL + tensors_hash(save(flat))
+        metadata = {name: f"{text} {seal}".strip()}
     with replacing(path, is_durable, recycle) as file:
         file.write(save(flat, metadata))
 
@@ -380,6 +392,7 @@ def tensors_hash(content: bytes) -> str:
     Args:
         content: of the file; what it says beside the tensors does not count.
     """
+    # A safetensors file: the header's length in 8 bytes, the header, the tensors.
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
     header.pop("__metadata__", None)
@@ -395,16 +408,19 @@ def check_tensors(path: Path) -> None:
             version that sealed none passes.
     """
     words = " ".join(read_metadata(path).values()).split()
-    said = [word for word in words if word.startswith(SEAL)]
-    if said and said != [SEAL + tensors_hash(path.read_bytes())]:
+    seals = [word for word in words if word.startswith(SEAL)]
+    if not seals:
+        return
+    seal = SEAL + tensors_hash(path.read_bytes())
+    if seals != [seal]:
         raise UserError(
-            f"{path}: its tensors are not those that were written; {REMEDY}"
+            f"{path}: its tensors are not those that were written; {RESTORE}"
         )
 
 
 @contextlib.contextmanager
 def _opened_tensors(path: Path, framework: str = "pt") -> Iterator[Any]:
-    with wrap_error(Exception, f"{path}: cannot be read", REMEDY):
+    with wrap_error(Exception, f"{path}: cannot be read", RESTORE):
         check_regular(path)
         with safe_open(path, framework=framework) as file:
             yield file

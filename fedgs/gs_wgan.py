@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.optim import Adam
 
 from fedgs.config.run_config import GsWganConfig
@@ -102,19 +103,8 @@ def train(config: GsWganConfig, data: FederatedImages) -> Trained:
         for k in trainees[config.discriminator_training]:
             one_set = config.fakes_per_round is not None
             clients[k].train("data", round, fakes, labels, one_set)  # 7, 9
-        # Each node adds noise once to the sum of those of its clients that take part.
-        total = torch.zeros(config.release_shape, dtype=torch.float64)
-        for node in range(config.num_nodes):
-            hosted = [k for k in config.hosting.hosted(node) if k in participants]
-            answers = [clients[k].answer(fakes[split:], labels[split:]) for k in hosted]
-            if answers:
-                noise = NoiseStream(config.noise_seed, node, round)
-                # 32, Eq. 9: the privacy barrier. One Gaussian release of the node.
-                release = sanitizer.sanitize(
-                    answers, config.noise_std, noise, round, node
-                )
-                total += release.values
-
+        answering = {k: clients[k] for k in participants}
+        total = summed(config, answering, fakes[split:], labels[split:], round)
         image_grads = total / (len(participants) * config.batch_size)  # mean over m, B
         if config.dct_size is not None:
             image_grads = sanitizer.from_dct(image_grads, config.image_size)
@@ -124,6 +114,32 @@ def train(config: GsWganConfig, data: FederatedImages) -> Trained:
         models.update_ema(average, generator, round - 1, config.ema_decay)
     cost = statements(Plan.from_config(config), config.delta)  # 12, known in advance
     return Trained(generator, average, cost)  # 14
+
+
+def summed(
+    config: GsWganConfig,
+    clients: "dict[int, Client]",
+    fakes: Images,
+    labels: Labels,
+    round: int,
+) -> Tensor:
+    """Returns the sum of the nodes' releases of a round, in the shape of one.
+
+    Each node adds noise once to the sum of those of its clients that take part.
+
+    Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release of each
+    node that hosts one of the clients.
+    """
+    total = torch.zeros(config.release_shape, dtype=torch.float64)
+    for node in range(config.num_nodes):
+        hosted = [k for k in config.hosting.hosted(node) if k in clients]
+        answers = [clients[k].answer(fakes, labels) for k in hosted]
+        if answers:
+            noise = NoiseStream(config.noise_seed, node, round)
+            # 32, Eq. 9: the privacy barrier. One Gaussian release of the node.
+            release = sanitizer.sanitize(answers, config.noise_std, noise, round, node)
+            total += release.values
+    return total
 
 
 def select(config: GsWganConfig, round: int) -> list[int]:
@@ -155,7 +171,9 @@ class Client:
 
     def __init__(self, config: GsWganConfig, data: FederatedImages, k: int) -> None:
         """Initialises the discriminator (18)."""
-        self.config, self.data, self.k = config, data, k
+        self.config = config
+        self.data = data
+        self.k = k
         seed = derived_seed(config.seed, "discriminator", k)
         self.discriminator = models.build_discriminator(config, seed)
         rate = config.discriminator_learning_rate
@@ -168,7 +186,8 @@ class Client:
             fakes: of the untrained G, shape (F, C, S, S).
             labels: shape (F,).
         """
-        config, steps = self.config, range(1, self.config.warm_start_rounds + 1)
+        config = self.config
+        steps = range(1, self.config.warm_start_rounds + 1)
         if config.is_warm_start_public:
             for step in steps:
                 self.train("warm-start-data", step, fakes, labels, is_one_set=True)
@@ -204,7 +223,8 @@ class Client:
             is_one_set: draw from all fakes such as have the labels of the real images,
                 rather than use them up in turn.
         """
-        config, data = self.config, self.data
+        config = self.config
+        data = self.data
         rng = stream(config.seed, purpose, self.k, round)
         mine = data.client_records[self.k]  # 29: S_k
         shape = config.discriminator_steps, config.discriminator_batch_size
@@ -216,11 +236,16 @@ class Client:
             chosen = client_training.draw_matching(rng, wanted, labels.numpy())
         real = torch.from_numpy(data.images[records]).float() / 255
         real_labels = torch.from_numpy(data.labels[records])
-        drawn = fakes[chosen], labels[chosen], mix
-        # One batch for each of the n_dis steps.
-        for batch in zip(real, real_labels, *drawn, strict=True):
+        for step in range(config.discriminator_steps):
             models.advance_in_place(self.discriminator)
-            loss = losses.discriminator_loss(self.discriminator, *batch)
+            loss = losses.discriminator_loss(
+                self.discriminator,
+                real[step],
+                real_labels[step],
+                fakes[chosen[step]],
+                labels[chosen[step]],
+                mix[step],
+            )
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()  # 31

@@ -108,9 +108,15 @@ def planned(
     Raises:
         UserError: bad input.
     """
-    given = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}
+    given: dict[str, Scalar | None] = {}
+    for name, value in settings.items():
+        given[name] = str(value) if isinstance(value, Path) else value
     recipe = recipe or DEFAULT
-    config = named_recipe(recipe) if isinstance(recipe, str) else recipe
+    if isinstance(recipe, str):
+        config = named_recipe(recipe)
+    else:
+        config = recipe
+    # Settings that are given as they are stay so: only a recipe is fitted to the data.
     is_open = isinstance(recipe, str) and is_fitted(config)
     load_images: Load = load_data
     if images is not None:
@@ -126,7 +132,7 @@ def planned(
         config = with_held_out(config, given)
     if is_open:
         config, data = fitted_to_data(config, given, load_images)
-        load_images = lambda config: data  # noqa: E731
+        return config, lambda config: data  # they have been read for the fit
     return config, load_images
 
 
@@ -156,17 +162,23 @@ class TrainingRun:
     def __repr__(self) -> str:
         """Says where it is, what was trained on how many clients, and epsilon."""
         try:
-            label, config = privacy_label(self.path), self.config
+            label = privacy_label(self.path)
+            config = self.config
         except UserError as error:  # a published folder, or a broken one
             return str(error)
         method = config.methods
-        method = label["mechanism"][0] if self.folder.is_baseline else method
+        if self.folder.is_baseline:
+            method = label["mechanism"][0]
         epsilon = label["guarantee"]
         if label["epsilon"] is not None:
-            terms = f"{label['adversary']}, {label['relation']}, delta "
-            terms += f"{upper(config.delta, 6)}, unit: {label['unit_of_privacy']}"
+            # An epsilon says nothing without its adversary, relation, delta and unit.
+            terms = (
+                f"{label['adversary']}, {label['relation']}, "
+                f"delta {upper(config.delta, 6)}, unit: {label['unit_of_privacy']}"
+            )
             epsilon = f"epsilon {upper(label['epsilon'])} ({terms})"
-            epsilon += "".join(f"; {text}" for text in config.public_conditions)
+            for condition in config.public_conditions:
+                epsilon += f"; {condition}"
         return (
             f"{self.path}: {method}, {config.num_clients} clients, round "
             f"{self.folder.last_round} of {config.num_rounds}, {epsilon}"
@@ -245,8 +257,10 @@ class TrainingRun:
             if row.guarantee and row.epsilon is not None:
                 guaranteed.append(row.epsilon)
         if wanted not in known:
-            states = f"this run states {'; '.join(map(', '.join, known))}"
-            raise UserError(f"adversary, relation = {', '.join(wanted)}: {states}")
+            stated = "; ".join(", ".join(pair) for pair in known)
+            raise UserError(
+                f"adversary, relation = {', '.join(wanted)}: this run states {stated}"
+            )
         return min(known[wanted], default=math.inf)
 
     def resume(
@@ -279,15 +293,20 @@ class TrainingRun:
         _check_engine(self.config, f"fedgs resume {self.path}")
         if images is not None:
             self._data = _reader(self.config, images, labels, clients)(self.config)
-        data = self._data = self._data or load_data(self.config)
+        if self._data is None:
+            self._data = load_data(self.config)
+        report = progress or (lambda metrics: None)
         stop = stop or threading.Event()
         num_threads = torch.get_num_threads()
         try:
-            local.train(self.folder, data, progress or (lambda metrics: None), stop)
+            local.train(self.folder, self._data, report, stop)
         except RunStopped:
-            if not (self.is_finished or stop.is_set()):  # not as planned
+            # A run whose budget is spent, or that was told to stop, ended as planned.
+            is_planned = self.is_finished or stop.is_set()
+            if not is_planned:
                 raise
         finally:
+            # The local engine sets one thread; the caller's program had its own number.
             torch.set_num_threads(num_threads)
         return self
 

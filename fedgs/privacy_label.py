@@ -16,11 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedgs.cohorts.files import EXCLUDED
+from fedgs.cohorts.cohort_file import EXCLUDED
 from fedgs.errors import wrap_error
 from fedgs.files import read_json
 from fedgs.privacy import accountant
-from fedgs.privacy.accountant import FIGURES, SEEDED, Statement
+from fedgs.privacy.accountant import FIGURE_LABELS, SEEDED, Statement
 from fedgs.runs import epsilons
 from fedgs.runs.data_card import NO_GUARANTEE
 from fedgs.runs.run_folder import RunFolder
@@ -107,7 +107,7 @@ def _claims(
         from fedgs.runs.other_runs import open_other  # loads torch
 
         run = open_other(folder.path, typed)
-        bounds = [row for row in run.guarantees() if row.label not in FIGURES]
+        bounds = [row for row in run.guarantees() if row.label not in FIGURE_LABELS]
         return bounds, [dict(event) for event in run.events], run.title, CENTRAL
     config, best = folder.config, dict[tuple[str, str], Statement]()
     for row in epsilons.ranked(config, epsilons.of_run(folder.path)):

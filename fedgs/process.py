@@ -34,11 +34,12 @@ RUNS_VARIABLE = "FEDGS_RUNS"  # the folder of all run folders; a deployed server
 FIT = "fit.json"  # in `.flower`: how far the fit is
 REFUSED = "the settings of this run are refused"  # what a server says of a submission
 PROTOCOL = 4  # of joining and answering a deployed run
-WATCH_SECONDS = 0.5
+WATCH_SECONDS = 0.5  # between looks whether the process that started this one lives
 TEMPORARY_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # where TMPDIR cannot be used
 # Of ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.
 RAY_SOCKET_CHARACTERS = 67
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD of glibc's malloc.h
+MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD
 STOP_SECONDS = 15.0  # that a deployed run has for its round and its checkpoint
 
 
@@ -76,7 +77,9 @@ def check_protocol(who: str, theirs: object, we: str) -> None:
         UserError: says which protocols the two speak.
     """
     if theirs != PROTOCOL:
-        spoken = theirs if type(theirs) is int else "none"  # it may be of any type
+        spoken = "none"
+        if type(theirs) is int:  # it comes from outside and may be of any type
+            spoken = str(theirs)
         raise UserError(
             f"{who} speaks protocol {spoken} of joining, {we} {PROTOCOL}; install the "
             "same fedgs on both"
@@ -90,13 +93,15 @@ def processes_of(token: str, variable: str = TOKEN_VARIABLE) -> list[int]:
         token: the variable's value.
         variable: of the environment that they were started with.
     """
-    return [
-        process.pid
-        for process in psutil.process_iter(["environ"])
-        # None: it is another user's, or it has ended.
-        if (process.info["environ"] or {}).get(variable) == token
-        and process.pid != os.getpid()
-    ]
+    pids: list[int] = []
+    for process in psutil.process_iter(["environ"]):
+        environment = process.info["environ"]
+        # Without one it is another user's, or it has ended.
+        if not environment or process.pid == os.getpid():
+            continue
+        if environment.get(variable) == token:
+            pids.append(process.pid)
+    return pids
 
 
 def end_processes(
@@ -110,7 +115,10 @@ def end_processes(
         variable: as of `processes_of`.
     """
     deadline = time.monotonic() + patience
-    number = signal.SIGTERM if patience else signal.SIGKILL
+    number = signal.SIGTERM
+    if patience == 0:
+        number = signal.SIGKILL
+    # In a loop, because a process that ends may have started another one.
     while pids := processes_of(token, variable):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -138,7 +146,9 @@ def notify(text: str) -> None:
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
         return
-    address = "\0" + path[1:] if path.startswith("@") else path
+    address = path
+    if path.startswith("@"):  # a socket without a file, as systemd writes it
+        address = "\0" + path[1:]
     with (
         contextlib.suppress(OSError),  # systemd is gone: nothing depends on it here
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out,
@@ -204,8 +214,8 @@ def make_home(token: str) -> Path:
             return home
     raise UserError(
         f"TMPDIR = {os.environ.get('TMPDIR', '')}: a simulation has no folder for its "
-        f"sockets, there or in {', '.join(TEMPORARY_FOLDERS)}; give TMPDIR a folder that you "
-        "can write to, with a short name of letters and digits"
+        f"sockets, there or in {', '.join(TEMPORARY_FOLDERS)}; give TMPDIR a folder "
+        "that you can write to, with a short name of letters and digits"
     )
 
 
@@ -215,13 +225,15 @@ def watch_launcher() -> None:
     Their temporary folder goes with them. Does nothing in a process that no launcher
     started (a plain `flwr run`).
     """
-    path, token = os.environ.get(LOCK_VARIABLE), os.environ.get(TOKEN_VARIABLE)
+    path = os.environ.get(LOCK_VARIABLE)
+    token = os.environ.get(TOKEN_VARIABLE)
     if path and token:
         threading.Thread(target=_watch, args=(path, token), daemon=True).start()
 
 
 def _watch(path: str, token: str) -> None:
     with contextlib.suppress(FileNotFoundError):  # the run folder is gone
+        # Free as soon as the launcher is dead, however it died.
         FileLock(path).acquire(poll_interval=WATCH_SECONDS)
     end_processes(token, patience=0)
     # Once this process, whose main thread may be writing there, is gone.

@@ -46,10 +46,12 @@ def stream(seed: int | str, purpose: str, *indices: int) -> np.random.Generator:
     >>> stream(0, "latent", 3).integers(100) == stream(0, "latent", 3).integers(100)
     np.True_
     """
-    words = "/".join([str(seed), purpose, *(str(index) for index in indices)])
+    words = [str(seed), purpose]
+    words += [str(index) for index in indices]
+    digest = hashlib.sha256("/".join(words).encode()).digest()
     # A key of Philox has 128 bits.
-    key = hashlib.sha256(words.encode()).digest()[:16]
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    key = int.from_bytes(digest[:16], "little")
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 def derived_seed(seed: int, purpose: str, *indices: int) -> int:

@@ -9,7 +9,7 @@ used.
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -138,19 +138,18 @@ class Messenger:
             patience: seconds that a node may be offline before it is given up.
             stop: when set, gives up whoever has not answered yet.
         """
-        started = logged = watched = time.monotonic()
+        started = time.monotonic()
         deadline = started + timeout
-        self.reasons.clear()
-        # Whoever answers them now answers a question that is over.
-        self._late |= self._awaited
-        self._awaited, self._replied = {}, {}
-        self._pending = {n: Pending(m, send_at=started) for n, m in requests.items()}
+        watched = started
+        logged = started
+        self._begin(requests, started)
         while self._pending and time.monotonic() < deadline:
             if stop is not None and stop.is_set():
                 break
             if self.roll:
                 waiting = sorted(self._pending)
-                self.progress.set_waiting({n: self.reasons.get(n, "") for n in waiting})
+                reasons = {node: self.reasons.get(node, "") for node in waiting}
+                self.progress.set_waiting(reasons)
             self._send_due(deadline)
             replies = self._pull()
             for reply in replies:
@@ -169,12 +168,26 @@ class Messenger:
         for node in self._pending:
             self.reasons.setdefault(node, f"{self._title(node)}: no answer in time")
 
+    def _begin(self, requests: Mapping[int, Message], now: float) -> None:
+        """Forgets the requests before these, but for replies that are late."""
+        self.reasons.clear()
+        # Whoever answers them now answers a question that is over.
+        self._late |= self._awaited
+        self._awaited = {}
+        self._replied = {}
+        self._pending = {
+            node: Pending(message, send_at=now) for node, message in requests.items()
+        }
+
     def node_of(self, reply: Message) -> int | None:
         """Returns the node whose request a reply answers; by its sender if unknown."""
-        if (node := self._replied.get(reply.metadata.reply_to_message_id)) is not None:
+        node = self._replied.get(reply.metadata.reply_to_message_id)
+        if node is not None:
             return node
-        sender = reply.metadata.src_node_id
-        return next((n for n, a in self.addresses.items() if a == sender), None)
+        for node, address in self.addresses.items():
+            if address == reply.metadata.src_node_id:
+                return node
+        return None
 
     def refuse(self, node: int, reason: str) -> None:
         """Has a node whose reply is wrong get its request again, at most once.
@@ -187,13 +200,16 @@ class Messenger:
         log_event("refused", node=self._title(node), outcome=reason)
         self.reasons[node] = reason
         self.progress.add_failure(node, reason)
-        if pending := self._pending.get(node):
-            pending.refusals, pending.send_at = pending.refusals + 1, time.monotonic()
+        pending = self._pending.get(node)
+        if pending is not None:
+            pending.refusals += 1
+            pending.send_at = time.monotonic()
 
     def _unless_lost(self, reply: Message) -> Iterator[Message]:
         """Yields a reply to a pending request; a refused one leaves it pending."""
         node = self._replied[reply.metadata.reply_to_message_id]
-        if (pending := self._pending.get(node)) is None:
+        pending = self._pending.get(node)
+        if pending is None:
             return  # a repeated reply, to a request that was sent twice
         if self.roll and reply.has_error() and reply.error.code in LOST_CODES:
             self._send_again(node, pending, f"Flower error {reply.error.code}")
@@ -209,9 +225,10 @@ class Messenger:
 
     def _sleep(self, started: float, deadline: float) -> None:
         now = time.monotonic()
-        pause = min(self.polling.pause(now - started), max(deadline - now, 0.001))
-        # Only a grid with `clients.flower_speed` has it.
-        getattr(self.grid, "wait_for_reply", time.sleep)(pause)
+        left = max(deadline - now, 0.001)
+        # Only a grid with `clients.flower_speed` is woken by a reply.
+        wait = getattr(self.grid, "wait_for_reply", time.sleep)
+        wait(min(self.polling.pause(now - started), left))
 
     def _send_due(self, deadline: float) -> None:
         """Sends what is due; a node without an address is tried again later."""
@@ -233,14 +250,18 @@ class Messenger:
             else:
                 self._send_again(node, pending, "has not joined")
         if due:
-            messages = [self._message(node, deadline) for node in due]
-            names = list(self.grid.push_messages(messages))
-            names += [""] * (len(due) - len(names))
-            for name, node in zip(names, due, strict=True):
-                if name:
-                    self._awaited[name] = node
-                else:
-                    self._send_again(node, self._pending[node], "cannot be reached")
+            self._push(due, deadline)
+
+    def _push(self, nodes: Sequence[int], deadline: float) -> None:
+        messages = [self._message(node, deadline) for node in nodes]
+        names = list(self.grid.push_messages(messages))
+        # Flower returns no name, or an empty one, for a message that it did not take.
+        names += [""] * (len(nodes) - len(names))
+        for name, node in zip(names, nodes, strict=True):
+            if name:
+                self._awaited[name] = node
+            else:
+                self._send_again(node, self._pending[node], "cannot be reached")
 
     def _message(self, node: int, deadline: float) -> Message:
         """Returns a node's request as a new message to where the node is now."""
@@ -277,9 +298,12 @@ class Messenger:
         A client may send anything, and Flower then raises instead of giving the others'
         replies: these are asked for again, and from then on each by itself.
         """
-        for batch in [[name] for name in names] if self._is_wary else [names]:
+        batches = [names] if names else []
+        if self._is_wary:
+            batches = [[name] for name in names]
+        for batch in batches:
             try:
-                yield from self.grid.pull_messages(batch) if batch else ()
+                yield from self.grid.pull_messages(batch)
             except httpx.HTTPError:
                 raise
             except Exception as error:
@@ -288,7 +312,8 @@ class Messenger:
                 for name in batch:
                     self._late.pop(name, None)
                     node = self._awaited.pop(name, None)
-                    if node is not None and (pending := self._pending.get(node)):
+                    if node is not None and node in self._pending:
+                        pending = self._pending[node]
                         self._send_again(node, pending, "a reply that cannot be read")
 
     def _send_again(self, node: int, pending: Pending, reason: str) -> None:

@@ -52,7 +52,9 @@ class Nodes:
 
     def __init__(self, folder: RunFolder, stop: Stop) -> None:
         """Touches nothing yet."""
-        self.folder, self.config, self.stop = folder, folder.config, stop
+        self.folder = folder
+        self.config = folder.config
+        self.stop = stop
         self.roll: RollCall | None = None
         self.progress = RunProgress(None, self.config, "", 0)
         self.requests: dict[int, SentRequest] = {}
@@ -67,16 +69,23 @@ class Nodes:
             addresses = roll_call(grid, self.config.num_nodes, self.stop)
             self.exchange = Messenger(grid, addresses, IN_MEMORY, self.progress)
             return
-        flower, run_id = self.folder.path / ".flower", kept_of(self.folder)["run_id"]
+        flower = self.folder.path / ".flower"
         flower.mkdir(exist_ok=True)
-        file = flower / "nodes.json"
         self.progress = RunProgress(
-            file, self.config, str(run_id), self.folder.last_round
+            path=flower / "nodes.json",
+            config=self.config,
+            run_id=str(kept_of(self.folder)["run_id"]),
+            round=self.folder.last_round,
         )
         events = self.folder.read_ledger().events
         self.roll = RollCall(grid, self.folder, self.config, events, self.progress)
-        addresses = self.roll.addresses
-        self.exchange = Messenger(grid, addresses, OVER_HTTP, self.progress, self.roll)
+        self.exchange = Messenger(
+            grid=grid,
+            addresses=self.roll.addresses,  # which grow while nodes join
+            polling=OVER_HTTP,
+            progress=self.progress,
+            roll=self.roll,
+        )
 
     def wait(self) -> None:
         """Waits until enough nodes of a deployment have joined.
@@ -154,7 +163,8 @@ class Nodes:
         """
         started = time.monotonic()
         answers: list[Answer] = []
-        missing, refused = {*self.requests}, set[int]()
+        missing = {*self.requests}
+        refused = set[int]()
         for reply in replies:
             node = self.exchange.node_of(reply)
             # Of nobody who was asked, or the second answer to one request.
@@ -169,9 +179,11 @@ class Nodes:
             missing.remove(node)
             if answer is not None:
                 answers.append(answer)
+            # How long it took is for the server's own log alone.
             if self.roll is not None:
                 seconds = round(time.monotonic() - started, 3)
                 self.roll.add_answer(node, self._round_of(node), seconds)
+        # On the disk before a next request tells a node what the server has of it.
         if self.roll is not None:
             self.roll.save()
         for node in sorted(missing):
@@ -189,6 +201,7 @@ class Nodes:
         where = f"round {self._round_of(node)}: {self.config.node_title(node)}"
         record = self.record(reply, node, where)
         sent = self.requests[node]
+        # Noted before it is checked: it has left its client, valid or not.
         if self.roll is not None and record.get("is_empty") == 0:
             self.roll.add_release(node, sent)
         return decode_answer(record, self.config, sent, node)
@@ -205,13 +218,15 @@ class Nodes:
         record = reply.content.config_records.get(PAYLOAD_RECORD)
         if record is None:
             raise UserError(f"{where} answered without a record")
+        # Nothing else may come along, however well this record is checked.
         if len(reply.content) > 1:
             raise UserError(f"{where} answered with other records too")
         return record
 
     def failures(self) -> list[str]:
         """Returns why nodes did not answer the last request; public texts."""
-        return [reason for _, reason in sorted(self.exchange.reasons.items())]
+        reasons = self.exchange.reasons
+        return [reasons[node] for node in sorted(reasons)]
 
     def titles(self, nodes: Sequence[int]) -> str:
         """Returns what nodes are called for people."""

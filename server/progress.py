@@ -42,7 +42,8 @@ class RunProgress:
         self, path: Path | None, config: ResolvedConfig, run_id: str, round: int
     ) -> None:
         """Writes nothing yet."""
-        self.path, self.config = path, config
+        self.path = path
+        self.config = config
         self.nodes: dict[str, dict[str, Any]] = {
             config.node_title(node_id): {
                 "node_id": node_id,
@@ -66,7 +67,8 @@ class RunProgress:
             "waiting_for": list(self.nodes),
             "nodes": self.nodes,
         }
-        self._written, self._last = -WRITE_SECONDS, ""
+        self._written = -WRITE_SECONDS  # when, by the monotonic clock
+        self._last = ""  # what was written then
         self._is_warned = False  # that the file cannot be written
 
     @property
@@ -102,8 +104,11 @@ class RunProgress:
 
     def add_answer(self, node: int, round: int) -> None:
         """Notes a valid answer to a round."""
-        now = int(time.time())  # coarse: how long it took is nobody's business
-        self._node(node).update(last_answer=round, last_answer_time=now, reason="")
+        entry = self._node(node)
+        entry["last_answer"] = round
+        # To the second: how long it took is nobody's business.
+        entry["last_answer_time"] = int(time.time())
+        entry["reason"] = ""
 
     def add_resend(self, node: int) -> None:
         """Counts a request that was sent again."""
@@ -111,8 +116,10 @@ class RunProgress:
 
     def add_failure(self, node: int, reason: str) -> None:
         """Counts an answer that was refused, or that did not come."""
-        failures = self._node(node)["failures"] + 1
-        self._node(node).update(failures=failures, reason=reason, last_failure=reason)
+        entry = self._node(node)
+        entry["failures"] += 1
+        entry["reason"] = reason
+        entry["last_failure"] = reason
         self._write()
 
     def close(self, phase: str) -> None:
@@ -132,7 +139,8 @@ class RunProgress:
         content = json.dumps(self.content)
         if content == self._last and not (now or since >= ALIVE_SECONDS):
             return
-        self._written, self._last = time.monotonic(), content
+        self._written = time.monotonic()
+        self._last = content
         try:
             write_json(self.path, self.content | {"time": round(time.time(), 1)})
         except OSError as error:

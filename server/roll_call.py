@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -62,29 +62,29 @@ def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, 
         RunStopped: `stop` was set.
     """
     deadline = time.monotonic() + ROLL_CALL_SECONDS
-    while len(node_ids := list(grid.get_node_ids())) < expected:
+    node_ids = list(grid.get_node_ids())
+    while len(node_ids) < expected and time.monotonic() <= deadline:
         _check_stop(stop, f"{expected - len(node_ids)} of {expected} nodes")
-        if time.monotonic() > deadline:
-            break
         time.sleep(ROLL_CALL_POLL_SECONDS)
+        node_ids = list(grid.get_node_ids())
     if len(node_ids) != expected:
         raise UserError(
             f"num-supernodes = {len(node_ids)}: this run has {expected} nodes; "
             f"give --federation-config 'num-supernodes={expected}' or another "
             "clients_per_node or node_sizes"
         )
+    # Flower's addresses are random: each node says which one of the run it is.
     empty = RecordDict({PAYLOAD_RECORD: ConfigRecord({})})
-    ids = set(grid.push_messages([Message(empty, n, "query") for n in node_ids]))
+    questions = [Message(empty, node_id, "query") for node_id in node_ids]
+    open_questions = set(grid.push_messages(questions))
     addresses: dict[int, int] = {}
-    while ids and time.monotonic() < deadline:
+    while open_questions and time.monotonic() < deadline:
         _check_stop(stop, f"{expected - len(addresses)} of {expected} nodes")
-        for reply in grid.pull_messages(list(ids)):
-            ids.discard(reply.metadata.reply_to_message_id)
+        for reply in grid.pull_messages(list(open_questions)):
+            open_questions.discard(reply.metadata.reply_to_message_id)
             if not reply.has_error():
-                index = int(
-                    str(reply.content.config_records[PAYLOAD_RECORD]["node_id"])
-                )
-                addresses[index] = reply.metadata.src_node_id
+                record = reply.content.config_records[PAYLOAD_RECORD]
+                addresses[int(str(record["node_id"]))] = reply.metadata.src_node_id
         time.sleep(ROLL_CALL_POLL_SECONDS)
     if sorted(addresses) != list(range(expected)):
         missing = sorted(set(range(expected)) - set(addresses))
@@ -98,6 +98,34 @@ def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, 
 def _check_stop(stop: Stop | None, missing: str) -> None:
     if stop is not None and stop.is_set():
         raise RunStopped(f"stopped during the roll call, before a round; no {missing}")
+
+
+class _Query(NamedTuple):
+    """A question to a node that has not joined yet.
+
+    Attributes:
+        address: Flower's, of the node.
+        node: which one of the run it says it is; None if it has not said so yet.
+        active_since: when this address had been activated, as the question was sent.
+    """
+
+    address: int
+    node: int | None
+    active_since: str
+
+
+class _LastRelease(NamedTuple):
+    """What the server has of a node, which the node's own count must have as well.
+
+    Attributes:
+        start: name of the server's start that asked for it.
+        round: that it answers.
+        key: masking key; empty without masks, or where it is not known.
+    """
+
+    start: str
+    round: int
+    key: str = ""
 
 
 class RollCall:
@@ -119,8 +147,7 @@ class RollCall:
         round: the last round that was asked for, or that the run goes on from.
         counted: node -> round -> its events in the ledger, without those of this start;
             a masked attempt asks some of a round's nodes.
-        answered: name -> start, round and masking key of the last release that came, in
-            time or late, valid or not; "" for a key that is not known.
+        answered: name -> the last release that came, in time or late, valid or not.
     """
 
     def __init__(
@@ -132,14 +159,18 @@ class RollCall:
         progress: RunProgress,
     ) -> None:
         """Asks nobody yet."""
-        self.grid, self.folder, self.config = grid, folder, config
-        self.progress, kept = progress, kept_of(folder)
+        self.grid = grid
+        self.folder = folder
+        self.config = config
+        self.progress = progress
+        kept = kept_of(folder)
         self.run_id = str(kept["run_id"])
-        self.answered: dict[str, tuple[str, int, str]] = {}
-        for name, (start, round, *key) in kept.get("answered", {}).items():
-            self.answered[name] = start, round, "".join(key)
+        self.answered: dict[str, _LastRelease] = {}
+        for name, release in kept.get("answered", {}).items():
+            self.answered[name] = _LastRelease(*release)
         self.start = secrets.token_hex(8)
-        self.round = self.since = folder.last_round
+        self.round = folder.last_round
+        self.since = folder.last_round
         self.seen = last_rounds(self.config, events, self.round)
         self.counted = [Counter[int]() for _ in config.node_names]
         for event in events:
@@ -149,8 +180,7 @@ class RollCall:
         self.active_since: Mapping[int, str] = {}
         self._registered: dict[int, str] = {}  # address -> name of its key
         self._public: dict[int, bytes] = {}  # address -> its registered key, in PEM
-        # Message -> address, node (None: not known yet), when that was activated.
-        self._queries: dict[str, tuple[int, int | None, str]] = {}
+        self._queries: dict[str, _Query] = {}  # by message
         self._retry_at: dict[int, float] = {}  # address -> when to ask it again
         self._next_step = 0.0
 
@@ -160,7 +190,9 @@ class RollCall:
         Raises:
             RunStopped: `stop` was set, or a node is missing after the time limit.
         """
-        started = logged = time.monotonic()
+        started = time.monotonic()
+        logged = started
+        # With enough nodes it waits as for a round; without, longer than that.
         patience = max(ROLL_CALL_SECONDS, self.config.round_timeout)
         while self.missing:
             waited = time.monotonic() - started
@@ -184,16 +216,20 @@ class RollCall:
     @property
     def missing(self) -> list[str]:
         """The names of the nodes that have not joined."""
-        names = self.config.node_names
-        return [n for i, n in enumerate(names) if i not in self.addresses]
+        return [
+            name
+            for node, name in enumerate(self.config.node_names)
+            if node not in self.addresses
+        ]
 
     @property
     def _absent(self) -> str:
         reasons = self.progress.reasons
-        return ", ".join(
-            f"{name} ({reasons[name]})" if reasons.get(name) else name
-            for name in self.missing
-        )
+        titles: list[str] = []
+        for name in self.missing:
+            reason = reasons.get(name)
+            titles.append(f"{name} ({reason})" if reason else name)
+        return ", ".join(titles)
 
     def _is_enough(self) -> bool:
         """A run that has begun goes on with `min_answers`; its start needs all."""
@@ -204,30 +240,39 @@ class RollCall:
         """Looks for new nodes and for answers of those that were asked; never waits."""
         if self._queries:
             for reply in self.grid.pull_messages(list(self._queries)):
-                address, node, _ = self._queries.pop(reply.metadata.reply_to_message_id)
-                self._handle(reply, address, node)
+                query = self._queries.pop(reply.metadata.reply_to_message_id)
+                self._handle(reply, query.address, query.node)
         now = time.monotonic()
         if now < self._next_step:
             return
         self._next_step = now + STEP_SECONDS
-        infos = list(self.grid.get_nodes())
-        self.active_since = {i.node_id: i.last_activated_at for i in infos}
-        self._registered = {i.node_id: i.name for i in infos}
-        self._public = {i.node_id: i.public_key for i in infos if i.name}
-        for name, (address, _, since) in list(self._queries.items()):
-            if self.active_since.get(address, since) != since:
-                del self._queries[name]  # lost with the process that was asked
-                self._retry_at.pop(address, None)
-        known = set(self.addresses.values()) | {a for a, *_ in self._queries.values()}
+        self._look()
+        known = set(self.addresses.values())
+        known |= {query.address for query in self._queries.values()}
         new = [
             address
             for address in self.active_since
             if address not in known and self._retry_at.get(address, 0.0) <= now
         ]
+        # Once all are there, a stranger is asked nothing.
         if new and self.missing_or_gone:
             self._push(dict.fromkeys(new), "query", {})
-        online = [i for i, a in self.addresses.items() if a in self.active_since]
+        joined = self.addresses.items()
+        online = [node for node, address in joined if address in self.active_since]
         self.progress.set_online(online)
+
+    def _look(self) -> None:
+        """Asks Flower who is connected; forgets questions that were lost."""
+        infos = list(self.grid.get_nodes())
+        self.active_since = {info.node_id: info.last_activated_at for info in infos}
+        self._registered = {info.node_id: info.name for info in infos}
+        self._public = {info.node_id: info.public_key for info in infos if info.name}
+        for message, query in list(self._queries.items()):
+            since = self.active_since.get(query.address, query.active_since)
+            # Activated anew: the process that was asked is gone, and so is its answer.
+            if since != query.active_since:
+                del self._queries[message]
+                self._retry_at.pop(query.address, None)
 
     @property
     def missing_or_gone(self) -> bool:
@@ -237,7 +282,7 @@ class RollCall:
 
     def add_answer(self, node: int, round: int, seconds: float) -> None:
         """Notes a node's valid answer; round 0 is its preparation."""
-        name = self.config.node_names[node]
+        name = self._name(node)
         log_event("answered", node=name, round=round, outcome="ok", seconds=seconds)
         if round:
             self.seen[node] = round
@@ -245,12 +290,12 @@ class RollCall:
 
     def add_release(self, node: int, sent: SentRequest) -> None:
         """Notes that a node has released, whether its answer is valid or not."""
-        name = self.config.node_names[node]
+        name = self._name(node)
         key = ""
         # A node that is not in the list has nothing to release, whatever it answers.
         if isinstance(sent, MaskedRequest) and node in sent.attempt.keys:
             key = sent.attempt.keys[node].public.hex()
-        self.answered[name] = self.start, content_of(sent).round, key
+        self.answered[name] = _LastRelease(self.start, content_of(sent).round, key)
 
     def add_late(self, node: int | None, reply: Message) -> None:
         """Notes a release that nobody waits for any more: it has left its client.
@@ -259,17 +304,24 @@ class RollCall:
         """
         if node is None or reply.has_error():
             return
-        record = reply.content.config_records.get(PAYLOAD_RECORD) or ConfigRecord()
-        name, round = self.config.node_names[node], record.get("round")
-        start, last, _ = self.answered.get(name, ("", 0, ""))
-        if type(round) is int and (start != self.start or round > last):
-            self.answered[name] = self.start, round, ""
+        # Not decoded: the round may be over, but the node's count has this release.
+        record = _record_of(reply)
+        round = record.get("round")
+        if type(round) is not int:
+            return
+        name = self._name(node)
+        last = self.answered.get(name)
+        if last is None or last.start != self.start or round > last.round:
+            self.answered[name] = _LastRelease(self.start, round)
 
     def told(self, node: int) -> dict[str, Any]:
         """Returns what a node is told with every request: which answer it must know."""
-        answered = self.answered.get(self.config.node_names[node], ())
-        place = {"start": self.start, "since": self.since}
-        return place | {"answered": "/".join(map(str, answered))}
+        answered = self.answered.get(self._name(node), ())
+        return {
+            "start": self.start,
+            "since": self.since,
+            "answered": "/".join(map(str, answered)),
+        }
 
     def save(self) -> None:
         """Keeps who has answered, before anything follows from it."""
@@ -279,27 +331,33 @@ class RollCall:
     def has_signed(self, node: int, announced: Announced) -> bool:
         """Tells whether a node's registered key, if any, has signed this one."""
         public = self._public.get(self.addresses.get(node, -1))
-        key: Any = public and load_pem_public_key(public)
-        run, name = self.run_id, self.config.node_names[node]
-        return not key or is_signed(key, run, name, announced)
+        if not public:
+            return True
+        key: Any = load_pem_public_key(public)
+        return is_signed(key, self.run_id, self._name(node), announced)
+
+    def _name(self, node: int) -> str:
+        return self.config.node_names[node]
 
     def _push(self, to: dict[int, int | None], kind: str, payload: Any) -> None:
         record = RecordDict({PAYLOAD_RECORD: ConfigRecord(payload)})
         messages = [Message(record, address, kind) for address in to]
-        names = self.grid.push_messages(messages)
-        for name, (address, node) in zip(names, to.items()):  # noqa: B905
-            if name:  # else Flower does not know this address any more
+        sent = self.grid.push_messages(messages)
+        for message, (address, node) in zip(sent, to.items()):  # noqa: B905
+            if message:  # else Flower does not know this address any more
                 since = self.active_since.get(address, "")
-                self._queries[name] = address, node, since
+                self._queries[message] = _Query(address, node, since)
 
     def _handle(self, reply: Message, address: int, node: int | None) -> None:
         """Handles the answer of a node that said its name, or that joined."""
         self._retry_at[address] = time.monotonic() + ASK_AGAIN_SECONDS
-        title = self.config.node_names[node] if node is not None else f"node {address}"
+        title = f"node {address}"
+        if node is not None:
+            title = self._name(node)
         try:
             if reply.has_error():
                 raise UserError(one_line(reply.error.reason))
-            record = reply.content.config_records.get(PAYLOAD_RECORD) or ConfigRecord()
+            record = _record_of(reply)
             if node is None:
                 self._invite(address, record.get("name"), record.get("protocol", 1))
             else:
@@ -312,7 +370,7 @@ class RollCall:
 
     def _invite(self, address: int, claimed: object, protocol: object) -> None:
         """Sends the run's settings to a node that may bear its name."""
-        name = str(claimed)[:64]
+        name = str(claimed)[:64]  # it comes from outside and may be of any size
         registered = self._registered.get(address, "")
         # The key that signed the messages decides who it is, not what they say.
         if registered and name != registered:
@@ -343,30 +401,43 @@ class RollCall:
 
     def _admit(self, address: int, node: int, record: Mapping[str, Any]) -> None:
         """Takes a node in, if its state is that of its last answered round."""
-        seen, name = record.get("round"), self.config.node_names[node]
+        name = self._name(node)
+        seen = record.get("round")
         if type(seen) is not int:
             raise UserError("joined without saying which round it has seen")
         # What it has released counts, also where it is refused.
-        self._check_ledger(node, record.get("released"))
-        if limit := record.get("refused"):
+        self.check_ledger(node, record.get("released"))
+        limit = record.get("refused")
+        if limit:
             raise UserError(f"refused by its clients' limit: {one_line(limit)}")
-        # An older state would answer with discriminators that have missed rounds.
-        expected = self.seen.get(node, 0)
-        if expected > 0 and seen < expected:
-            text = f"its state is of round {seen}, it took part until round {expected}"
-            if seen < 0:
-                text = f"its state is lost; it took part until round {expected}"
-            needs_all = self.config.min_answers in (None, self.config.num_nodes)
-            if needs_all or seen < 0:
-                remedy = f"restore its {self.run_id}/ only, never an older releases/"
-                raise UserError(f"{text}; {remedy}")
-            log(WARNING, "roll call: %s: %s", name, text)
+        self._check_state(node, seen)
         self.addresses[node] = address
         self.progress.set_joined(node)
         log(INFO, "roll call: %s has joined", name)
         log_event("joined", node=name, round=seen)
 
-    def _check_ledger(self, node: int, released: object) -> None:
+    def _check_state(self, node: int, seen: int) -> None:
+        """Refuses a state that lacks rounds which the node took part in.
+
+        It would answer with discriminators that have missed rounds. Where a round
+        counts without this node, an older state is only reported.
+
+        Raises:
+            UserError: says what is missing, and the remedy.
+        """
+        expected = self.seen.get(node, 0)
+        if expected == 0 or seen >= expected:
+            return
+        text = f"its state is of round {seen}, it took part until round {expected}"
+        if seen < 0:
+            text = f"its state is lost; it took part until round {expected}"
+        needs_all = self.config.min_answers in (None, self.config.num_nodes)
+        if needs_all or seen < 0:
+            remedy = f"restore its {self.run_id}/ only, never an older releases/"
+            raise UserError(f"{text}; {remedy}")
+        log(WARNING, "roll call: %s: %s", self._name(node), text)
+
+    def check_ledger(self, node: int, released: object) -> None:
         """Ends the run where a node has released more than the ledger has.
 
         Args:
@@ -385,16 +456,25 @@ class RollCall:
         ):
             raise UserError("joined without saying what it has released")
         counted = self.counted[node]
-        lost = [r for r, times in enumerate(released, start=1) if times > counted[r]]
+        lost = [
+            round
+            for round, times in enumerate(released, start=1)
+            if times > counted[round]
+        ]
         if lost:
             text = (
-                f"{self.config.node_names[node]} has released more than this run's "
+                f"{self._name(node)} has released more than this run's "
                 f"ledger says (rounds {first_n(lost, 10)}): this server was restored "
                 "from an older backup. The run has ended; put the newest copy of the "
                 "whole run folder back, or start a new run"
             )
             self.folder.mark_behind(text)
             raise RunStopped(text)
+
+
+def _record_of(reply: Message) -> ConfigRecord:
+    """Returns what a reply carries; an empty record where it carries none."""
+    return reply.content.config_records.get(PAYLOAD_RECORD) or ConfigRecord()
 
 
 def public_settings(config: RunConfig) -> dict[str, Any]:

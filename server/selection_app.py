@@ -38,7 +38,8 @@ def main(grid: Grid, context: Context) -> None:
         strategy.start(grid)
         ask = functools.partial(ask_nodes, strategy.nodes, stop)
         weights = (folder.path / GENERATOR).read_bytes()
-        write_json(flower / OUTCOME, ask_cohorts(folder.path.parent, weights, ask))
+        outcome = ask_cohorts(folder.path.parent, weights, ask)
+        write_json(flower / OUTCOME, outcome)
 
 
 def ask_nodes(
@@ -50,14 +51,19 @@ def ask_nodes(
         RunStopped: `stop` was set, or a client did not answer.
     """
     record = ConfigRecord({"question": question, **details, **nodes.place})
-    count, exchange = nodes.config.num_nodes, nodes.exchange
-    asked = {n: nodes.message(record, n, "query.cohort") for n in range(count)}
-    answers: dict[int | None, ConfigRecord] = {
-        exchange.node_of(reply): reply.content.config_records[PAYLOAD_RECORD]
-        for reply in exchange.send_and_receive(asked, QUESTION_SECONDS, stop=stop)
-        if not reply.has_error()
+    exchange = nodes.exchange
+    asked = {
+        node: nodes.message(record, node, "query.cohort")
+        for node in range(nodes.config.num_nodes)
     }
-    if missing := sorted({*asked} - {*answers}):
+    answers: dict[int | None, ConfigRecord] = {}
+    for reply in exchange.send_and_receive(asked, QUESTION_SECONDS, stop=stop):
+        if not reply.has_error():
+            record = reply.content.config_records[PAYLOAD_RECORD]
+            answers[exchange.node_of(reply)] = record
+    # Cohorts are chosen among all clients: an answer of some would choose others.
+    missing = sorted({*asked} - {*answers})
+    if missing:
         why = f"no answer of clients {missing[:10]}"
         raise RunStopped(f"stopped at the question {question}: {why}")
     return [answers[node] for node in asked]

@@ -45,9 +45,7 @@ from server.strategy import FederatedGan
 # What a remedy lacks for `flwr run`, where no flag can be given.
 PLAIN = "; --a-flag is the key a-flag of --run-config"
 PEEP_SECONDS = 5.0  # for a launcher that looks whether the folder is locked
-RUN_LOCK_SECONDS = (
-    60.0  # for the process of a server that was killed, which may be ending
-)
+RUN_LOCK_SECONDS = 60.0  # for the process of a killed server, which may be ending
 
 app = ServerApp()
 
@@ -114,13 +112,16 @@ def main(grid: Grid, context: Context) -> None:
     try:
         folder = open_folder(settings)
     except UserError as error:
-        refusal = f"{REFUSED}: {error}{PLAIN if is_plain else ''}"
+        refusal = f"{REFUSED}: {error}"
+        if is_plain:
+            refusal += PLAIN
         log(ERROR, "%s", refusal)
         FLOWER_LOGGER.addFilter(lambda record: not record.exc_info)  # no traceback
         raise UserError(refusal) from None
     torch.set_num_threads(1)
     keep_freed_memory()
-    flower, is_deployed = folder.path / ".flower", bool(folder.config.node_names)
+    is_deployed = bool(folder.config.node_names)
+    flower = folder.path / ".flower"
     flower.mkdir(exist_ok=True)
 
     report = functools.partial(log_progress, folder)
@@ -134,7 +135,9 @@ def main(grid: Grid, context: Context) -> None:
         log_event("ended", outcome=status, reason=reason)
 
     # What another process wrote, or waits for, is not ours before we hold the folder.
-    patience = RUN_LOCK_SECONDS if is_deployed else PEEP_SECONDS
+    patience = PEEP_SECONDS
+    if is_deployed:
+        patience = RUN_LOCK_SECONDS
     with contextlib.ExitStack() as stack, locked(folder, patience):
         if is_deployed:
             stop.path.unlink(missing_ok=True)
@@ -148,8 +151,8 @@ def log_progress(folder: RunFolder, metrics: dict[str, Any]) -> None:
     num_rounds = folder.config.num_rounds
     every = max(1, num_rounds // 20)
     if "fit_step" in metrics:
-        steps = metrics["fit_step"], metrics["fit_steps"]
-        log(INFO, "fit: step %d of %d", *steps)
+        step = metrics["fit_step"]
+        log(INFO, "fit: step %d of %d", step, metrics["fit_steps"])
         with contextlib.suppress(OSError):  # a full disk loses it, not the run
             write_json(folder.path / ".flower" / FIT, metrics)
     elif metrics["round"] % every == 0:
@@ -208,14 +211,13 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
     """
     run_folder = settings.pop("run_folder", "")
     if run_folder:
-        folder = RunFolder.open(_place(str(run_folder)))
+        folder = RunFolder.open(run_place(str(run_folder)))
         if folder.config.node_names:  # may be older than what is refused today
             folder.config.validate()
         return folder
-    is_plain = "recipe" in settings
-    config = _plain(settings) if is_plain else RunConfig.from_flat(settings)
+    config = _config_of(settings)
     output = config.output or f"run-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    path = _place(output)
+    path = run_place(output)
     config = dataclasses.replace(config, engine="flower", output=str(path))
     if path.exists():
         other = "choose another output"
@@ -230,24 +232,32 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
     return RunFolder.create(resolved)
 
 
-def _plain(given: dict[str, Any]) -> RunConfig:
-    """Returns the settings of `flwr run .`: recipe, TOML file, and keys over both.
+def _config_of(given: dict[str, Any]) -> RunConfig:
+    """Returns the settings of a submission, or of `flwr run .`.
+
+    The second has a recipe, a TOML file, and keys over both.
 
     Raises:
         UserError: invalid settings, or no such file.
     """
+    if "recipe" not in given:
+        return RunConfig.from_flat(given)
+    # An empty value is one that the run does not set: Flower wants every key.
     own = {name: value for name, value in given.items() if value != ""}
-    recipe, file = own.pop("recipe", None), own.pop("config", None)
-    path = Path(file).expanduser() if file else None
-    if path is not None and not path.is_file():
-        raise UserError(
-            f"config = {file}: not in {Path.cwd()}, where Flower's server runs; give "
-            "its absolute path"
-        )
+    recipe = own.pop("recipe", None)
+    file = own.pop("config", None)
+    path = None
+    if file:
+        path = Path(file).expanduser()
+        if not path.is_file():
+            raise UserError(
+                f"config = {file}: not in {Path.cwd()}, where Flower's server runs; "
+                "give its absolute path"
+            )
     return configure(recipe, path, own, engine="flower")
 
 
-def _place(name: str) -> Path:
+def run_place(name: str) -> Path:
     """Returns where a run folder is; an absolute name stays itself, where it may.
 
     Whoever may submit a run to a deployed server may not name other folders of it.
@@ -256,8 +266,10 @@ def _place(name: str) -> Path:
         UserError: outside the server's folder of runs.
     """
     given = os.environ.get(RUNS_VARIABLE)
-    runs = Path(given) if given else Path.home() / "fedgs-runs"
+    if not given:
+        return Path(os.path.normpath(Path.home() / "fedgs-runs" / name))
+    runs = Path(os.path.normpath(given))
     path = Path(os.path.normpath(runs / name))
-    if given and path.parent != Path(os.path.normpath(runs)):
+    if path.parent != runs:
         raise UserError(f"output = {name}: give the plain name of a run folder")
-    return inside(path.parent, path.name, "output") if given else path
+    return inside(runs, path.name, "output")

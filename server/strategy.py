@@ -50,8 +50,10 @@ class FederatedGan(SilentStrategy):
 
     def __init__(self, folder: RunFolder, report: Report, stop: Stop) -> None:
         """Touches nothing yet."""
-        self.folder, self.config = folder, folder.config
-        self.report, self.stop = report, stop
+        self.folder = folder
+        self.config = folder.config
+        self.report = report
+        self.stop = stop
         self.nodes = Nodes(folder, stop)
         self.keys: dict[int, Announced] = {}
         self.left_out: set[int] = set()
@@ -72,15 +74,17 @@ class FederatedGan(SilentStrategy):
             RunStopped: the run ended early with a checkpoint.
         """
         self.summary()
-        nothing = ArrayRecord(), ConfigRecord()
         with self.opened(grid):
             self.training.settle(self.stop)
             while self.training.goes_on:
-                number = self.training.server.round + 1
-                messages = self.configure_train(number, *nothing, grid)
+                round = self.training.round + 1
+                # Flower's arrays and configuration are empty: the run has its own.
+                messages = self.configure_train(
+                    round, ArrayRecord(), ConfigRecord(), grid
+                )
                 timeout = self.config.round_timeout
                 replies = self.nodes.replies(messages, timeout, None)
-                self.aggregate_train(number, replies)
+                self.aggregate_train(round, replies)
                 self.training.stop_if_asked(self.stop)
                 self.training.settle(self.stop)
             self.training.save_generator()
@@ -152,15 +156,14 @@ class FederatedGan(SilentStrategy):
         """
         answers, missing = self.nodes.decode(replies)
         self._keep_keys(answers)
+        who = self.nodes.titles(missing)
         if missing:
-            number, who = self.training.server.round + 1, self.nodes.titles(missing)
-            log(WARNING, "round %d: no answer of %s", number, who)
+            log(WARNING, "round %d: no answer of %s", server_round, who)
         metrics = self.training.finish(answers, self.nodes.failures())
         if metrics:
             self.left_out.clear()
         else:
             self.left_out.update(missing)
-            who = self.nodes.titles(missing)
             log(WARNING, "round %d: voided, again without %s", server_round, who)
             log_event("voided", round=server_round, outcome=f"without {who}")
         return None, MetricRecord(metrics)
@@ -175,13 +178,13 @@ class FederatedGan(SilentStrategy):
         Raises:
             RunStopped: a node failed twice or is gone, or `stop` was set.
         """
-        if not (nodes := self.training.unprepared()):
+        nodes = self.training.unprepared()
+        if not nodes:
             return
         messages = self.nodes.encode(self.training.preparation, nodes)
         self.nodes.progress.set_phase("preparing", 0)
-        _, missing = self.nodes.decode(
-            self.nodes.replies(messages, math.inf, self.stop)
-        )
+        replies = self.nodes.replies(messages, math.inf, self.stop)
+        _, missing = self.nodes.decode(replies)
         if not missing:
             return
         who = self.nodes.titles(missing)
@@ -215,12 +218,13 @@ class FederatedGan(SilentStrategy):
         start and after it was away: nothing is released, and nothing counted. Who gives
         none is left out of the round, so that nobody's release is voided by it.
         """
-        planned = nodes_of(self.config, select(self.config, round))
+        participants = select(self.config, round)
+        planned = nodes_of(self.config, participants)
         listed = [node for node in planned if node not in self.left_out]
-        if missing := [node for node in listed if node not in self.keys]:
-            is_enough = len(listed) - len(missing) >= self.training.required(
-                select(self.config, round)
-            )
+        missing = [node for node in listed if node not in self.keys]
+        if missing:
+            num_with_keys = len(listed) - len(missing)
+            is_enough = num_with_keys >= self.training.required(participants)
             self._ask_for_keys(missing, round, is_enough)
             self.left_out.update(node for node in missing if node not in self.keys)
         # Taken out: a key that was listed is never listed again, void attempt or not.
@@ -230,10 +234,12 @@ class FederatedGan(SilentStrategy):
 
     def _ask_for_keys(self, nodes: Sequence[int], round: int, is_brief: bool) -> None:
         record = ConfigRecord({"round": round, **self.nodes.place})
-        asked = {n: self.nodes.message(record, n, "query.key") for n in nodes}
-        seconds = patience = self.config.round_timeout
-        if is_brief:  # who is offline is not waited for
-            seconds, patience = min(KEY_SECONDS, seconds), 0.0
+        asked = {node: self.nodes.message(record, node, "query.key") for node in nodes}
+        seconds = self.config.round_timeout
+        patience = seconds
+        if is_brief:
+            seconds = min(KEY_SECONDS, seconds)
+            patience = 0.0  # a node that is offline is not waited for
         exchange = self.nodes.exchange
         for reply in exchange.send_and_receive(asked, seconds, patience, self.stop):
             node = exchange.node_of(reply)

@@ -168,9 +168,9 @@ def server_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    node_cache._workers.clear()
+    node_cache.workers.clear()
     yield
-    node_cache._workers.clear()
+    node_cache.workers.clear()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from baselines import small_run
 from experiments.baselines.baseline_run import open_run
 from fedgs import deployment
 from fedgs.app.report.page import report
-from fedgs.cohorts.files import read_cohort
+from fedgs.cohorts.cohort_file import read_cohort
 from fedgs.config.recipes import settings_in
 from fedgs.errors import UserError
 from fedgs.evaluation.cache import read_cached

@@ -13,7 +13,6 @@ from runs import json_lines
 @pytest.fixture
 def log(tmp_path, monkeypatch) -> Path:
     """The file that this process's events go to, which is not made yet."""
-    monkeypatch.setattr(event_log, "_reported", set())
     monkeypatch.setenv(event_log.EVENT_LOG_VARIABLE, str(tmp_path / "events.jsonl"))
     return tmp_path / "events.jsonl"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedgs.audit.finding import Finding
-from fedgs.cohorts.files import EXCLUDED
+from fedgs.cohorts.cohort_file import EXCLUDED
 from fedgs.files import write_json
 from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy_label import HOLDS, UNFINISHED, privacy_label

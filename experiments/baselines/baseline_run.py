@@ -15,7 +15,7 @@ from experiments.baselines.baseline import AuditScores, Baseline, Facts, StepEve
 from experiments.baselines.one_release import attack_releases
 from experiments.baselines.target import BaselineRequest, settings_read
 from fedgs.audit.finding import Finding
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.fields import coerce_fields, flag_words
 from fedgs.config.plugins import CENTRAL
 from fedgs.config.recipes import overridden
@@ -23,7 +23,7 @@ from fedgs.config.run_config import NetworkConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError, wrap_error
-from fedgs.files import REMEDY, read_json, read_json_lines
+from fedgs.files import RESTORE, read_json, read_json_lines
 from fedgs.privacy.accountant import (
     AS_PUBLISHED,
     CHANGES,
@@ -411,7 +411,7 @@ def open_run(path: str | Path, typed: str = "") -> BaselineRun:
             f"{path}: is no run of `fedgs baseline` ({BASELINE} is missing)"
         )
     content = read_json(folder.path / BASELINE)
-    with wrap_error(Exception, f"{folder.path / BASELINE}: corrupted", REMEDY):
+    with wrap_error(Exception, f"{folder.path / BASELINE}: corrupted", RESTORE):
         method = find(content["name"], is_typed=content["name"] == typed)
         settings = made_settings(method, content["settings"])
         shape = tuple(content["facts"].pop("image_shape"))

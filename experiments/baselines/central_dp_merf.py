@@ -47,7 +47,7 @@ from fedgs.mechanism.noise import NoiseStream
 from fedgs.methods.dp_merf import Embedding
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
-from fedgs.privacy.poisson import GAUSSIAN_THEOREM, Releases, smallest_noise
+from fedgs.privacy.poisson import GAUSSIAN_THEOREM, PoissonReleases, smallest_noise
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels
 
@@ -249,7 +249,9 @@ class CentralDPMerf(Baseline[AnyDPMerfSettings]):
             rate = settings.rate
             count = settings.generator_steps
             sigma = smallest_noise(
-                lambda noise: [Releases(rate, 2 * noise, count)], target_epsilon, delta
+                lambda noise: [PoissonReleases(rate, 2 * noise, count)],
+                target_epsilon,
+                delta,
             )
         return dataclasses.replace(settings, noise_multiplier=sigma)
 
@@ -432,13 +434,13 @@ class AutoencoderDPMerf(CentralDPMerf[AutoencoderDPMerfSettings]):
         rate = settings.sampling_rate
         count = settings.generator_steps
 
-        def first(noise: float) -> Releases:
-            return Releases(rate, noise, settings.autoencoder_steps)
+        def first(noise: float) -> PoissonReleases:
+            return PoissonReleases(rate, noise, settings.autoencoder_steps)
 
         share = AUTOENCODER_SHARE * target_epsilon
         encoder = smallest_noise(lambda noise: [first(noise)], share, delta)
         sigma = smallest_noise(
-            lambda noise: [first(encoder), Releases(rate, 2 * noise, count)],
+            lambda noise: [first(encoder), PoissonReleases(rate, 2 * noise, count)],
             target_epsilon,
             delta,
         )

@@ -24,7 +24,7 @@ from fedgs.errors import imported
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy.oracle import autodp_epsilon
-from fedgs.privacy.poisson import Releases, epsilon, theorem
+from fedgs.privacy.poisson import PoissonReleases, epsilon, theorem
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels
 
@@ -170,13 +170,13 @@ def event(rate: float, noise_per_clip: float, **more: Any) -> dict[str, Any]:
     return {"kind": "gaussian-sum", **more, **cost}
 
 
-def releases(events: Sequence[StepEvent]) -> tuple[Releases, ...]:
+def releases(events: Sequence[StepEvent]) -> tuple[PoissonReleases, ...]:
     """Returns what events of `event` cost, for `fedgs.privacy.poisson`."""
     counts: dict[tuple[float, float], int] = {}
     for each in events:
         key = float(each["sampling_rate"]), float(each["noise_per_clip"])
         counts[key] = counts.get(key, 0) + int(each["count"])
-    return tuple(Releases(*key, count) for key, count in counts.items())
+    return tuple(PoissonReleases(*key, count) for key, count in counts.items())
 
 
 def units(facts: Facts) -> list[tuple[str, int]]:

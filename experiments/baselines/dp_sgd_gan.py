@@ -42,7 +42,7 @@ from fedgs.errors import UserError
 from fedgs.gan.models import Discriminator, build, update_ema
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy.oracle import poisson_rdp_epsilon
-from fedgs.privacy.poisson import Releases, smallest_noise
+from fedgs.privacy.poisson import PoissonReleases, smallest_noise
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Scores
 
@@ -220,7 +220,9 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
         """
         rate = sampling_rate(settings, facts.num_records)
         noise = smallest_noise(
-            lambda noise: [Releases(rate, noise, settings.steps)], target_epsilon, delta
+            lambda noise: [PoissonReleases(rate, noise, settings.steps)],
+            target_epsilon,
+            delta,
         )
         return dataclasses.replace(settings, noise_per_clip=noise)
 

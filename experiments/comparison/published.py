@@ -13,7 +13,7 @@ from statistics import mean
 from experiments.comparison.rows import ROW_NOT_RUN, Row
 from fedgs.app.evaluation.paper_tables import PUBLISHED, TABLE_1
 from fedgs.app.tables import Table
-from fedgs.evaluation.classifiers import NAMES
+from fedgs.evaluation.classifiers import CLASSIFIERS
 
 OURS = {  # our row of the same method, and its epsilon
     "GAN (non-private)": ("wgan-gp", None),
@@ -57,7 +57,7 @@ def by_classifier(data: str, rows: Sequence[Row]) -> Table | None:
         if title in OURS and (row := ours.pop(OURS[title], None)) is not None:
             cells.append(_own(row))
     cells += [_own(row) for row in ours.values()]
-    head = ["trained on", *(name.replace("_", " ") for name in NAMES), "mean"]
+    head = ["trained on", *(name.replace("_", " ") for name in CLASSIFIERS), "mean"]
     table = "A2" if data == "fashion-mnist" else "A1"
     return Table(f"{data}: the paper's Table {table} beside our rows", head, cells)
 
@@ -65,7 +65,7 @@ def by_classifier(data: str, rows: Sequence[Row]) -> Table | None:
 def _judged(row: Row) -> list[dict[str, float]]:
     """Returns the accuracies by classifier of each seed that has all thirteen."""
     known = [line.get("accuracy_by_classifier") or {} for line in row.done]
-    return [column for column in known if {*NAMES} == {*column}]
+    return [column for column in known if {*CLASSIFIERS} == {*column}]
 
 
 def _own(row: Row) -> list[str]:
@@ -74,5 +74,5 @@ def _own(row: Row) -> list[str]:
 
 
 def _means(columns: Sequence[dict[str, float]], digits: int) -> list[str]:
-    means = [mean(column[name] for column in columns) for name in NAMES]
+    means = [mean(column[name] for column in columns) for name in CLASSIFIERS]
     return [f"{value:.{digits}f}" for value in (*means, mean(means))]

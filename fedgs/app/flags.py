@@ -87,7 +87,8 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
         app: its commands.
         words: of the command line; this process's own when None.
     """
-    code, problem = 2, ""
+    code = 2
+    problem = ""
     _RUNNING.set(frozenset())
     try:
         code = app(words, standalone_mode=False) or 0
@@ -95,7 +96,10 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
             print("Interrupted.", file=sys.stderr)
     except click.UsageError as error:
         if problem := error.format_message():  # empty where the help was printed
-            where = error.ctx.command_path if error.ctx else "fedgs"
+            if error.ctx:
+                where = error.ctx.command_path
+            else:
+                where = "fedgs"
             problem = f"{problem} See `{where} --help`."
     except UserError as error:
         problem = _FLAG.sub(_as_set, str(error))
@@ -151,7 +155,10 @@ def settings_flags(
         has_set: whether `--set` gives all other settings.
     """
     known = defaults or {}
-    specs = settings_of(*chosen) if chosen else []
+    if chosen:
+        specs = settings_of(*chosen)
+    else:
+        specs = []
     flags = [_setting_flag(s, known.get(s.name, s.default)) for s in specs]
     if has_set:
         flags.append(_parameter("set", *typing.get_args(SetOption), default=None))
@@ -200,7 +207,8 @@ def _with_flags(
             raise UserError(f"{name}: is given twice; leave out --set {name}=...")
         command(**own, **{receiver: given | others})
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(command).parameters.items()
@@ -225,7 +233,10 @@ def _setting_flag(spec: "dataclasses.Field[Any]", default: Any) -> inspect.Param
     """Returns one setting as a typer option; unset means: not given."""
     flag = f"--{spec.name.replace('_', '-')}"
     kind, _ = field_type(spec.name)
-    shown = "" if default in (None, "") else f" \\[default: {default}]"
+    if default in (None, ""):
+        shown = ""
+    else:
+        shown = f" \\[default: {default}]"
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
         help=_help_of(spec) + shown,
@@ -237,7 +248,10 @@ def _setting_flag(spec: "dataclasses.Field[Any]", default: Any) -> inspect.Param
 
 def _help_of(spec: "dataclasses.Field[Any]") -> str:
     choices = spec.metadata.get("choices")
-    listed = f" \\[{'|'.join(choices)}]" if choices else ""
+    if choices:
+        listed = f" \\[{'|'.join(choices)}]"
+    else:
+        listed = ""
     return spec.metadata["help"] + listed
 
 
@@ -245,11 +259,13 @@ def _request_flag(
     spec: "dataclasses.Field[Any]", kind: Any, has_default: bool
 ) -> inspect.Parameter:
     """Returns one field of a request as a typer option, or argument."""
-    text, metavar = _help_of(spec), spec.metadata["metavar"]
+    text = _help_of(spec)
+    metavar = spec.metadata["metavar"]
     default: Any = spec.default if has_default else None
     split = None
     if kind == NAMES:
-        kind, split = str | None, _split
+        kind = str | None
+        split = _split
         default = ",".join(default) or None
     elif not has_default:
         kind = kind | None
@@ -271,4 +287,6 @@ def _request_flag(
 
 
 def _split(text: str | None) -> NAMES | None:
-    return tuple(text.split(",")) if text is not None else None
+    if text is not None:
+        return tuple(text.split(","))
+    return None

@@ -45,7 +45,10 @@ def report(runs: Run | Sequence[Run], output: str | Path = "report.html") -> Non
     Raises:
         UserError: bad input; nothing was written.
     """
-    listed = [runs] if isinstance(runs, Run) else runs
+    if isinstance(runs, Run):
+        listed = [runs]
+    else:
+        listed = runs
     page.report([_place(run) for run in listed], Path(output))
 
 
@@ -85,7 +88,9 @@ def debug(
 
 
 def _place(run: Run) -> Path:
-    return run.path if isinstance(run, TrainingRun) else Path(run)
+    if isinstance(run, TrainingRun):
+        return run.path
+    return Path(run)
 
 
 def _split(

@@ -62,7 +62,10 @@ def folded(text: str, stream: IO[str]) -> str:
     lines: list[str] = []
     for line in text.split("\n"):
         label = re.match(r"\S+( \S+)* {2,}", line[:20])
-        indent = " " * len(label[0]) if label else ""
+        if label:
+            indent = " " * len(label[0])
+        else:
+            indent = ""
         lines += textwrap.wrap(
             line,
             shutil.get_terminal_size().columns,
@@ -82,4 +85,6 @@ def cell(value: Any) -> str:
     """Returns a number as a cell of a table; a dash for what is none."""
     if not is_number(value):
         return "–"
-    return str(value) if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.4g}"

@@ -19,7 +19,7 @@ class Finding:
     Attributes:
         attack: A and how the client comes to take part, or B and what was scored.
         adversary: a key of `fedgs.privacy.accountant.ADVERSARIES`.
-        relation: a key of `fedgs.privacy.accountant.RELATIONS`.
+        relation: a key of `fedgs.privacy.plan.SENSITIVITIES`.
         rounds: rounds that the claim covers.
         delta: of both epsilons.
         lower_bound: at least 0; the mechanism has no smaller epsilon, with confidence

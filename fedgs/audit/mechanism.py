@@ -34,8 +34,8 @@ import numpy.typing as npt
 from fedgs.audit import bounds
 from fedgs.audit.bounds import ErrorRates, Scores
 from fedgs.audit.canaries import INSIDE, OUTSIDE
+from fedgs.audit.crafted_releases import directions, node_scores
 from fedgs.audit.finding import OF_BOUNDS, Finding
-from fedgs.audit.releases import directions, node_scores
 from fedgs.config.rounds import rounds_alike, terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
@@ -61,7 +61,7 @@ class Claim(NamedTuple):
 
     Attributes:
         adversary: a key of `fedgs.privacy.accountant.ADVERSARIES`.
-        relation: a key of `fedgs.privacy.accountant.RELATIONS`.
+        relation: a key of `fedgs.privacy.plan.SENSITIVITIES`.
         shares: nodes whose noise the adversary cannot take away.
         epsilon: of one round; None means unbounded.
         theorem: what it rests on.

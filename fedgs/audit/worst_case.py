@@ -3,7 +3,7 @@
     terms      a round's terms stay what they were, and are what the ledger records
     clipping   a node's sum of answers that are far too long, in all coordinates and in
                few, is that of samples clipped to C one by one
-    noise      `fedgs.audit.noise`
+    noise      `fedgs.audit.noise_check`
     method     its own rounds are asked, through the frame, of clients that are made up:
                one image or many, black, white or random, of one class or of all.
         one part      no sample of one client's part is longer than C
@@ -26,10 +26,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgs.audit.crafted_releases import (
+    FAR,
+    directions,
+    released,
+    rounding,
+    without_noise,
+)
 from fedgs.audit.finding import OF_NOISE, Check
 from fedgs.audit.mechanism import weakest_rounds
-from fedgs.audit.noise import check_noise
-from fedgs.audit.releases import FAR, directions, released, rounding, without_noise
+from fedgs.audit.noise_check import check_noise
 from fedgs.config.rounds import rounds_alike, terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
@@ -61,7 +67,7 @@ def check_mechanism(config: ResolvedConfig, events: Sequence[Event]) -> list[Che
     Privacy: public; reads no data.
 
     Args:
-        config: of the run, as `fedgs.audit.releases.audited`.
+        config: of the run, as `fedgs.audit.crafted_releases.audited`.
         events: of its ledger.
     """
     recorded = {event.round: event for event in events}

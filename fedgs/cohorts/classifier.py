@@ -25,8 +25,11 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import TensorDict
 
-STEPS, BATCH_SIZE, LEARNING_RATE = 5, 20, 0.1  # of a client in a round
-HELD_OUT = 0.3  # of a client's images, on which it evaluates itself
+# Of a client in a round.
+CLIENT_STEPS = 5
+CLIENT_BATCH_SIZE = 20
+CLIENT_LEARNING_RATE = 0.1
+EVALUATION_SHARE = 0.3  # of a client's images, on which it evaluates itself
 EVALUATED_AT_ONCE = 256  # images of a forward pass without gradients
 
 
@@ -56,10 +59,13 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns logits (B, num_classes) of images (B, C, S, S) in [0, 1]."""
-        h = F.max_pool2d(F.relu(self.conv1(images)), 2)
-        h = F.max_pool2d(F.relu(self.conv2(h)), 2)
+        h = F.relu(self.conv1(images))
+        h = F.max_pool2d(h, 2)
+        h = F.relu(self.conv2(h))
+        h = F.max_pool2d(h, 2)
         h = F.relu(self.conv3(h)).flatten(1)  # (B, 64 * side * side)
-        return self.logits(F.relu(self.dense(h)))
+        h = F.relu(self.dense(h))
+        return self.logits(h)
 
 
 def build_classifier(config: ResolvedConfig) -> Classifier:
@@ -102,7 +108,7 @@ def shapes(config: ResolvedConfig) -> dict[str, tuple[int, ...]]:
 def is_held_out(seed: int, name: str, count: int) -> NDArray[np.bool_]:
     """Tells which of a client's images it evaluates itself on.
 
-    It holds out `HELD_OUT` of them, rounded, at least one and at most all but
+    It holds out `EVALUATION_SHARE` of them, rounded, at least one and at most all but
     one; of a single image none. The draw depends on the seed and its name alone.
 
     Privacy: public, as a function of the client's number of images.
@@ -115,9 +121,11 @@ def is_held_out(seed: int, name: str, count: int) -> NDArray[np.bool_]:
     Returns:
         Shape (count,).
     """
+    size = max(round(EVALUATION_SHARE * count), 1)
+    size = min(size, count - 1)  # it trains on at least one
+    order = stream(seed, f"cohorts/held-out/{name}").permutation(count)
     chosen = np.zeros(count, bool)
-    size = min(max(round(HELD_OUT * count), 1), count - 1)
-    chosen[stream(seed, f"cohorts/held-out/{name}").permutation(count)[:size]] = True
+    chosen[order[:size]] = True
     return chosen
 
 
@@ -127,7 +135,7 @@ def train(
     labels: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> None:
-    """Takes `STEPS` of SGD in place, on images drawn with replacement.
+    """Takes `CLIENT_STEPS` of SGD in place, on images drawn with replacement.
 
     Privacy: reads private data; output private.
 
@@ -137,12 +145,13 @@ def train(
         labels: shape (n,), int64.
         rng: the stream of the client's draws.
     """
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
-    for _ in range(STEPS):
-        drawn = rng.integers(len(labels), size=BATCH_SIZE)
+    optimizer = torch.optim.SGD(model.parameters(), CLIENT_LEARNING_RATE)
+    for _ in range(CLIENT_STEPS):
+        drawn = rng.integers(len(labels), size=CLIENT_BATCH_SIZE)
         logits = model(torch.from_numpy(images[drawn]))
+        loss = F.cross_entropy(logits, torch.from_numpy(labels[drawn]))
         optimizer.zero_grad()
-        F.cross_entropy(logits, torch.from_numpy(labels[drawn])).backward()
+        loss.backward()
         optimizer.step()
 
 
@@ -159,9 +168,11 @@ def accuracy(
         images: shape (n, C, S, S), float32 in [0, 1].
         labels: shape (n,), int64.
     """
+    if not len(labels):
+        return math.nan
     right = 0
     for start in range(0, len(labels), EVALUATED_AT_ONCE):
         part = slice(start, start + EVALUATED_AT_ONCE)
         found = model(torch.from_numpy(images[part])).argmax(1)
         right += int((found == torch.from_numpy(labels[part])).sum())
-    return right / len(labels) if len(labels) else math.nan
+    return right / len(labels)

@@ -29,10 +29,10 @@ import numpy as np
 from fedgs.cohorts.selection_settings import (
     ABOVE,
     CLIP_BOUND,
-    DELTA,
     REST,
     SEARCH_STEPS,
     SELECTED,
+    STATED_DELTA,
     Selection,
 )
 from fedgs.config.plugins import COHORT_CLASSIFIER
@@ -43,13 +43,18 @@ from fedgs.privacy.accountant import VALID, Statement
 from fedgs.privacy.selection_cost import SelectionCost
 from fedgs.randomness import secret, stream
 
-PLAN, ASKED, CLASSIFIER = "plan.json", "asked", "classifier"
+# Files and folders of a selection; see the module.
+PLAN = "plan.json"
+ASKED_FILE = "asked"
+CLASSIFIER = "classifier"
 OUTCOME = "outcome.json"  # of a simulation
 # A question and its details -> the answers of all clients, in the order of the data.
 Ask = Callable[[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 LOOSE_BOUND = 1e6  # longer than any update of a few steps: of what is not private
-NOBODY_BELOW, NOBODY_ABOVE = -1.0, 2.0  # thresholds of cohorts that are not wanted
-THEOREM = "exact Gaussian composition, shifted by randomised response"
+# Thresholds of cohorts that are not wanted: no accuracy is beyond them.
+NOBODY_BELOW = -1.0
+NOBODY_ABOVE = 2.0
+_THEOREM = "exact Gaussian composition, shifted by randomised response"
 
 
 def training_settings(selection: Selection, num_clients: int) -> dict[str, Any]:
@@ -64,7 +69,12 @@ def training_settings(selection: Selection, num_clients: int) -> dict[str, Any]:
         num_clients: K.
     """
     per_round = min(selection.clients_per_round, num_clients)
-    z = selection.noise_per_clip
+    if selection.noise_per_clip is None:
+        clip_bound = LOOSE_BOUND
+        noise_multiplier = 0.0
+    else:
+        clip_bound = CLIP_BOUND
+        noise_multiplier = selection.noise_per_clip / (2 * math.sqrt(per_round))
     return {
         "phases": COHORT_CLASSIFIER,
         "num_rounds": selection.num_rounds,
@@ -72,8 +82,8 @@ def training_settings(selection: Selection, num_clients: int) -> dict[str, Any]:
         "clients_per_round": per_round,
         "clients_per_node": 1,
         "node_sizes": None,
-        "clip_bound": LOOSE_BOUND if z is None else CLIP_BOUND,
-        "noise_multiplier": 0.0 if z is None else z / (2 * math.sqrt(per_round)),
+        "clip_bound": clip_bound,
+        "noise_multiplier": noise_multiplier,
     }
 
 
@@ -96,13 +106,15 @@ def ask_cohorts(folder: Path, weights: bytes, ask: Ask) -> dict[str, Any]:
         cohorts, one for each client in the order of the data.
     """
     config, selection = read_plan(folder)
-    (folder / ASKED).touch()
+    # Before the first question: a second answer would cost again.
+    (folder / ASKED_FILE).touch()
     ask("measure", {"weights": weights})
     low, high = _thresholds(selection, config.num_clients, ask)
-    limits = {
-        "low": NOBODY_BELOW if low is None else low,
-        "high": NOBODY_ABOVE if high is None else high,
-    }
+    limits = {"low": NOBODY_BELOW, "high": NOBODY_ABOVE}
+    if low is not None:
+        limits["low"] = low
+    if high is not None:
+        limits["high"] = high
     cohorts = [str(answer["cohort"]) for answer in ask("join", limits)]
     return {"low": low, "high": high, "cohorts": cohorts}
 
@@ -111,15 +123,19 @@ def _thresholds(
     selection: Selection, num_clients: int, ask: Ask
 ) -> tuple[float | None, float | None]:
     """Returns the accuracies that divide the cohorts, found where needed."""
-    low, high = selection.below, selection.above
+    low = selection.below
+    high = selection.above
     if percentiles := selection.percentiles:
 
         def count(thresholds: Sequence[float]) -> list[float]:
             return _counts(selection, num_clients, ask, thresholds)
 
+        # One for each percentile that is set.
         limits = find_thresholds(percentiles, num_clients, count)
-        low = None if low is None else limits[0]
-        high = None if high is None else limits[-1]
+        if low is not None:
+            low = limits[0]
+        if high is not None:
+            high = limits[-1]
     if low is not None and high is not None:
         high = max(low, high)  # ties or noise may swap them
     return low, high
@@ -156,7 +172,9 @@ def membership(accuracy: float, low: float, high: float) -> str:
     """
     if accuracy <= low:
         return SELECTED
-    return ABOVE if accuracy > high else REST
+    if accuracy > high:
+        return ABOVE
+    return REST  # NaN is neither
 
 
 def randomise(
@@ -180,7 +198,9 @@ def randomise(
     """
     others = [other for other in cohorts if other != cohort]
     keep = 1 / (1 + len(others) * math.exp(-epsilon))
-    return cohort if rng.random() < keep else rng.choice(others)
+    if rng.random() < keep:
+        return cohort
+    return rng.choice(others)
 
 
 def find_thresholds(
@@ -208,17 +228,23 @@ def find_thresholds(
     >>> find_thresholds([25, 50], 200, count)
     [0.24609375, 0.49609375]
     """
+    if not percentiles:
+        return []
     targets = [percentile / 100 * num_clients for percentile in percentiles]
-    ranges = [(0.0, 1.0)] * len(targets)
+    lows = [0.0] * len(targets)
+    highs = [1.0] * len(targets)
+    # For each percentile, how far off each accuracy was.
     asked = [list[tuple[float, float]]() for _ in targets]
-    for _ in range(SEARCH_STEPS if targets else 0):
-        middles = [(low + high) / 2 for low, high in ranges]
+    for _ in range(SEARCH_STEPS):
+        middles = [(low + high) / 2 for low, high in zip(lows, highs, strict=True)]
         for i, found in enumerate(count(middles)):
             asked[i].append((abs(found - targets[i]), middles[i]))
-            low, high = ranges[i]
-            is_above = found > targets[i]
-            ranges[i] = (low, middles[i]) if is_above else (middles[i], high)
-    return [min(distances)[1] for distances in asked]
+            if found > targets[i]:
+                highs[i] = middles[i]
+            else:
+                lows[i] = middles[i]
+    nearest = [min(distances) for distances in asked]
+    return [accuracy for _, accuracy in nearest]
 
 
 # ------------------------------------------------------------------ statements
@@ -237,18 +263,21 @@ def statements(
     if cost is None:
         return ()
     rows: list[Statement] = []
-    learns = {"release": (), "server": (_SERVER_LEARNS[bool(selection.percentiles)],)}
     for adversary, relation in itertools.product(_ADVERSARIES, _RELATIONS):
-        epsilon = cost.composed(adversary, relation).epsilon(DELTA)
-        conditions = (
-            *learns[adversary],
-            _RELATIONS[relation],
-            *_conditions(cost),
-            *public,
-        )
+        conditions = [_ADVERSARIES[adversary]]
+        if adversary == "server":
+            conditions.append(_SERVER_LEARNS[bool(selection.percentiles)])
+        conditions.append(_RELATIONS[relation])
+        conditions.extend(_conditions(cost))
+        conditions.extend(public)
         row = Statement(
-            *(VALID, "client", relation, epsilon, DELTA, THEOREM),
-            (_ADVERSARIES[adversary], *conditions),
+            label=VALID,
+            unit="client",
+            relation=relation,
+            epsilon=cost.composed(adversary, relation).epsilon(STATED_DELTA),
+            delta=STATED_DELTA,
+            theorem=_THEOREM,
+            conditions=tuple(conditions),
             adversary=adversary,
             client_selection="balanced",
             num_rounds=selection.num_rounds,
@@ -294,7 +323,7 @@ def _conditions(cost: SelectionCost) -> tuple[str, ...]:
 
 def write_plan(folder: Path, config: ResolvedConfig, selection: Selection) -> None:
     """Writes what clients and server read: the settings of data and selection."""
-    flat = {**config.to_flat(), "counted": config.counted}
+    flat = config.to_flat() | {"counted": config.counted}
     values = {"config": flat, "selection": dataclasses.asdict(selection)}
     write_json(folder / PLAN, values)
 

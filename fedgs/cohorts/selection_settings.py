@@ -13,11 +13,15 @@ from fedgs.errors import UserError
 if TYPE_CHECKING:
     from fedgs.privacy.selection_cost import SelectionCost
 
-SELECTED, ABOVE, REST = "selected", "above", "rest"
+# The cohorts.
+SELECTED = "selected"
+ABOVE = "above"
+REST = "rest"
 SEARCH_STEPS = 8  # questions per percentile: the threshold is a multiple of 1/256
-# Of a private selection: the largest norm of an update, the epsilon of a client's
-# randomised answer, and the delta of the epsilon that is stated.
-CLIP_BOUND, MEMBERSHIP_EPSILON, DELTA = 1.0, 3.0, 1e-5
+# Of a private selection.
+CLIP_BOUND = 1.0  # the largest norm of an update
+MEMBERSHIP_EPSILON = 3.0  # of a client's randomised answer
+STATED_DELTA = 1e-5  # of the epsilon that is stated
 
 
 @dataclass(frozen=True)
@@ -67,24 +71,32 @@ class Selection:
     def __post_init__(self) -> None:
         """Checks everything that can be checked without the data."""
         check_ranges(self)
-        most = 100 if self.are_percentiles else 1
-        for name, value in (("below", self.below), ("above", self.above)):
-            is_edge = self.are_percentiles and value in (0, most)
-            if value is not None and (is_edge or not 0 <= value <= most):
-                kind = "a percentile" if self.are_percentiles else "an accuracy"
-                raise UserError(
-                    f"{name} = {value}: give --{name} {kind}, from 0 to {most}"
-                )
+        self._check_threshold("below", self.below)
+        self._check_threshold("above", self.above)
         if self.below is None and self.above is None:
             raise UserError(
                 "below is unset: give --below or --above, accuracies or --percentiles"
             )
-        low, high = self.below, self.above
+        low = self.below
+        high = self.above
         if low is not None and high is not None and low > high:
             raise UserError(
                 f"below = {low}: exceeds above = {high}, so that a client would be in "
                 f"both; give --below at most {high}"
             )
+
+    def _check_threshold(self, name: str, value: float | None) -> None:
+        if value is None:
+            return
+        if self.are_percentiles:
+            # At an edge nobody, or everybody, would be on one side.
+            is_inside = 0 < value < 100
+            wanted = "a percentile, from 0 to 100"
+        else:
+            is_inside = 0 <= value <= 1
+            wanted = "an accuracy, from 0 to 1"
+        if not is_inside:
+            raise UserError(f"{name} = {value}: give --{name} {wanted}")
 
     @property
     def is_private(self) -> bool:
@@ -94,14 +106,19 @@ class Selection:
     @property
     def cohorts(self) -> tuple[str, ...]:
         """The cohorts that a client can be in, two or three."""
-        has_low, has_high = self.below is not None, self.above is not None
-        return (SELECTED,) * has_low + (ABOVE,) * has_high + (REST,)
+        found: list[str] = []
+        if self.below is not None:
+            found.append(SELECTED)
+        if self.above is not None:
+            found.append(ABOVE)
+        return (*found, REST)
 
     @property
     def percentiles(self) -> tuple[float, ...]:
         """The percentiles whose accuracies have to be found."""
-        both = (self.below, self.above) if self.are_percentiles else ()
-        return tuple(value for value in both if value is not None)
+        if not self.are_percentiles:
+            return ()
+        return tuple(v for v in (self.below, self.above) if v is not None)
 
     def cost(self, num_clients: int) -> "SelectionCost | None":
         """Returns what the selection costs each of K clients; None if not private.
@@ -117,9 +134,9 @@ class Selection:
         per_round = min(self.clients_per_round, num_clients)
         counts = SEARCH_STEPS * len(self.percentiles)
         return SelectionCost(
-            self.noise_per_clip,
-            math.ceil(self.num_rounds * per_round / num_clients),
-            counts,
-            math.sqrt(num_clients) / 2 if counts else 0.0,
-            MEMBERSHIP_EPSILON,
+            noise_per_clip=self.noise_per_clip,
+            num_releases=math.ceil(self.num_rounds * per_round / num_clients),
+            num_counts=counts,
+            count_noise_std=math.sqrt(num_clients) / 2 if counts else 0.0,
+            membership_epsilon=MEMBERSHIP_EPSILON,
         )

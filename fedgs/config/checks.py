@@ -99,7 +99,8 @@ def node_size_problems(config: Settings) -> Iterator[Problem]:
 
 def federation_problems(config: Settings) -> Iterator[Problem]:
     """Yields what is wrong with the clients, nodes and participants of a round."""
-    num_clients, per_round = config.num_clients, config.clients_per_round
+    num_clients = config.num_clients
+    per_round = config.clients_per_round
     if config.client_selection == "all":
         if num_clients is not None and per_round not in (None, num_clients):
             what = f"client_selection = all means all {num_clients} clients"
@@ -208,8 +209,9 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
     if config.noise_multiplier is None:
         return
     for terms in _known_terms(config):
-        asked = (config.units(terms), math.prod(terms.shape[1:]))
-        if why := why_too_coarse(terms.noise_multiplier, *asked):
+        numbers = math.prod(terms.shape[1:])
+        why = why_too_coarse(terms.noise_multiplier, config.units(terms), numbers)
+        if why:
             yield "secure_aggregation", why
 
 
@@ -252,7 +254,10 @@ def _source(data: str) -> str:
     path = Path(where.partition("?")[0] if kind == "hf" else where).expanduser()
     if where and (kind in ("npz", "folder") or (kind == "hf" and path.is_dir())):
         return str(path.resolve())
-    name = where.partition("?")[0].lower() if kind == "hf" else kind
+    if kind == "hf":
+        name = where.partition("?")[0].lower()
+    else:
+        name = kind
     if re.search("fashion.?mnist", name):
         return "fashion-mnist"
     return "nist" if re.search("(?<![a-z])(q|e|fe)?mnist", name) else name

@@ -138,7 +138,9 @@ class MomentSettings(FeatureSettings):
         if self.method == "scatter":
             return 1  # of all images, once each is taken off its class' mean
         groups = super().num_groups
-        return groups * PARTS_OF_CLASS if self.method == "parts" else groups
+        if self.method == "parts":
+            return groups * PARTS_OF_CLASS
+        return groups
 
     def problems(self) -> Iterator[Problem]:
         """Yields which settings of moments contradict each other, or their order."""
@@ -159,7 +161,10 @@ class MomentSettings(FeatureSettings):
             yield name, f"{why}; give a smaller --{name.replace('_', '-')}"
         # Each needs what the phase before found.
         before = tuple(phase.method for phase in self.earlier_phases)
-        first = ("means", "scatter") if self.public_data is None else ()
+        if self.public_data is None:
+            first = ("means", "scatter")
+        else:
+            first = ()
         if self.method in ("means", "scatter"):
             is_in_order = (*before, self.method) == first[: len(before) + 1]
         else:

@@ -184,16 +184,22 @@ def refuse(values: Any, problems: Iterable[Problem]) -> None:
     """
     for name, text in problems:
         value = getattr(values, name)
-        quoted = repr(value) if isinstance(value, str) else str(value)
-        shown = (
-            "is unset" if value is None else f"= {shortened(quoted, MOST_CHARACTERS)}"
-        )
+        if isinstance(value, str):
+            quoted = repr(value)
+        else:
+            quoted = str(value)
+        if value is None:
+            shown = "is unset"
+        else:
+            shown = f"= {shortened(quoted, MOST_CHARACTERS)}"
         raise UserError(f"{name} {shown}: {text}")
 
 
 def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
     """Returns a text for an error message, cut where it is long."""
-    return text if len(text) <= most else f"{text[:most]}..."
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}..."
 
 
 def _is_zero_or_at_least(value: float, limit: float) -> bool:

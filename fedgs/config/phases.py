@@ -74,8 +74,14 @@ class Phase:
 
     def __str__(self) -> str:
         """Returns the phase as one text, without settings of its own."""
-        rounds = "" if self.rounds is None else f"*{self.rounds}"
-        share = "" if self.share is None else f":{self.share!r}"
+        if self.rounds is None:
+            rounds = ""
+        else:
+            rounds = f"*{self.rounds}"
+        if self.share is None:
+            share = ""
+        else:
+            share = f":{self.share!r}"
         return f"{self.method}{rounds}{share}"
 
 
@@ -143,7 +149,8 @@ def _read_word(word: str) -> Phase:
     """Reads METHOD, METHOD:SHARE or METHOD*ROUNDS:SHARE; a place has a colon too."""
     name, colon, share = word.strip().rpartition(":")
     if not colon or not (_is_number(share) or name.partition("*")[0] in METHODS):
-        name, share = word.strip(), ""
+        name = word.strip()
+        share = ""
     name, star, rounds = name.partition("*")
     with wrap_error(ValueError, f"phases = {shortened(word)!r}", REMEDY):
         return Phase(

@@ -18,7 +18,8 @@ from fedgs.config.fields import shortened
 from fedgs.errors import UserError
 
 TRUSTED_VARIABLE = "FEDGS_METHODS"  # "module:object", comma-separated
-GS_WGAN, COHORT_CLASSIFIER = "gs-wgan", "cohort-classifier"
+GS_WGAN = "gs-wgan"
+COHORT_CLASSIFIER = "cohort-classifier"
 CENTRAL = "central"  # the method of runs of central baselines
 # Of a run's setting `method`: each an object of `fedgs.methods.base.Method`.
 METHODS: Mapping[str, str] = MappingProxyType(
@@ -85,7 +86,8 @@ def load(
         UserError: there is no such method, its place is not trusted, or it cannot be
             imported.
     """
-    place, shown = places.get(name, name), shortened(name)
+    place = places.get(name, name)
+    shown = shortened(name)
     if ":" not in place:
         known = ", ".join(sorted(places))
         raise UserError(f"{what} = {shown!r}: give one of {known}, or module:object")

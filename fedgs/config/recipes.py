@@ -295,7 +295,10 @@ def described(config: RunConfig) -> str:
         else:
             texts.append(f"{count} rounds of {phase.method}")
     num_clients = config.num_clients or "the data's"
-    who = "all" if config.client_selection == "all" else config.clients_per_round
+    if config.client_selection == "all":
+        who = "all"
+    else:
+        who = config.clients_per_round
     name = config.recipe or config.methods
     return f"recipe {name}: {', '.join(texts)}; {who} of {num_clients} clients in each"
 

@@ -327,7 +327,10 @@ class ResolvedConfig(RunConfig):
     @property
     def public_conditions(self) -> tuple[str, ...]:
         """What every epsilon of the run supposes to be public, in words."""
-        names = self.counted.split(",") if self.counted else ()
+        if self.counted:
+            names = self.counted.split(",")
+        else:
+            names = ()
         if not names:
             return super().public_conditions
         values = ", ".join(f"{name} = {getattr(self, name)}" for name in names)

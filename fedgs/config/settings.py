@@ -428,7 +428,9 @@ class Settings:
     def node_title(self, node_id: int) -> str:
         """Returns what a node is called for people: its name, else "node 3"."""
         names = self.node_names
-        return names[node_id] if names else f"node {node_id}"
+        if names:
+            return names[node_id]
+        return f"node {node_id}"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -625,7 +627,9 @@ def _own_rounds(phase: Phase) -> int | None:
 def num_rounds_of(phases: Sequence[Phase], num_rounds: int) -> int:
     """Returns the rounds of all phases; those given where a phase has what is left."""
     rounds = [_own_rounds(phase) for phase in phases]
-    return num_rounds if None in rounds else sum(count or 0 for count in rounds)
+    if None in rounds:
+        return num_rounds
+    return sum(count or 0 for count in rounds)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.cohorts.files import Cohort, read_cohort
+from fedgs.cohorts.cohort_file import Cohort, read_cohort
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.partition import check_num_clients

@@ -35,7 +35,7 @@ from fedgs.evaluation.cache import content_hash, read_cached, write_cached
 from fedgs.evaluation.downstream import Recipe, fit, predict
 from fedgs.evaluation.images import LabelledImages
 
-VERSION = 2  # raise it with any change to a setting that SETTINGS does not show
+_VERSION = 2  # raise it with any change that CLASSIFIER_SETTINGS does not show
 NUM_WORKERS = 2  # classifiers at a time, each on one core
 
 SKLEARN = {  # name in results: (module, class)
@@ -52,18 +52,39 @@ SKLEARN = {  # name in results: (module, class)
     "random_forest": ("sklearn.ensemble", "RandomForestClassifier"),
     "xgboost": ("xgboost", "XGBClassifier"),
 }
-NAMES = (  # in the order of Tables A1 and A2
-    *("mlp", "cnn", "adaboost", "bagging", "bernoulli_nb", "decision_tree"),
-    *("gaussian_nb", "gradient_boosting", "lda", "linear_svc", "logistic_regression"),
-    *("random_forest", "xgboost"),
+CLASSIFIERS: tuple[str, ...] = (  # in the order of Tables A1 and A2
+    "mlp",
+    "cnn",
+    "adaboost",
+    "bagging",
+    "bernoulli_nb",
+    "decision_tree",
+    "gaussian_nb",
+    "gradient_boosting",
+    "lda",
+    "linear_svc",
+    "logistic_regression",
+    "random_forest",
+    "xgboost",
 )
+# So that no worker begins a long fit when the others have nothing left to do.
 LONGEST_FIRST = (
-    *("gradient_boosting", "cnn", "adaboost", "linear_svc", "logistic_regression"),
-    *("mlp", "random_forest", "xgboost", "bagging", "decision_tree"),
-    *("gaussian_nb", "lda", "bernoulli_nb"),
+    "gradient_boosting",
+    "cnn",
+    "adaboost",
+    "linear_svc",
+    "logistic_regression",
+    "mlp",
+    "random_forest",
+    "xgboost",
+    "bagging",
+    "decision_tree",
+    "gaussian_nb",
+    "lda",
+    "bernoulli_nb",
 )
 SEEDLESS = {"bernoulli_nb", "gaussian_nb", "lda"}
-SETTINGS: dict[str, dict[str, Any]] = {
+CLASSIFIER_SETTINGS: dict[str, dict[str, Any]] = {
     "adaboost": {"n_estimators": 100},
     "bagging": {"n_estimators": 20, "max_samples": 0.1},
     "bernoulli_nb": {"binarize": 0.5},
@@ -90,7 +111,7 @@ def build(name: str, shape: tuple[int, ...], num_classes: int, seed: int) -> Any
     """Returns an untrained classifier for flat float32 images in [0, 1].
 
     Args:
-        name: of `NAMES`.
+        name: of `CLASSIFIERS`.
         shape: (C, S, S) of the images before they were flattened.
         num_classes: labels in training, 0 to num_classes - 1.
         seed: of everything random in it.
@@ -100,12 +121,12 @@ def build(name: str, shape: tuple[int, ...], num_classes: int, seed: int) -> Any
     """
     if name == "cnn":
         return _Cnn(shape, num_classes, seed)
-    settings = dict(SETTINGS.get(name, {}))
-    if name == "lda":
+    settings = dict(CLASSIFIER_SETTINGS.get(name, {}))
+    if name == "lda":  # it has one component less than classes
         settings["n_components"] = min(settings["n_components"], num_classes - 1)
     module, kind = SKLEARN[name]
     package = imported(module, f"classifiers = {name}", "'fedgs[eval]'")
-    if name == "xgboost":
+    if name == "xgboost":  # each classifier has one core
         settings["n_jobs"] = 1
     if name not in SEEDLESS:
         settings["random_state"] = seed
@@ -116,7 +137,9 @@ class _Cnn:
     """The CNN of the reference code with the interface of the others."""
 
     def __init__(self, shape: tuple[int, ...], num_classes: int, seed: int) -> None:
-        self.shape, self.num_classes, self.seed = shape, num_classes, seed
+        self.shape = shape
+        self.num_classes = num_classes
+        self.seed = seed
 
     def fit(self, x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
         train = LabelledImages(x.reshape(-1, *self.shape), y)
@@ -130,9 +153,17 @@ def _lenet(channels: int, side: int, num_classes: int) -> nn.Module:
     """LeNet with 6 and 16 kernels of 5 x 5, as the reference code's CNN."""
     left = (side // 2 - 4) // 2
     return nn.Sequential(
-        *(nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(16 * left**2, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()),
+        nn.Conv2d(channels, 6, kernel_size=5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * left**2, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
         nn.Linear(84, num_classes),
     )
 
@@ -173,28 +204,37 @@ def train_and_test(task: Task, name: str) -> Result:
     """
     started = time.monotonic()
     shape = task.train.images.shape[1:]
-    x, test_x = (
-        part.images.reshape(len(part.labels), -1) for part in (task.train, task.test)
-    )
+    x = _flat(task.train)
+    test_x = _flat(task.test)
+    # A classifier wants labels from 0 without gaps; synthetic images may lack a class.
     known, y = np.unique(task.train.labels, return_inverse=True)
     classifier = build(name, shape, len(known), task.seed)
     problem = f"classifiers = {name}: cannot be trained on {len(y)} images"
     with wrap_error((ValueError, np.linalg.LinAlgError), problem, "give more images"):
         classifier.fit(x, y)
         guesses = known[np.asarray(classifier.predict(test_x))]
-    correct = guesses == task.test.labels
-    by_class = [correct[task.test.labels == y] for y in range(task.num_classes)]
+    is_correct = guesses == task.test.labels
+    per_class: list[float | None] = []
+    for label in range(task.num_classes):
+        of_class = is_correct[task.test.labels == label]
+        per_class.append(float(of_class.mean()) if len(of_class) else None)
     return {
-        "accuracy": float(correct.mean()),
-        "per_class": [float(part.mean()) if len(part) else None for part in by_class],
+        "accuracy": float(is_correct.mean()),
+        "per_class": per_class,
         "converged": _converged(classifier),
         "seconds": time.monotonic() - started,
     }
 
 
+def _flat(images: LabelledImages) -> NDArray[np.float32]:
+    return images.images.reshape(len(images.labels), -1)
+
+
 def _converged(classifier: Any) -> bool | None:
     limit = getattr(classifier, "max_iter", None)
-    return None if limit is None else bool(np.max(classifier.n_iter_) < limit)
+    if limit is None:
+        return None
+    return bool(np.max(classifier.n_iter_) < limit)
 
 
 def run_classifiers(
@@ -209,7 +249,7 @@ def run_classifiers(
 
     Args:
         task: what to train and test on.
-        names: of `NAMES`.
+        names: of `CLASSIFIERS`.
         report: is called with every result, from this thread.
 
     Returns:
@@ -261,10 +301,12 @@ def _train_and_keep(
 
 def _import_all(names: Sequence[str]) -> None:
     """Makes the libraries import what they import lazily: threads would deadlock."""
-    x, y = np.eye(20, 4, dtype=np.float32), np.arange(20) % 2
+    x = np.eye(20, 4, dtype=np.float32)
+    y = np.arange(20) % 2
     for name in names:
         if name != "cnn":
-            build(name, (), 2, 0).fit(x, y).predict(x)
+            classifier = build(name, shape=(), num_classes=2, seed=0)
+            classifier.fit(x, y).predict(x)
 
 
 def cached_results(task: Task, names: Sequence[str]) -> dict[str, Result]:
@@ -276,13 +318,19 @@ def cached_results(task: Task, names: Sequence[str]) -> dict[str, Result]:
 
 
 def _read(keys: dict[str, str]) -> dict[str, Result]:
-    found = {name: read_cached(key) for name, key in keys.items()}
-    return {name: own for name, own in found.items() if own and own.keys() >= RESULT}
+    found: dict[str, Result] = {}
+    for name, key in keys.items():
+        result = read_cached(key)
+        if result is not None and result.keys() >= RESULT:
+            found[name] = result
+    return found
 
 
 def _keys(task: Task, names: Sequence[str]) -> dict[str, str]:
     """Returns each result's name in the cache: a hash of all that it depends on."""
-    data = content_hash(*task.train, *task.test)
+    data = content_hash(
+        task.train.images, task.train.labels, task.test.images, task.test.labels
+    )
     versions = {
         package: importlib.metadata.version(package)
         for package in ("scikit-learn", "torch")
@@ -291,15 +339,14 @@ def _keys(task: Task, names: Sequence[str]) -> dict[str, str]:
     for name in names:
         if name == "xgboost":
             versions["xgboost"] = importlib.import_module("xgboost").__version__
-        settings = SETTINGS.get(name, {})
         key = content_hash(
             name=name,
             data=data,
-            settings=settings,
+            settings=CLASSIFIER_SETTINGS.get(name, {}),
             num_classes=task.num_classes,
             seed=task.seed,
             versions=versions,
-            version=VERSION,
+            version=_VERSION,
         )
         keys[name] = f"classifier-{key}"
     return keys

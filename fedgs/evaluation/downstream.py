@@ -7,6 +7,7 @@ other twelve classifiers are in `classifiers`.
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, appendix C.3.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from fedgs.evaluation.images import LabelledImages
 from fedgs.runs.sample import Report as Report
 
-NUM_IMAGES = 10_000  # of `downstream_cnn_accuracy` in an evaluation
+_PREDICTED_AT_ONCE = 1000  # images: bounds the memory
+CNN_IMAGES = 10_000  # of `downstream_cnn_accuracy` in an evaluation
 
 
 class Recipe(NamedTuple):
@@ -49,11 +51,19 @@ class Recipe(NamedTuple):
 
 def cnn(channels: int, side: int, num_classes: int) -> nn.Module:
     """Builds the CNN of the paper for square images of the given side."""
+    pooled_side = side // 4  # halved twice
     return nn.Sequential(
-        *(nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(64 * (side // 4) ** 2, 128), nn.ReLU()),
-        *(nn.Dropout(0.5), nn.Linear(128, num_classes)),
+        nn.Conv2d(channels, 32, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * pooled_side**2, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, num_classes),
     )
 
 
@@ -81,14 +91,17 @@ def fit(
         device: cpu or cuda.
         report: is called after every epoch.
     """
-    images, labels = (torch.from_numpy(array).to(device) for array in train)
+    images = torch.from_numpy(train.images).to(device)
+    labels = torch.from_numpy(train.labels).to(device)
+    num_batches = math.ceil(len(images) / recipe.batch_size)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = recipe.build(images.shape[1], images.shape[2], num_classes).to(device)
         optimizer = recipe.optimizer(model.parameters())
-        schedule = recipe.schedule(optimizer, -(-len(images) // recipe.batch_size))
+        schedule = recipe.schedule(optimizer, num_batches)
         for epoch in range(recipe.num_epochs):
-            for rows in torch.randperm(len(images)).to(device).split(recipe.batch_size):
+            order = torch.randperm(len(images)).to(device)
+            for rows in order.split(recipe.batch_size):
                 loss = functional.cross_entropy(model(images[rows]), labels[rows])
                 optimizer.zero_grad()
                 loss.backward()
@@ -108,11 +121,9 @@ def predict(model: nn.Module, images: npt.NDArray[np.float32]) -> npt.NDArray[np
         images: shape (n, C, S, S), float32 in [0, 1].
     """
     device = next(model.parameters()).device
+    parts = torch.from_numpy(images).split(_PREDICTED_AT_ONCE)
     with torch.no_grad():
-        guesses = [
-            model(part.to(device)).argmax(1).cpu()
-            for part in torch.from_numpy(images).split(1000)
-        ]
+        guesses = [model(part.to(device)).argmax(1).cpu() for part in parts]
     return torch.cat(guesses).numpy()
 
 
@@ -143,4 +154,5 @@ def cnn_accuracy(
     """
     recipe = CNN._replace(num_epochs=num_epochs)
     model = fit(recipe, train, num_classes, seed, device, report)
-    return float((predict(model, test.images) == test.labels).mean())
+    is_correct = predict(model, test.images) == test.labels
+    return float(is_correct.mean())

@@ -40,6 +40,7 @@ class LabelledImages(NamedTuple):
         """
         if count >= len(self.labels):
             return self
+        # By purpose, so that the choice for one metric is not that for another.
         generator = np.random.default_rng([seed, *purpose.encode()])
         rows = generator.permutation(len(self.labels))[:count]
         return LabelledImages(self.images[rows], self.labels[rows])
@@ -71,6 +72,7 @@ def load_real(
     Raises:
         UserError: no test split, missing or malformed data, or one class only.
     """
+    # One client has all images, whatever the run's federation is.
     config = dataclasses.replace(
         config,
         corruption="none",
@@ -101,7 +103,8 @@ def load_real(
 def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledImages:
     """Loads the test split, or a source of the user's own in the same way."""
     if source is None:
-        return LabelledImages(*load_test_data(config))
+        images, labels = load_test_data(config)
+        return LabelledImages(images, labels)
     where, remedy = f"test = {source!r}", "give --test npz:FILE or folder:PATH"
     is_own = with_absolute_path(source) == with_absolute_path(config.data)
     if is_own or source.partition(":")[0] not in ("npz", "folder"):
@@ -182,10 +185,15 @@ def read_npz(path: Path) -> LabelledImages:
     Raises:
         UserError: missing, damaged, or not as above.
     """
-    needed, writer = {"images", "labels"}, "`fedgs sample RUN -o FILE.npz`"
-    arrays, _ = read_arrays(str(path), path, needed, writer)
+    arrays, _ = read_arrays(
+        where=str(path),
+        path=path,
+        needed={"images", "labels"},
+        writer="`fedgs sample RUN -o FILE.npz`",
+    )
     records = from_arrays(str(path), arrays)
-    if (side := records.images.shape[2]) < SMALLEST_SIDE:
+    side = records.images.shape[2]
+    if side < SMALLEST_SIDE:
         raise UserError(
             f"{path}: images of {side} pixels; give at least {SMALLEST_SIDE} on each "
             "side"
@@ -205,9 +213,9 @@ def check_labels(source: str, images: LabelledImages, num_classes: int) -> None:
     Raises:
         UserError: a label that is not real.
     """
-    wrong = (images.labels < 0) | (images.labels >= num_classes)
-    if wrong.any():
+    is_wrong = (images.labels < 0) | (images.labels >= num_classes)
+    if is_wrong.any():
         raise UserError(
-            f"{source}: label {images.labels[wrong][0]}, the real labels are 0 to "
+            f"{source}: label {images.labels[is_wrong][0]}, the real labels are 0 to "
             f"{num_classes - 1}; give labels that fit --data"
         )

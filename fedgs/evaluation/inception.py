@@ -23,9 +23,9 @@ from fedgs.evaluation.downstream import Report
 WEIGHTS_NAME = "weights-inception-2015-12-05-6726825d.pth"
 WEIGHTS_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 WEIGHTS_SOURCE = "https://github.com/toshas/torch-fidelity/releases/tag/v0.2.0"
-NUM_SYNTHETIC = 20_000  # GS-WGAN's code
-NUM_FEATURES = 2048
-BATCH_SIZE = 50
+FID_IMAGES = 20_000  # synthetic ones, as in GS-WGAN's code
+_NUM_FEATURES = 2048
+_IMAGES_AT_ONCE = 50
 
 
 def find_weights() -> Path | None:
@@ -74,14 +74,14 @@ def fid_inception_v3_pool3(
     remedy = "run `pip install torch-fidelity`"
     with wrap_error(ModuleNotFoundError, f"{weights}: needs torch-fidelity", remedy):
         metric = FrechetInceptionDistance(
-            feature=NUM_FEATURES,
+            feature=_NUM_FEATURES,
             feature_extractor_weights_path=str(weights),
             antialias=False,  # resizes as TensorFlow 1 did
         ).to(device)
-    done, total = 0, len(real) + len(synthetic)
+    done = 0
+    total = len(real) + len(synthetic)
     for images, is_real in ((real, True), (synthetic, False)):
-        for start in range(0, len(images), BATCH_SIZE):
-            part = torch.from_numpy(images[start : start + BATCH_SIZE])
+        for part in torch.from_numpy(images).split(_IMAGES_AT_ONCE):
             metric.update(to_rgb_bytes(part).to(device), real=is_real)
             done += len(part)
             report(done, total)

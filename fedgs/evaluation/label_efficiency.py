@@ -9,6 +9,7 @@ Source: Triastcyn, Faltings, "Generating higher-fidelity synthetic datasets with
     unpublished size there; here it is the CNN of `downstream`.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,17 +56,25 @@ def label_efficiency(
     """
     sizes = [size for size in num_labels if size <= len(synthetic.labels)]
     order = np.random.default_rng(seed).permutation(len(synthetic.labels))
-    curves: dict[str, dict[str, float]] = {}
     labels_by = {"generator": synthetic.labels, "annotator": annotated}
-    for number, (teacher, labels) in enumerate(labels_by.items()):
-        curves[teacher] = {}
-        for done, size in enumerate(sizes, 1):
-            rows, passes = order[:size], num_epochs(size, num_steps)
+    curves: dict[str, dict[str, float]] = {}
+    done = 0
+    for teacher, labels in labels_by.items():
+        curve: dict[str, float] = {}
+        for size in sizes:
+            rows = order[:size]
             train = LabelledImages(synthetic.images[rows], labels[rows])
-            curves[teacher][str(size)] = cnn_accuracy(
-                train, test, num_classes, seed, device, num_epochs=passes
+            curve[str(size)] = cnn_accuracy(
+                train,
+                test,
+                num_classes,
+                seed,
+                device,
+                num_epochs=num_epochs(size, num_steps),
             )
-            report(number * len(sizes) + done, len(labels_by) * len(sizes))
+            done += 1
+            report(done, len(labels_by) * len(sizes))
+        curves[teacher] = curve
     return curves
 
 
@@ -75,5 +84,5 @@ def num_epochs(size: int, num_steps: int) -> int:
     >>> num_epochs(10, 300), num_epochs(1000, 300), num_epochs(60_000, 300)
     (300, 19, 3)
     """
-    batches = -(-size // CNN.batch_size)
-    return max(CNN.num_epochs, -(-num_steps // batches))
+    batches = math.ceil(size / CNN.batch_size)
+    return max(CNN.num_epochs, math.ceil(num_steps / batches))

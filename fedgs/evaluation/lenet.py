@@ -34,9 +34,9 @@ PAPER_TEST_ACCURACY = {  # appendix C.3
     "fashion-mnist": 0.9375,
     "femnist": 0.9216,
 }
-VERSION = 1  # raise it with any change below: it names the cached file
-NUM_FEATURES = 128
-CHUNK = 1000  # images in one forward pass
+_VERSION = 1  # raise it with any change below: it names the cached file
+LENET_FEATURES = 128
+_IMAGES_AT_ONCE = 1000  # in one forward pass
 
 
 class LeNet(nn.Module):
@@ -50,23 +50,31 @@ class LeNet(nn.Module):
         self.conv2 = nn.Conv2d(32, 64, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(64)
         self.dropout = nn.Dropout(0.3)
-        self.hidden = nn.Linear(64 * (side // 4) ** 2, NUM_FEATURES)
-        self.out = nn.Linear(NUM_FEATURES, num_classes)
+        pooled_side = side // 4  # halved twice
+        self.hidden = nn.Linear(64 * pooled_side**2, LENET_FEATURES)
+        self.out = nn.Linear(LENET_FEATURES, num_classes)
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns the last hidden layer, shape (B, NUM_FEATURES), at least 0."""
-        x = functional.relu(self.norm1(functional.max_pool2d(self.conv1(images), 2)))
-        x = functional.relu(self.norm2(functional.max_pool2d(self.conv2(x), 2)))
-        return functional.relu(self.hidden(self.dropout(x.flatten(1))))
+        """Returns the last hidden layer, shape (B, LENET_FEATURES), at least 0."""
+        x = functional.max_pool2d(self.conv1(images), 2)
+        x = functional.relu(self.norm1(x))
+        x = functional.max_pool2d(self.conv2(x), 2)
+        x = functional.relu(self.norm2(x))
+        x = self.dropout(x.flatten(1))
+        return functional.relu(self.hidden(x))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Returns the logits."""
         return self.out(self.features(images))
 
 
-RECIPE = Recipe(
-    # Channels last are twice as fast.
-    lambda *sizes: LeNet(*sizes).to(memory_format=torch.channels_last),
+def _build(channels: int, side: int, num_classes: int) -> nn.Module:
+    lenet = LeNet(channels, side, num_classes)
+    return lenet.to(memory_format=torch.channels_last)  # twice as fast
+
+
+_RECIPE = Recipe(
+    _build,
     num_epochs=8,
     batch_size=128,
     optimizer=Adam,
@@ -100,19 +108,26 @@ def cached_lenet(
     Raises:
         UserError: the cache cannot be written.
     """
-    key = content_hash(*train, num_classes=num_classes, version=VERSION)
+    key = content_hash(
+        train.images, train.labels, num_classes=num_classes, version=_VERSION
+    )
     path = cache_folder() / f"lenet-{key}.safetensors"
-    model = LeNet(train.images.shape[1], train.images.shape[2], num_classes)
+    channels, side, _ = train.images.shape[1:]
+    model = LeNet(channels, side, num_classes)
     is_cached = False
     with contextlib.suppress(Exception):  # there is none, or it is torn
         model.load_state_dict(read_tensors(path)[0])
         is_cached = True
     if not is_cached:
         started = time.monotonic()
-        # Always from seed 0.
-        trained = fit(RECIPE, train, num_classes, 0, device, report)
-        about = {"num_images": len(train.labels), "num_epochs": RECIPE.num_epochs}
-        write_cached(path.stem, about | {"seconds": time.monotonic() - started})
+        # Always from seed 0, so that the same images are seen by the same network.
+        trained = fit(_RECIPE, train, num_classes, 0, device, report)
+        about = {
+            "num_images": len(train.labels),
+            "num_epochs": _RECIPE.num_epochs,
+            "seconds": time.monotonic() - started,
+        }
+        write_cached(path.stem, about)
         write_tensors(path, trained.state_dict())
         model.load_state_dict(trained.state_dict())
     return path.stem, model.to(device).eval()
@@ -124,7 +139,7 @@ def outputs(model: LeNet, images: NDArray[np.float32]) -> Outputs:
     Privacy: reads private data; output private.
     """
     device = next(model.parameters()).device
-    parts = torch.from_numpy(images).split(CHUNK)
+    parts = torch.from_numpy(images).split(_IMAGES_AT_ONCE)
     with torch.no_grad():
         features = torch.cat([model.features(part.to(device)) for part in parts])
         logits = model.out(features)
@@ -140,4 +155,5 @@ def test_accuracy(found: Outputs, real: RealImages) -> float:
         found: of the test images.
         real: with their labels.
     """
-    return float((found.logits.argmax(1) == real.test.labels).mean())
+    is_correct = found.logits.argmax(1) == real.test.labels
+    return float(is_correct.mean())

@@ -74,7 +74,9 @@ def fid(real: Features, synthetic: Features) -> float:
     metric.update(torch.from_numpy(real), real=True)  # it sums in double
     metric.update(torch.from_numpy(synthetic), real=False)
     distance = float(metric.compute())
-    return 0.0 if distance < 0 else distance  # rounding can leave -1e-5; keeps NaN
+    if distance < 0:  # rounding can leave -1e-5
+        return 0.0
+    return distance
 
 
 def manifold_scores(
@@ -103,24 +105,32 @@ def manifold_scores(
             f"count = {smallest}: precision and recall compare {num_neighbours} "
             f"neighbours; give more than {num_neighbours} images"
         )
-    a, b = torch.from_numpy(real), torch.from_numpy(synthetic)
-    # Of all points of its own set, each one is the nearest to itself.
-    real_radii, synthetic_radii = (
-        nearest(points, points, num_neighbours + 1)[:, -1] for points in (a, b)
-    )
-    balls = torch.zeros(len(b))  # real balls around each synthetic point
-    recalled = covered = 0
-    for rows, distances in _distances(a, b):
-        inside = distances <= real_radii[rows, None]
-        balls += inside.sum(0)
-        covered += int(inside.any(1).sum())
-        recalled += int((distances <= synthetic_radii).any(1).sum())
+    real_points = torch.from_numpy(real)
+    points = torch.from_numpy(synthetic)
+    real_radii = _radii(real_points, num_neighbours)
+    radii = _radii(points, num_neighbours)
+    balls = torch.zeros(len(points))  # real balls around each synthetic point
+    recalled = 0
+    covered = 0
+    # In parts: all distances at once would not fit into memory.
+    for rows, distances in _distances(real_points, points):
+        is_in_real_ball = distances <= real_radii[rows, None]
+        balls += is_in_real_ball.sum(0)
+        covered += int(is_in_real_ball.any(1).sum())
+        is_in_synthetic_ball = distances <= radii
+        recalled += int(is_in_synthetic_ball.any(1).sum())
     return {
         "precision": float((balls > 0).float().mean()),
-        "recall": recalled / len(a),
+        "recall": recalled / len(real_points),
         "density": float(balls.mean()) / num_neighbours,
-        "coverage": covered / len(a),
+        "coverage": covered / len(real_points),
     }
+
+
+def _radii(points: torch.Tensor, num_neighbours: int) -> torch.Tensor:
+    """Returns how far each point's ball reaches, shape (n,)."""
+    # Of all points of its own set, each one is the nearest to itself.
+    return nearest(points, points, num_neighbours + 1)[:, -1]
 
 
 def memorisation(
@@ -141,12 +151,14 @@ def memorisation(
         test: shape (k, D), of the same distribution, not trained on.
         synthetic: shape (m, D).
     """
-    near = nearest(torch.from_numpy(synthetic), torch.from_numpy(train), 2)
-    fresh = nearest(torch.from_numpy(test), torch.from_numpy(train), 2)
-    copied = near[:, 0] <= MEMORISED_RATIO * near[:, 1]
+    trained_on = torch.from_numpy(train)
+    near = nearest(torch.from_numpy(synthetic), trained_on, count=2)
+    fresh = nearest(torch.from_numpy(test), trained_on, count=2)
+    ratio = near[:, 0].median() / fresh[:, 0].median()
+    is_copy = near[:, 0] <= MEMORISED_RATIO * near[:, 1]
     return {
-        "memorisation_ratio": float(near[:, 0].median() / fresh[:, 0].median()),
-        "memorised_share": float(copied.float().mean()),
+        "memorisation_ratio": float(ratio),
+        "memorised_share": float(is_copy.float().mean()),
     }
 
 

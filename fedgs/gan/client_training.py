@@ -58,7 +58,9 @@ class Draws:
         self.clients = clients
         self.round = round
         shape = (config.discriminator_steps, config.discriminator_batch_size)
-        records, fakes, mix = [], [], []
+        records = []
+        fakes = []
+        mix = []
         for client in clients:
             rng = stream(config.seed, purpose, client.number, round)
             # Another order of these draws would move every trajectory.
@@ -76,7 +78,8 @@ class Draws:
 
         Privacy: reads private data; output private.
         """
-        images, labels = [], []
+        images = []
+        labels = []
         for client, records in zip(self.clients, self.records[:, step], strict=True):
             images.append(client.images[records])
             labels.append(client.labels[records])
@@ -131,7 +134,8 @@ def train_discriminators(
         fakes: (F, C, S, S) for all clients, or (n, F, C, S, S) one's own.
         labels: (F,) or (n, F).
     """
-    device, num_clients = config.device, len(chunk)
+    device = config.device
+    num_clients = len(chunk)
     if fakes.dim() == 4:
         fakes = fakes.expand(num_clients, *fakes.shape)
         labels = labels.expand(num_clients, *labels.shape)

@@ -136,7 +136,9 @@ class ModuleStack:
         for name, value in state.items():
             own[name].copy_(value)
 
-    state_dict, load_state_dict = state, load_state  # the names of torch's modules
+    # The names of torch's modules
+    state_dict = state
+    load_state_dict = load_state
 
     def _batched(self, function: Function) -> Function:
         """Maps a function of one module over the leading axis of its arguments."""
@@ -277,7 +279,8 @@ class Discriminators(ModuleStack):
 
 def _rows(indices: Positions) -> Tensor | slice:
     """Returns a slice, whose views need no copies, where the indices are contiguous."""
-    first, count = int(indices[0]), len(indices)
+    first = int(indices[0])
+    count = len(indices)
     if int(indices[-1]) - first == count - 1:
         return slice(first, first + count)
     return indices
@@ -302,5 +305,8 @@ def _rows_of(arg: Tensor | TensorDict) -> Iterable[Tensor | TensorDict]:
     """Returns what each module gets of an argument; without tensors, `{}` for each."""
     if isinstance(arg, Tensor):
         return arg.unbind()
-    rows = zip(*arg.values(), strict=True) if arg else itertools.repeat(())
+    if arg:
+        rows = zip(*arg.values(), strict=True)
+    else:
+        rows = itertools.repeat(())
     return (dict(zip(arg, row, strict=True)) for row in rows)

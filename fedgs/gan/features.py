@@ -111,12 +111,16 @@ class Kind(NamedTuple):
 
 
 def _model_shapes(config: MomentConfig) -> Shapes:
-    classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
+    classes = config.num_classes
+    size = config.moment_features
+    axes = config.latent_dim
     return {"mean": (classes, size), "axes": (size, axes), "centre": (classes, axes)}
 
 
 def _part_shapes(config: MomentConfig) -> Shapes:
-    classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
+    classes = config.num_classes
+    size = config.moment_features
+    axes = config.latent_dim
     of_classes = {"middle": (classes, axes), "split": (classes, axes, SPLITS)}
     return {
         "axes": (size, axes),
@@ -227,7 +231,10 @@ def group_sums(
     for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE):
         groups = KINDS[kind].groups(net, images[rows], labels[rows])
         features = KINDS[kind].features(net, images[rows], groups).double()
-        together = groups if num_groups > 1 else torch.zeros_like(groups)
+        if num_groups > 1:
+            together = groups
+        else:
+            together = torch.zeros_like(groups)
         one_hot = F.one_hot(together, num_groups).double()
         ones = features.new_ones(len(rows), 1)
         total = total + one_hot.T @ torch.cat([ones, features], dim=1)

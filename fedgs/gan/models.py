@@ -196,7 +196,10 @@ class GeneratorResNet(Generator):
         super().__init__(config)
         channels = 4 * config.generator_dim
         num_blocks = math.ceil(math.log2(self.side / 4))
-        padding = 1 if 4 * 2**num_blocks == self.side else 0
+        if 4 * 2**num_blocks == self.side:
+            padding = 1
+        else:
+            padding = 0
         self.linear = _normalise(nn.Linear(self.input_dim, channels * 4 * 4))
         self.blocks = nn.ModuleList(_ResidualBlock(channels) for _ in range(num_blocks))
         self.conv = _normalise(_Conv2d(channels, config.image_channels, 3, 1, padding))
@@ -225,14 +228,25 @@ class GeneratorDCGAN(Generator):
         super().__init__(config)
         d = config.generator_dim
         is_paper = self.side == 28
-        self.start = 4 if is_paper else self.side // 8
-        self.crop = 7 if is_paper else self.side // 4
+        if is_paper:
+            self.start = 4
+        else:
+            self.start = self.side // 8
+        if is_paper:
+            self.crop = 7
+        else:
+            self.crop = self.side // 4
         widths = (4 * d, 2 * d, d, config.image_channels)
-        kernels = ((5, 1, 0), (5, 1, 0), (8, 2, 0)) if is_paper else ((4, 2, 1),) * 3
+        if is_paper:
+            kernels = ((5, 1, 0), (5, 1, 0), (8, 2, 0))
+        else:
+            kernels = ((4, 2, 1),) * 3
         self.linear = nn.Linear(self.input_dim, 4 * d * self.start**2)
-        self.deconvs = nn.ModuleList(
-            nn.ConvTranspose2d(widths[i], widths[i + 1], *kernels[i]) for i in range(3)
-        )
+        self.deconvs = nn.ModuleList()
+        for index, (kernel, stride, padding) in enumerate(kernels):
+            inputs, outputs = widths[index : index + 2]
+            layer = nn.ConvTranspose2d(inputs, outputs, kernel, stride, padding)
+            self.deconvs.append(layer)
 
     def _logits(self, inputs: Tensor) -> Tensor:
         first, second, last = self.deconvs
@@ -287,7 +301,8 @@ class GeneratorCoded(Generator):
     def __init__(self, config: ResolvedConfig) -> None:
         """Makes three linear layers to the code and two from it."""
         super().__init__(config)
-        d, self.channels = config.generator_dim, config.image_channels
+        d = config.generator_dim
+        self.channels = config.image_channels
         self.coder1 = nn.Linear(self.input_dim, d)
         self.coder2 = nn.Linear(d, d)
         self.coder3 = nn.Linear(d, CODE_DIM)
@@ -309,7 +324,8 @@ class GeneratorCoded(Generator):
 
 def coded_decoder(config: ResolvedConfig) -> nn.Sequential:
     """Makes the layers from a code to an image's logits, (B, C * S * S)."""
-    d, pixels = config.generator_dim, config.image_channels * config.image_size**2
+    d = config.generator_dim
+    pixels = config.image_channels * config.image_size**2
     activation = nn.LeakyReLU(LEAKY_SLOPE)
     return nn.Sequential(nn.Linear(CODE_DIM, d), activation, nn.Linear(d, pixels))
 
@@ -330,7 +346,8 @@ class GeneratorGaussian(Generator):
         """Makes mean (L, C, S, S) and factor (L, latent_dim, C, S, S), L parts."""
         super().__init__(config)
         image = (config.image_channels, self.side, self.side)
-        classes, parts = max(self.num_labels, 1), config.num_parts
+        classes = max(self.num_labels, 1)
+        parts = config.num_parts
         count = classes * parts
         self.mean = nn.Parameter(torch.zeros(count, *image))
         self.factor = nn.Parameter(0.05 * torch.randn(count, config.latent_dim, *image))
@@ -340,7 +357,10 @@ class GeneratorGaussian(Generator):
 
     def forward(self, z: Latents, labels: Labels) -> Images:
         """Makes images; see `Generator.forward`."""
-        rows = labels if self.num_labels else torch.zeros_like(labels)
+        if self.num_labels:
+            rows = labels
+        else:
+            rows = torch.zeros_like(labels)
         if self.shares is not None:
             upto = self.shares.cumsum(1)[rows, :-1]
             part = (torch.special.ndtr(z[:, :1]) > upto).sum(1)
@@ -387,14 +407,20 @@ class Refiner(nn.Module):
     def __init__(self, config: ResolvedConfig) -> None:
         """Makes the layers; the last one and the embedding are 0."""
         super().__init__()
-        d, channels = config.generator_dim, config.image_channels
+        d = config.generator_dim
+        channels = config.image_channels
         widths = self.widths = (d, 3 * d, 4 * d)
 
         def convolution(inputs: int, outputs: int, stride: int = 1) -> _Conv2d:
             return _Conv2d(inputs, outputs, 3, stride=stride, padding=1)
 
-        sizes = zip((channels, *widths[:2]), widths, (1, 2, 2), strict=True)
-        self.down = nn.ModuleList(convolution(*size) for size in sizes)
+        self.down = nn.ModuleList(
+            [
+                convolution(channels, d),
+                convolution(d, 3 * d, stride=2),
+                convolution(3 * d, 4 * d, stride=2),
+            ]
+        )
         self.same = nn.ModuleList(convolution(width, width) for width in widths)
         self.up = nn.ModuleList([convolution(7 * d, 3 * d), convolution(4 * d, d)])
         self.last = convolution(d, channels)
@@ -411,7 +437,8 @@ class Refiner(nn.Module):
             labels: shape (B,).
         """
         of_class = self.embedding(labels)[:, :, None, None].split(self.widths, dim=1)
-        h, passed = 2 * images - 1, []
+        h = 2 * images - 1
+        passed = []
         for down, same, added in zip(self.down, self.same, of_class, strict=True):
             h = F.silu(same(F.silu(down(h) + added)))
             passed.append(h)  # S -> S / 2 -> S / 4
@@ -435,7 +462,8 @@ class Discriminator(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         """Makes the layers, normalised if `config.spectral_norm`."""
         super().__init__()
-        d, convolution = config.discriminator_dim, self.convolution
+        d = config.discriminator_dim
+        convolution = self.convolution
         self.slope = 0.0 if config.spectral_norm else LEAKY_SLOPE
         self.conv1 = convolution(config.image_channels, d, 5, stride=2, padding=2)
         self.conv2 = convolution(d, 2 * d, 5, stride=2, padding=2)

@@ -94,7 +94,10 @@ def model_of(
         releases: of the phases before.
         start: the model of public images, where there are any.
     """
-    model = _blank(config) if start is None else start
+    if start is None:
+        model = _blank(config)
+    else:
+        model = start
     for release in releases:
         update = _UPDATES.get(release.method)
         if update is not None:
@@ -114,7 +117,8 @@ def in_parts(model: Model) -> Model:
     """
     scale = model.back.norm(dim=1)  # the rows of `back` are orthogonal
     lengths, axes = torch.linalg.eigh(scale[:, None] * model.covariance * scale)
-    lengths, axes = lengths[:, -SPLITS:].clamp_min(1e-9), axes[:, :, -SPLITS:]
+    lengths = lengths[:, -SPLITS:].clamp_min(1e-9)
+    axes = axes[:, :, -SPLITS:]
     # An axis may point either way: the same one wherever a run is resumed.
     axes = axes * axes.gather(1, axes.abs().argmax(1, keepdim=True)).sign()
     split = scale[:, None] * axes  # coordinates to lengths along these axes
@@ -143,16 +147,19 @@ def start_of(config: MomentConfig, images: Tensor, labels: Labels) -> Model:
         images: shape (n, C, S, S), uint8.
         labels: shape (n,), every class at least once.
     """
-    size, count = config.moment_features, config.latent_dim
+    size = config.moment_features
+    count = config.latent_dim
     parts = images.split(IMAGES_AT_ONCE)
     low = torch.cat([low_frequencies(part / 255, size) for part in parts]).double()
     overall = low.mean(0)
     lengths, axes = torch.linalg.eigh(torch.cov(low.T, correction=0))
     # eigh sorts upwards; the longest are wanted.
-    lengths, axes = lengths.flip(0)[:count], axes.flip(1)[:, :count]
+    lengths = lengths.flip(0)[:count]
+    axes = axes.flip(1)[:, :count]
     # How long an axis is of other images, a short one above all, is only roughly this.
     scale = (lengths + lengths.mean()).clamp_min(1e-9).sqrt()
-    to_axes, back = axes / scale, (axes * scale).T
+    to_axes = axes / scale
+    back = (axes * scale).T
     along = [(low @ to_axes)[labels == c] for c in range(config.num_classes)]
     centre = torch.stack([own.mean(0) for own in along])
     covariance = torch.stack([torch.cov(own.T, correction=0) for own in along])
@@ -164,7 +171,9 @@ def start_of(config: MomentConfig, images: Tensor, labels: Labels) -> Model:
 
 def _blank(config: MomentConfig) -> Model:
     """Returns the model that knows nothing."""
-    classes, size, axes = config.num_classes, config.moment_features, config.latent_dim
+    classes = config.num_classes
+    size = config.moment_features
+    axes = config.latent_dim
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.float64)
@@ -194,19 +203,24 @@ def expected(model: Model, kind: str, groups: int, features: int) -> Tensor:
 def _with_scatter(model: Model, target: Tensor, noise: Tensor) -> Model:
     """Finds the longest axes of all images that stand out of the scatter's noise."""
     size, most = model.axes.shape
-    within, overall = symmetric(target, size)[0], model.mean.mean(0)
+    within = symmetric(target, size)[0]
+    overall = model.mean.mean(0)
     apart = model.mean - overall
     lengths, axes = torch.linalg.eigh(within + apart.T @ apart / len(apart))
-    lengths, axes = lengths.flip(0)[:most], axes.flip(1)[:, :most]
+    lengths = lengths.flip(0)[:most]
+    axes = axes.flip(1)[:, :most]
     # Noise of standard deviation s / sqrt(2) off the diagonal has eigenvalues up to
     # this radius r, and moves an eigenvalue l that is larger to l + r^2 / 4 l.
     radius = float(noise) * math.sqrt(2 * size)
     count = max(1, int((lengths > max(STANDS_OUT * radius, 1e-9)).sum()))
-    lengths, axes = lengths[:count], axes[:, :count]
+    lengths = lengths[:count]
+    axes = axes[:, :count]
     lengths = (lengths + (lengths**2 - radius**2).clamp_min(0).sqrt()) / 2
     scale = lengths.clamp_min(1e-9).sqrt()
-    to_axes, back = torch.zeros_like(model.axes), torch.zeros_like(model.back)
-    to_axes[:, :count], back[:count] = axes / scale, (axes * scale).T
+    to_axes = torch.zeros_like(model.axes)
+    back = torch.zeros_like(model.back)
+    to_axes[:, :count] = axes / scale
+    back[:count] = (axes * scale).T
     centre = model.mean @ to_axes
     # Beside the axes, where there is more noise than signal, all classes are alike.
     mean = overall + (centre - overall @ to_axes) @ back
@@ -220,14 +234,16 @@ def _with_moments(model: Model, target: Tensor, noise: Tensor) -> Model:
     # Targets are the means of r and QUADRATIC_WEIGHT r r^T, with r = x - centre.
     count = int((model.axes != 0).any(0).sum())  # the others have noise only
     shift = torch.zeros_like(model.centre)
-    left, variance = target[:, :count], noise.square()[:, None]
+    left = target[:, :count]
+    variance = noise.square()[:, None]
     shift[:, :count] = left * belief(left, variance)
     second = symmetric(target[:, axes:], axes) / QUADRATIC_WEIGHT
     second = second - shift[:, :, None] * shift[:, None, :] - model.covariance
     second = second[:, :count, :count]
     # The classes' common part has less noise than what makes them differ.
     common = second.mean(0)
-    own, variance = second - common, variance / QUADRATIC_WEIGHT**2 / 2
+    own = second - common
+    variance = variance / QUADRATIC_WEIGHT**2 / 2
     if model.is_public:  # else it also takes away the noise of the scatter before
         common = common * belief(common, variance.mean(0) / len(second))
     band = torch.arange(count) // BELIEVED_ALIKE
@@ -244,14 +260,16 @@ def belief(values: Tensor, variance: Tensor) -> float:
     """Returns the share of the values' square that is not noise, in [0, 1]."""
     total = float(values.square().sum())
     expected = float(variance.expand_as(values).sum())
-    return max(0.0, 1 - expected / total) if total else 0.0
+    if total:
+        return max(0.0, 1 - expected / total)
+    return 0.0
 
 
 _UPDATES: dict[str, Callable[[Model, Tensor, Tensor], Model]] = {
     "means": lambda model, target, noise: replace(model, mean=model.mean + target),
     "scatter": _with_scatter,
     "moments": _with_moments,
-    "parts": lambda model, *released: _with_moments(in_parts(model), *released),
+    "parts": lambda model, target, noise: _with_moments(in_parts(model), target, noise),
 }
 
 
@@ -279,7 +297,11 @@ def set_generator(config: MomentConfig, model: Model, *generators: Generator) ->
     if config.num_parts > 1:
         factor[:, 0] = 0  # of the shortest axis: z_0 chooses the part
     block = (config.image_channels, config.moment_size, config.moment_size)
-    copies = config.num_parts if model.shares is None else 1  # before parts are known
+    # Before parts are known
+    if model.shares is None:
+        copies = config.num_parts
+    else:
+        copies = 1
     rows = model.mean.repeat_interleave(copies, 0), factor.repeat_interleave(copies, 0)
     mean, factor = (from_dct(r.unflatten(-1, block), config.image_size) for r in rows)
     for generator in generators:

@@ -45,7 +45,8 @@ WEIGHTS = {
 }
 BLOCKS = (1, 2, 1, 2, 1)  # strides of Lite0's first: S / 2 before, S / 8 after them
 # Mean and standard deviation of the images that it was trained on, by channel.
-RGB_MEAN, RGB_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+RGB_MEAN = (0.485, 0.456, 0.406)
+RGB_STD = (0.229, 0.224, 0.225)
 
 
 def trunk_features(kind: str, images: Images) -> Tensor:
@@ -60,7 +61,10 @@ def trunk_features(kind: str, images: Images) -> Tensor:
     """
     found: list[Tensor] = []
     for name in OF_TRUNKS[kind]:
-        trunk = random_trunk(images.shape[1]) if name == "random" else packaged(name)
+        if name == "random":
+            trunk = random_trunk(images.shape[1])
+        else:
+            trunk = packaged(name)
         trunk = {n: value.to(images.device) for n, value in trunk.items()}
         found += (lite0_layers if name == "imagenet" else layers)(trunk, images)
     return torch.cat([layer.flatten(1) for layer in found], dim=1)
@@ -80,7 +84,8 @@ def layers(trunk: TensorDict, images: Images) -> list[Tensor]:
         images = images.mean(1, keepdim=True)
 
     def convolved(inputs: Tensor, name: str, stride: int) -> Tensor:
-        weight, bias = trunk[f"{name}.weight"], trunk[f"{name}.bias"]
+        weight = trunk[f"{name}.weight"]
+        bias = trunk[f"{name}.bias"]
         padding = weight.shape[-1] // 2
         return F.relu(F.conv2d(inputs, weight, bias, stride=stride, padding=padding))
 
@@ -104,7 +109,8 @@ def lite0_layers(trunk: TensorDict, images: Images) -> list[Tensor]:
     """
 
     def convolved(inputs: Tensor, name: str, stride: int = 1) -> Tensor:
-        weight, size = trunk[f"{name}.weight"], inputs.shape[-1]
+        weight = trunk[f"{name}.weight"]
+        size = inputs.shape[-1]
         # As TensorFlow pads: where it is uneven, one more behind than before.
         pad = max((-(-size // stride) - 1) * stride + weight.shape[-1] - size, 0)
         inputs = F.pad(inputs, (pad // 2, pad - pad // 2) * 2)
@@ -122,7 +128,10 @@ def lite0_layers(trunk: TensorDict, images: Images) -> list[Tensor]:
             x = F.relu6(convolved(x, f"{block}.expand"))
         x = F.relu6(convolved(x, f"{block}.depthwise", stride))
         x = convolved(x, f"{block}.project")
-        x = x + inputs if x.shape == inputs.shape else x
+        if x.shape == inputs.shape:
+            x = x + inputs
+        else:
+            x = x
         found.append(x)
     parts = found[2], found[2].square(), *found[3:]
     return [*map(F.adaptive_avg_pool2d, parts, (7, 4, 4, 2))]

@@ -41,8 +41,11 @@ REFERENCE_STEPS = 40  # whose samples scale the features
 LEAST_VARIANCE = 0.01  # of an axis, of the mean over all
 # The more noise a release has, the smaller and fewer steps fit it, so that they fit
 # less of it. Most noise of a feature for large steps, and for all steps:
-FOR_LARGE, FOR_ALL = 0.022, 0.021
-SMALL, LARGE = (1e-3, math.inf), (3e-3, 20.0)  # learning rates and longest gradients
+FOR_LARGE = 0.022
+FOR_ALL = 0.021
+# Learning rates and longest gradients
+SMALL = (1e-3, math.inf)
+LARGE = (3e-3, 20.0)
 RISING = 50  # steps in which the rate rises by the small one
 BETAS = (0.5, 0.99)
 # Of the means of the steps before, in the factor that stands for E f(G(z, y)): without
@@ -76,7 +79,7 @@ def reference(config: FeatureConfig, generator: Generator) -> tuple[TensorDict, 
         axes = torch.cat([_axes(deep) for deep in parts[3::4]])
         network = {"mean": mean, "scale": scale, "axes": axes}
         network = {name: value.float().contiguous() for name, value in network.items()}
-        sums = [class_means(config, network, *drawn) for drawn in samples]
+        sums = [class_means(config, network, drawn, y) for drawn, y in samples]
     centre = torch.stack(sums).mean(0)
     return {n: v.cpu() for n, v in network.items()}, centre.cpu()
 
@@ -160,7 +163,10 @@ def refine(
             batch = (part.chunk(THREADS) for part in latents(config, step))
             means = pool.starmap(means_of, zip(*batch, strict=True))
             now = torch.stack(means).detach().mean(0)
-            found = now if found is None else torch.lerp(now, found, MEMORY)
+            if found is None:
+                found = now
+            else:
+                found = torch.lerp(now, found, MEMORY)
             distance = found - target
             if config.public_data is not None:
                 distance = credible(distance, release)
@@ -199,10 +205,12 @@ def credible(distance: Tensor, release: MeanFeatures) -> Tensor:
         distance: of features from those released, shape (classes, features).
         release: of the phase.
     """
-    sizes, trunks = layers_of(release.method), len(OF_TRUNKS[release.method])
+    sizes = layers_of(release.method)
+    trunks = len(OF_TRUNKS[release.method])
     products = (distance.shape[1] - sum(sizes)) // trunks
     sizes = [*sizes, *[products] * trunks]
-    common, variance = distance.mean(0, keepdim=True), release.noise_std.square().mean()
+    common = distance.mean(0, keepdim=True)
+    variance = release.noise_std.square().mean()
 
     def weighed(values: Tensor, variance: Tensor) -> Tensor:
         parts = values.split(sizes, dim=1)

@@ -72,7 +72,8 @@ class LocalGenerators:
     """The warm start's own generators of some clients; never stored, never sent."""
 
     def __init__(self, config: GsWganConfig, clients: Sequence[int]) -> None:
-        self.config, self.clients = config, clients
+        self.config = config
+        self.clients = clients
         seed = self.seed = config.seed
         self.stack = ModuleStack(
             lambda i: build_generator(
@@ -110,8 +111,10 @@ class LocalGenerators:
     def _latents(
         self, purpose: str, warm_round: int, count: int
     ) -> tuple[Latents, Labels]:
-        config, seed = self.config, self.seed
-        z, labels = [], []
+        config = self.config
+        seed = self.seed
+        z = []
+        labels = []
         for client in self.clients:
             rng = stream(seed, purpose, client, warm_round)
             z.append(sample_latents(config, rng, count))

@@ -42,15 +42,19 @@ def largest_norm(
     Args:
         config: the run's; its B, C, noise, gradient basis and precision count.
         num_clients: n, the participants whose gradients the node sums.
-        rate: probability that a row of an honest answer is larger.
+        rate: probability that any row of an honest answer is larger.
         terms: of the round; None: of the run's last round.
     """
     terms = terms or config.terms(config.num_rounds)
     size = math.prod(terms.shape[1:])
-    noise = terms.noise_std * _chi_quantile(size, rate / terms.batch_size)
+    # Each of B rows may be the one that is too long: the union bound.
+    rate_of_row = rate / terms.batch_size
+    noise = terms.noise_std * _chi_quantile(size, rate_of_row)
     # Rounding moves each coordinate by at most half a step.
-    rounding = (release_step(config, terms) or 0.0) * math.sqrt(size) / 2
-    return (num_clients * terms.clip_bound + noise + rounding) * (1 + _FLOAT32)
+    step = release_step(config, terms) or 0.0
+    rounding = step * math.sqrt(size) / 2
+    largest = num_clients * terms.clip_bound + noise + rounding
+    return largest * (1 + _FLOAT32)
 
 
 def check_norms(
@@ -75,7 +79,9 @@ def check_norms(
     terms = terms or config.terms(config.num_rounds)
     bound = largest_norm(config, num_clients, terms=terms)
     norms = values.double().flatten(1).norm(dim=1)
-    if large := int((norms > bound).sum()):
+    large = int((norms > bound).sum())
+    if large > 0:
+        # Counts and settings only: the error is logged, and a value is an answer's.
         raise UserError(
             f"{large} of {len(norms)} {terms.release}s with a norm above {bound:.4g}, "
             f"which {num_clients} clients with clip_bound = {terms.clip_bound:g} and "

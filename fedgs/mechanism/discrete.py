@@ -6,9 +6,9 @@ a proposal that is made of bits alone:
     x = +-(k s + j),   P(k) = 2^-(k+1),   j uniform on 0 .. s - 1
     accepted with probability p = 4/5 * 2^k * exp(-x^2 / (2 s^2)),   -0 never
 
-p <= 1, for x >= k s and 4/5 * 2^k exp(-k^2 / 2) <= 1 for every k; P(k) 2^k is the same
-for all k, so what is accepted has exactly the law above. About half of the proposals
-with j < s are.
+p <= 1, because x >= k s, and 4/5 * 2^k exp(-k^2 / 2) <= 1 for every k. P(k) 2^k is the
+same for all k, so that what is accepted has exactly the law above. About half of the
+proposals with j < s are accepted.
 
 The coin of probability p is exact as well: a uniform number of 64 bits decides where it
 differs from p, computed in float64, by more than that computation's error (2^-49). In
@@ -64,13 +64,22 @@ def _accepted(words: Words, tries: int, std: int) -> npt.NDArray[np.int64]:
     coins = words(tries)
     # Where p underflows to 0, a coin near 0 is in doubt and is decided exactly.
     with np.errstate(under="ignore"):
-        chance = 0.8 * np.exp2(block) * np.exp(-((size / std) ** 2) / 2)
+        density = np.exp(-((size / std) ** 2) / 2)
+        chance = 0.8 * np.exp2(block) * density
     gap = coins * 2.0**-64 - chance
     is_taken = gap < 0
-    is_valid = (block >= 0) & ~(is_negative & (size == 0))
-    for index in np.flatnonzero((np.abs(gap) <= _DOUBT) & is_valid):
+    # Zero is proposed with either sign: one of the two must go, or it came twice as
+    # often.
+    is_second_zero = is_negative & (size == 0)
+    is_valid = (block >= 0) & ~is_second_zero
+    is_in_doubt = np.abs(gap) <= _DOUBT
+    for index in np.flatnonzero(is_in_doubt & is_valid):
         is_taken[index] = _is_below(
-            int(coins[index]), int(block[index]), int(size[index]), std, words
+            coin=int(coins[index]),
+            block=int(block[index]),
+            size=int(size[index]),
+            std=std,
+            words=words,
         )
     values = np.where(is_negative, -size, size)
     return values[is_taken & is_valid]
@@ -81,12 +90,18 @@ def _proposed(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Returns k, k s + j and the sign of one word each; k = -1 where there is none."""
     width = (std - 1).bit_length()  # of j; then the sign, then at least 35 bits of k
-    place = (bits & np.uint64((1 << width) - 1)).astype(np.int64)
+    of_place = np.uint64((1 << width) - 1)
+    place = (bits & of_place).astype(np.int64)
     is_negative = (bits >> np.uint64(width)) & np.uint64(1) == 1
     rest = (bits >> np.uint64(width + 1)).astype(np.int64)
-    lowest = np.frexp((rest & -rest).astype(np.float64))[1]  # 1 + k; 0 if rest is 0
-    block = np.where(place < std, lowest.astype(np.int64) - 1, -1)
-    return block, np.maximum(block, 0) * std + place, is_negative
+    # k zeros stand below the lowest one of fair bits with chance 2^-(k+1). A power of
+    # two is exact in float64, and its exponent is 1 + k, or 0 if all bits are 0.
+    lowest_one = (rest & -rest).astype(np.float64)
+    _, exponent = np.frexp(lowest_one)
+    # With j of s and more the try is lost, which leaves the others uniform below s.
+    block = np.where(place < std, exponent.astype(np.int64) - 1, -1)
+    size = np.maximum(block, 0) * std + place
+    return block, size, is_negative
 
 
 def _is_below(coin: int, block: int, size: int, std: int, words: Words) -> bool:
@@ -100,9 +115,12 @@ def _is_below(coin: int, block: int, size: int, std: int, words: Words) -> bool:
             chance = Decimal(2**block) * exponent.exp() * 4 / 5
             # p <= 1 comes of few operations: ten digits are left for their error.
             error = Decimal(10) ** (10 - context.prec)
-            low, high = Decimal(coin) / 2**bits, Decimal(coin + 1) / 2**bits
+            low = Decimal(coin) / 2**bits
+            high = Decimal(coin + 1) / 2**bits
             if high < chance - error:
                 return True
             if low > chance + error:
                 return False
-        coin, bits = (coin << 64) | int(words(1)[0]), bits + 64
+        # The bits so far leave it open, so that 64 more are drawn.
+        coin = (coin << 64) | int(words(1)[0])
+        bits += 64

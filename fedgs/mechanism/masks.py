@@ -44,7 +44,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from fedgs.errors import UserError
-from fedgs.mechanism.integers import IntegerSum
+from fedgs.mechanism.integer_sums import IntegerSum
 
 LEAST_NODES = 2  # of a list: one alone has nobody to share a mask with
 KEY_BYTES = 32  # of X25519
@@ -102,8 +102,9 @@ class Attempt:
         parts: list[bytes] = []
         for node, announced in self.keys.items():
             content = announced.pack()
-            # With a length, for signatures of ECDSA (DER) are not all of one size.
-            parts += [node.to_bytes(_NODE_BYTES), bytes([len(content)]), content]
+            # With a length, because signatures of ECDSA (DER) differ in size.
+            length = bytes([len(content)])
+            parts += [node.to_bytes(_NODE_BYTES), length, content]
         return b"".join(parts)
 
     @cached_property
@@ -126,7 +127,9 @@ class Attempt:
             # Increasing: no node twice, and one form, whose hash is in every mask.
             if not last < node < num_nodes:
                 raise UserError("list of masking keys with a wrong node: refused")
-            keys[node], last = Announced.unpack(announced), node
+            keys[node] = Announced.unpack(announced)
+            last = node
+        # Of two nodes with one key, each could take off all the other one's masks.
         distinct = {announced.public for announced in keys.values()}
         if len(keys) < LEAST_NODES or len(distinct) < len(keys):
             raise UserError(
@@ -138,17 +141,22 @@ class Attempt:
 def _entries(content: bytes) -> Iterator[tuple[int, bytes]]:
     start = 0
     while start < len(content):
-        head = content[start : start + _NODE_BYTES + 1]
-        end = start + len(head) + head[-1]
-        if len(head) <= _NODE_BYTES or end > len(content):
+        begin = start + _NODE_BYTES + 1
+        head = content[start:begin]  # the node, and the length of what follows
+        end = begin + head[-1]
+        # A cut-off head makes both ends lie beyond the content.
+        if begin > len(content) or end > len(content):
             raise UserError("list of masking keys that cannot be decoded: refused")
-        yield int.from_bytes(head[:-1]), content[start + len(head) : end]
+        node = int.from_bytes(head[:-1])
+        yield node, content[begin:end]
         start = end
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a sum is asked for: the part of a mask's context besides the keys.
+class MaskContext:
+    """What a sum is asked for: all that a mask depends on besides the keys.
+
+    Two sums that are asked for differently have other masks, even under equal keys.
 
     Attributes:
         run: of the server; empty in a simulation.
@@ -164,9 +172,16 @@ class Asked:
 
     def info(self, attempt: Attempt, low: int, high: int) -> bytes:
         """Returns the context of a pair's mask, the same for both of them."""
-        names = [self.name_of(low), self.name_of(high)]
-        rounds = [self.round, attempt.number]
-        content = [_LABEL, self.run, *rounds, self.digest, attempt.digest, *names]
+        content = [
+            _LABEL,
+            self.run,
+            self.round,
+            attempt.number,
+            self.digest,
+            attempt.digest,
+            self.name_of(low),
+            self.name_of(high),
+        ]
         return json.dumps(content).encode()
 
 
@@ -200,16 +215,18 @@ class MaskingKey:
 
         Args:
             public: the other one's key.
-            info: of `Asked.info`.
+            info: of `MaskContext.info`.
             size: numbers in it.
 
         Raises:
             UserError: the other key is no point that gives a secret.
         """
         try:
-            secret = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+            other = X25519PublicKey.from_public_bytes(public)
+            secret = self._private.exchange(other)
         except ValueError:  # of small order: the secret would be known to everybody
             raise UserError("masking key that gives no secret: refused") from None
+        # The context is hashed in, so that no two sums share a keystream.
         key = HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
         # These 16 bytes are the block counter and the nonce in one.
         stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
@@ -241,12 +258,12 @@ def mask(
     node_sum: IntegerSum,
     key: MaskingKey,
     attempt: Attempt,
-    asked: Asked,
+    context: MaskContext,
     next_key: bytes,
 ) -> MaskedSum:
     """Adds the masks that a node shares with all other listed ones.
 
-    Privacy: output indistinguishable from uniform for who knows neither this node's
+    Privacy: output indistinguishable from uniform for whoever knows neither this node's
         key nor any other one that it was masked with; the sum over all listed nodes is
         that of the `IntegerSum`s.
 
@@ -254,7 +271,7 @@ def mask(
         node_sum: of the node.
         key: the node's own; never used again, which the caller sees to.
         attempt: the listed nodes, this one among them under this very key.
-        asked: what the sum is asked for.
+        context: what the sum is asked for.
         next_key: as in `MaskedSum`.
 
     Raises:
@@ -271,9 +288,13 @@ def mask(
     for other, announced in attempt.keys.items():
         if other == own:
             continue
-        info = asked.info(attempt, min(own, other), max(own, other))
+        info = context.info(attempt, min(own, other), max(own, other))
         shared = key.pair_mask(announced.public, info, total.size)
-        total = total + shared if own < other else total - shared
+        # One of the pair adds what the other one takes off: it cancels in the sum.
+        if own < other:
+            total += shared
+        else:
+            total -= shared
     values = torch.from_numpy(total.view(np.int32).reshape(shape))
     return MaskedSum(values, node_sum.round, own, next_key, _MADE_HERE)
 

@@ -94,7 +94,8 @@ class NoiseStream:
         Source: `fedgs.mechanism.discrete`.
         """
         self._use()
-        return discrete_gaussian(self._words, math.prod(shape), std).reshape(shape)
+        draws = discrete_gaussian(self._words, math.prod(shape), std)
+        return draws.reshape(shape)
 
     def _use(self) -> None:
         if self._is_used:
@@ -112,7 +113,9 @@ def _secure_normal(shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     total = np.zeros(shape)
     for _ in range(NUM_SUMMED):
         radius = np.sqrt(-2.0 * np.log(_uniform(shape)))
-        total += radius * np.cos(2.0 * math.pi * _uniform(shape))
+        angle = 2.0 * math.pi * _uniform(shape)
+        total += radius * np.cos(angle)
+    # The variance of a sum is the sum of the variances, so that this one is 1 again.
     return total / math.sqrt(NUM_SUMMED)
 
 
@@ -124,8 +127,9 @@ def _uniform(shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
 
 
 def _system_words(count: int) -> npt.NDArray[np.uint64]:
-    content = os.urandom(8 * count)
-    if len(content) != 8 * count:
-        got = f"{len(content)} of {8 * count}"
-        raise RuntimeError(f"os.urandom gave {got} bytes of noise")
+    size = 8 * count
+    content = os.urandom(size)
+    # Fewer bytes would be repeated or missing noise, which nobody would see.
+    if len(content) != size:
+        raise RuntimeError(f"os.urandom gave {len(content)} of {size} bytes of noise")
     return np.frombuffer(content, np.uint64)

@@ -67,10 +67,14 @@ class Peers:
         if most < LEAST_NODES:
             raise UserError(f"peers = {folder}: has no other node's NAME.pub")
         # One key under two names would count as two nodes in `least`.
-        numbers = [k.public_numbers() for k in (own.public_key(), *pinned.values())]
-        if len({(point.x, point.y) for point in numbers}) < most:
+        points: set[tuple[int, int]] = set()
+        for public in (own.public_key(), *pinned.values()):
+            point = public.public_numbers()
+            points.add((point.x, point.y))
+        if len(points) < most:
             raise UserError(f"peers = {folder}: two nodes have the same key")
-        least = most if least is None else least
+        if least is None:
+            least = most
         if not LEAST_NODES <= least <= most:
             raise UserError(
                 f"min_peers = {least}: give {LEAST_NODES} to {most}, the nodes in "
@@ -81,7 +85,8 @@ class Peers:
     def sign(self, key: MaskingKey, run: str) -> Announced:
         """Returns a public key of this node, signed."""
         text = _signed_text(run, self.name, key.public)
-        return Announced(key.public, self.key.sign(text, _ECDSA))
+        signature = self.key.sign(text, _ECDSA)
+        return Announced(key.public, signature)
 
     def check_names(self, names: tuple[str, ...]) -> None:
         """Refuses a run with nodes that are not pinned, or too few of them.
@@ -116,6 +121,7 @@ class Peers:
         if len(keys) < self.least:
             problem = f"min_peers = {self.least}: the list has {len(keys)} nodes"
             raise ClientRefused("min_peers", problem)
+        # Its own, too: a server could list this node under a key of the server's.
         known = {**self.pinned, self.name: self.key.public_key()}
         for name, announced in keys.items():
             if name not in known or not is_signed(known[name], run, name, announced):
@@ -136,4 +142,5 @@ def is_signed(
 
 
 def _signed_text(run: str, name: str, public: bytes) -> bytes:
+    # A list in JSON has one reading: no name can run over into another part.
     return json.dumps([_LABEL, run, name, public.hex()]).encode()

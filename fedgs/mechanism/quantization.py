@@ -22,7 +22,8 @@ from fedgs.config.terms import Terms
 
 STEPS_PER_COORDINATE = 8
 LARGEST = 32767  # of the integers that a release is sent as
-MOST_NOISE = 19.0  # standard deviations; `fedgs.mechanism.noise` draws at most 18.9
+# In standard deviations; `fedgs.mechanism.noise` draws at most 18.9.
+_FARTHEST_NOISE = 19.0
 
 
 def release_step(config: ResolvedConfig, terms: Terms | None = None) -> float | None:
@@ -37,10 +38,13 @@ def release_step(config: ResolvedConfig, terms: Terms | None = None) -> float | 
     if config.message_precision == "exact":
         return None
     terms = terms or config.terms(config.num_rounds)
-    bound, noise_std = terms.clip_bound, terms.noise_std
+    bound = terms.clip_bound
+    noise_std = terms.noise_std
     size = math.prod(terms.shape[1:])
+    # A coordinate's size if the bound is spread over all of them, with its noise.
     coordinate = math.hypot(noise_std, bound / math.sqrt(size))
-    largest = config.largest_node * bound + MOST_NOISE * noise_std
+    largest = config.largest_node * bound + _FARTHEST_NOISE * noise_std
+    # No integer may exceed 16 bits: a clamp would move the sum, not only round it.
     return max(coordinate / STEPS_PER_COORDINATE, largest / LARGEST)
 
 
@@ -49,4 +53,5 @@ def to_grid(values: Tensor, step: float) -> Tensor:
 
     Privacy: post-processing of DP output.
     """
-    return (values.double() / step).round().clamp(-LARGEST, LARGEST) * step
+    integers = (values.double() / step).round()
+    return integers.clamp(-LARGEST, LARGEST) * step

@@ -124,7 +124,8 @@ def clip(grads: PerSampleGradients, clip_bound: float) -> ClippedGradients:
     values = grads.values.double()
     norms = values.flatten(2).norm(dim=2)
     # C / max(C, norm) is min(1, C / norm) without a division by 0.
-    scale = (clip_bound / norms.clamp_min(clip_bound)).view(*norms.shape, 1, 1, 1)
+    scale = clip_bound / norms.clamp_min(clip_bound)
+    scale = scale[:, :, None, None, None]
     is_finite = norms.isfinite().view_as(scale)
     # Not a product with 0: it would leave infinite entries as NaN.
     clipped = torch.where(is_finite, values * scale, torch.zeros_like(values))
@@ -154,7 +155,7 @@ def sanitize(
         round: the round that is answered.
         node_id: the node that answers.
         step: round to its multiples, after the noise (`fedgs.mechanism.quantization`);
-        None: do not.
+            None: do not.
 
     Raises:
         RuntimeError: a part or the noise was already used for a release.
@@ -168,10 +169,17 @@ def sanitize(
         for client_grads in part.values.cpu():
             total += client_grads
     total += torch.from_numpy(noise.normal(tuple(total.shape), noise_std))
+    # From here on everything is post-processing, which costs no privacy.
     if step is not None:
         total = to_grid(total, step)
-    place = (round, node_id, noise_std, clip_bound)
-    return SanitizedGradients(total.float(), *place, _MADE_BY_SANITIZER)
+    return SanitizedGradients(
+        values=total.float(),
+        round=round,
+        node_id=node_id,
+        noise_std=noise_std,
+        clip_bound=clip_bound,
+        made_by=_MADE_BY_SANITIZER,
+    )
 
 
 def take(parts: Sequence[ClippedGradients]) -> float:
@@ -184,6 +192,7 @@ def take(parts: Sequence[ClippedGradients]) -> float:
         RuntimeError: a part was already used for a release.
         ValueError: no parts, or different clip bounds.
     """
+    # The sensitivity of a sum is known only if all its parts have the same bound.
     if len({part.clip_bound for part in parts}) != 1:
         raise ValueError("a release needs clipped gradients of one clip bound")
     for part in parts:
@@ -206,7 +215,12 @@ def received(
     test).
     """
     return SanitizedGradients(
-        values, round, node_id, noise_std, clip_bound, _MADE_BY_SANITIZER
+        values=values,
+        round=round,
+        node_id=node_id,
+        noise_std=noise_std,
+        clip_bound=clip_bound,
+        made_by=_MADE_BY_SANITIZER,
     )
 
 

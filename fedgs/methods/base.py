@@ -125,12 +125,16 @@ def asked(config: ResolvedConfig, state: "State", tensors: TensorDict) -> Reques
 
 
 def _of_node(clients: Clients, hosted: Sequence[int]) -> Clients:
-    return EVERYONE if clients == EVERYONE else tuple(clients_of(clients, hosted))
+    if clients == EVERYONE:
+        return EVERYONE
+    return tuple(clients_of(clients, hosted))
 
 
 def joined(clients: Clients) -> str:
     """Returns clients as they stand in a message: "all", or numbers with commas."""
-    return clients if isinstance(clients, str) else ",".join(map(str, clients))
+    if isinstance(clients, str):
+        return clients
+    return ",".join(map(str, clients))
 
 
 @dataclass

@@ -148,23 +148,25 @@ class Members:
                 raise ValueError("a client that stated its cohort measures no more")
             model = classifier.with_weights(self.config, load(asked["weights"]))
             images = self.data.of(client)
-            held_out = images_of(self.config, images, is_held_out=True)
-            own["accuracy"] = classifier.accuracy(model, *held_out)
+            held_out, labels = images_of(self.config, images, is_held_out=True)
+            own["accuracy"] = classifier.accuracy(model, held_out, labels)
             return {}
         accuracy = own["accuracy"]
         if asked["question"] == "compare":
             return {"is_at_most": [accuracy <= limit for limit in asked["thresholds"]]}
-        limits = asked["low"], asked["high"]
-        question = repr(limits)
+        low = asked["low"]
+        high = asked["high"]
+        question = repr((low, high))
         if own.setdefault("question", question) != question:
             raise ValueError("a client states its cohort once")
         if "cohort" not in own:
-            cohort = membership(accuracy, *limits)
+            cohort = membership(accuracy, low, high)
             if self.selection.is_private:
                 # The server knows the seed of the run: with it, it could undo the
                 # response.
-                how = MEMBERSHIP_EPSILON, random.SystemRandom()
-                cohort = randomise(cohort, self.selection.cohorts, *how)
+                rng = random.SystemRandom()
+                cohorts = self.selection.cohorts
+                cohort = randomise(cohort, cohorts, MEMBERSHIP_EPSILON, rng)
             own["cohort"] = cohort
         return {"cohort": own["cohort"]}
 

@@ -41,7 +41,8 @@ from fedgs.shapes import Images, Labels
 
 NUM_FEATURES = 10_000  # D, and s of the features' kernel: those of the published code
 KERNEL_VARIANCE = 105.0
-STEPS, FAKES = 3000, 100  # of the generator's fit
+STEPS = 3000  # of the generator's fit
+FAKES = 100  # in each of them
 _DECAY = 0.9  # of its learning rate, every so many steps: the published epoch
 _DECAY_STEPS = 600
 _IMAGES_AT_ONCE = 500

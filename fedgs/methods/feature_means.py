@@ -214,7 +214,8 @@ def refined(state: State) -> tuple[GeneratorRefined, GeneratorRefined]:
     Raises:
         TypeError: they have none; the settings see to it that they have.
     """
-    generator, average = state.generator, state.ema
+    generator = state.generator
+    average = state.ema
     if not isinstance(generator, GeneratorRefined):
         raise TypeError("no other generator is fitted to features")
     if not isinstance(average, GeneratorRefined):

@@ -211,7 +211,8 @@ def client_updates(
             {name: request.tensors[f"{key}.{name}"] for name in module.state_dict()}
         )
         module.to(config.device).requires_grad_(False)
-    generator, template = networks["generator"], networks["discriminator"]
+    generator = networks["generator"]
+    template = networks["discriminator"]
     start: TensorDict = {**dict(template.named_parameters())}
 
     def update(*batches: Tensor) -> Tensor:
@@ -260,10 +261,18 @@ def _trained(
         def score(images: Tensor, of: Tensor) -> Tensor:
             return functional_call(template, params, (images, of))
 
-        seen = (real[step], labels[step], fakes[step], labels[step], mix[step])
-        return discriminator_loss(score, *seen, drift_weight=0.0)
+        return discriminator_loss(
+            score,
+            real[step],
+            labels[step],
+            fakes[step],
+            labels[step],  # fakes have the labels of the real images beside them
+            mix[step],
+            drift_weight=0.0,
+        )
 
-    params, rate = start, config.discriminator_learning_rate
+    params = start
+    rate = config.discriminator_learning_rate
     for step in range(config.discriminator_steps):
         grads = grad(loss)(params, step)
         params = {

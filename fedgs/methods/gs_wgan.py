@@ -52,7 +52,8 @@ class GsWgan(Method[GsWganConfig]):
 
     def declared(self, config: GsWganConfig, round: int) -> Mapping[str, Declared]:
         """Returns F fakes in [0, 1], 0 = background, and their labels."""
-        side, channels = config.image_size, config.image_channels
+        side = config.image_size
+        channels = config.image_channels
         images = Declared((config.fakes_sent, channels, side, side))
         return {"images": images, "labels": Declared((config.fakes_sent,), torch.int64)}
 
@@ -117,7 +118,10 @@ class GsWgan(Method[GsWganConfig]):
         side = config.image_size
         images = torch.zeros(len(labels), config.image_channels, side, side)
         if config.is_warm_start_public:
-            drawn_by = state if config.rounds_before else self.state(config)
+            if config.rounds_before:
+                drawn_by = state
+            else:
+                drawn_by = self.state(config)
             with torch.no_grad():
                 images = drawn_by.ema(z, labels).cpu()
         tensors = {"images": images, "labels": labels.cpu()}
@@ -147,7 +151,8 @@ class GsWgan(Method[GsWganConfig]):
 
     def check(self, config: GsWganConfig, request: Request) -> None:
         """Refuses fakes and labels outside their ranges."""
-        images, labels = request.tensors["images"], request.tensors["labels"]
+        images = request.tensors["images"]
+        labels = request.tensors["labels"]
         if not bool(((images >= 0) & (images <= 1)).all()):
             raise UserError("fakes outside [0, 1]: refused")
         if not bool(((labels >= 0) & (labels < config.num_classes)).all()):

@@ -27,7 +27,8 @@ def select(config: ResolvedConfig, round: int) -> Clients:
     Source: Algorithm 2, line 6, for `uniform` with m = 1.
     """
     # 6: sample the participants; the same ones in every attempt of a round.
-    num_clients, count = config.num_clients, config.clients_per_round
+    num_clients = config.num_clients
+    count = config.clients_per_round
     if config.client_selection == "all":
         return EVERYONE
     if config.client_selection == "uniform":

@@ -29,8 +29,8 @@ from fedgs.privacy.gaussian import LEAST_DELTA, Law, check_numbers
 from fedgs.privacy.participation import RunsOnSameClients
 from fedgs.privacy.plan import (
     ADVERSARIES,
-    COLUMNS,
-    RELATIONS,
+    ADVERSARY_COLUMNS,
+    SENSITIVITIES,
     Plan,
     costs_of,
     relations_of,
@@ -41,10 +41,14 @@ from fedgs.privacy.selection_cost import SelectionCost, with_selections
 from fedgs.privacy.spending import Spending
 
 # Labels of a statement: what it claims.
-VALID, SEEDED = "valid", "seeded: not private"
-FIGURES = (AS_PUBLISHED, DISTRIBUTIONAL) = ("as published", "distributional")
+VALID = "valid"
+SEEDED = "seeded: not private"
+AS_PUBLISHED = "as published"
+FIGURE_LABELS = (AS_PUBLISHED, "distributional")
 # Begin conditions that stand beside a figure wherever it is quoted.
-CAVEATS = (LARGE_DELTA, HYPOTHETICAL) = ("delta is too large to read", "hypothetical")
+LARGE_DELTA = "delta is too large to read"
+HYPOTHETICAL = "hypothetical"
+CAVEATS = (LARGE_DELTA, HYPOTHETICAL)
 WITH_SELECTION = ", composed with the cohort's selection"
 _SEES = {
     "release": "adversary: sees every published generator, so the noise of {nodes} "
@@ -101,7 +105,7 @@ class Statement:
 
     Attributes:
         label: `VALID`; or why it is no claim: `SEEDED`, `AS_PUBLISHED` (by the call of
-            the published code, kept to compare) or `DISTRIBUTIONAL` (over random data:
+            the published code, kept to compare) or "distributional" (over random data:
             no differential privacy).
         unit: "client" (what one client stands for) or "record"; of a central method
             "user", a client with all its images, or "record".
@@ -111,7 +115,7 @@ class Statement:
         delta: from 1e-300, which stands for all below it, to 1.
         theorem: what it was computed with.
         conditions: without each of them it is not valid; or why no more is claimed.
-        adversary: who looks; one of `COLUMNS` of `fedgs.privacy.plan`.
+        adversary: who looks; one of `ADVERSARY_COLUMNS` of `fedgs.privacy.plan`.
         asked: which of the two was computed from the other, "epsilon" or "delta".
         client_selection: uniform, balanced or all; several of a ledger are joined by +.
         num_rounds: the rounds that it is about, of a central method the releases.
@@ -143,13 +147,18 @@ class Statement:
     @property
     def unit_in_words(self) -> str:
         """What one unit is, in a few words; the condition that says it has more."""
-        own = (c for c in self.conditions if c.startswith(f"{self.unit}: "))
-        return in_short(next(own, f"{self.unit}: one {self.unit}"))
+        prefix = f"{self.unit}: "
+        for condition in self.conditions:
+            if condition.startswith(prefix):
+                return in_short(condition)
+        return f"one {self.unit}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields, and whether it is a guarantee, as JSON values."""
-        values = {**asdict(self), "conditions": list(self.conditions)}
-        return values | {"guarantee": self.guarantee}
+        values = asdict(self)
+        values["conditions"] = list(self.conditions)
+        values["guarantee"] = self.guarantee
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Statement":
@@ -175,10 +184,12 @@ def large_delta(delta: float, num_units: int) -> tuple[str, ...]:
     """
     if 10 * num_units * delta < 1:
         return ()
-    return (
+    # Such a delta allows the very thing that it should exclude.
+    condition = (
         f"{LARGE_DELTA}: {upper(delta, 6)} is 1 / (10 K) or more for K = {num_units}; "
-        "to publish the data of one of K by lot has epsilon 0 at delta 1 / K",
+        "to publish the data of one of K by lot has epsilon 0 at delta 1 / K"
     )
+    return (condition,)
 
 
 class _Rounds(NamedTuple):
@@ -230,19 +241,19 @@ class _Question(NamedTuple):
         for adversary, (law, theorem, why) in rounds.laws.items():
             for relation in relations_of(rounds.unit):
                 # The ratio is that of replace-one; z grows as the sensitivity falls.
-                ratio = law.ratio * RELATIONS["replace-one"] / RELATIONS[relation]
+                ratio = (
+                    law.ratio * SENSITIVITIES["replace-one"] / SENSITIVITIES[relation]
+                )
                 bound = law._replace(ratio=ratio)
-                yield self._row(rounds, adversary, relation, bound, theorem, why)
+                yield self._row(rounds, adversary, relation, bound, theorem, [why])
         if rounds.no_amplification:
             return
-        draws = f"{sum(kind.rounds for kind in rounds.sampled)} rounds"
-        conditions = [condition.format(draws) for condition in _AMPLIFIED]
+        num_draws = sum(kind.rounds for kind in rounds.sampled)
+        conditions = [text.format(f"{num_draws} rounds") for text in _AMPLIFIED]
         bound = SampledBound(rounds.sampled)
         # Only `release` does not see who takes part.
         for relation in relations_of(rounds.unit):
-            yield self._row(
-                rounds, "release", relation, bound, PLD_THEOREM, *conditions
-            )
+            yield self._row(rounds, "release", relation, bound, PLD_THEOREM, conditions)
 
     def _row(
         self,
@@ -251,27 +262,42 @@ class _Question(NamedTuple):
         relation: str,
         alone: Law | SampledBound,
         theorem: str,
-        *why: str,
+        why: Sequence[str],
     ) -> Statement:
-        """Returns one row: of the rounds, and of the selections where it can."""
+        """Returns one row: of the rounds, and of the selections where it can.
+
+        `alone` is the bound of the rounds without the selections, under this relation;
+        `theorem` names what it was computed with, `why` says on which conditions.
+        """
         conditions = [*why, *self._conditions(rounds, adversary, relation)]
         bound = with_selections(alone, self.selections, adversary, relation)
         if self.selections:
             theorem += WITH_SELECTION
-            conditions += [c for s in self.selections for c in s.conditions(adversary)]
-        epsilon, delta = self.at_epsilon, self.delta
-        if epsilon is None:
+        for selection in self.selections:
+            conditions += selection.conditions(adversary)
+        if self.at_epsilon is None:
+            asked = "epsilon"
+            delta = self.delta
             epsilon = bound.epsilon(delta)
         else:
+            asked = "delta"
+            epsilon = self.at_epsilon
+            # Less loses its digits, so that more is stated.
             delta = max(bound.delta(epsilon), LEAST_DELTA)
-        conditions[:0] = large_delta(delta, rounds.num_clients)
-        label = SEEDED if rounds.is_seeded else VALID
-        what = (label, rounds.unit, relation, epsilon, delta, theorem)
+        label = VALID
+        if rounds.is_seeded:
+            label = SEEDED
         return Statement(
-            *what,
-            tuple(conditions),
+            label=label,
+            unit=rounds.unit,
+            relation=relation,
+            epsilon=epsilon,
+            delta=delta,
+            theorem=theorem,
+            # First, because nobody should read on without it.
+            conditions=(*large_delta(delta, rounds.num_clients), *conditions),
             adversary=adversary,
-            asked="epsilon" if self.at_epsilon is None else "delta",
+            asked=asked,
             client_selection=rounds.selection,
             num_rounds=rounds.num_rounds,
         )
@@ -286,11 +312,14 @@ class _Question(NamedTuple):
         if adversary == "secagg" and not rounds.is_masked:
             yield _NOT_MASKED
         yield sees.format(nodes=rounds.nodes, colluding=self.colluding)
-        yield _OF_A_RECORD if rounds.unit == "record" else _MEANINGS[relation]
+        if rounds.unit == "record":
+            yield _OF_A_RECORD
+        else:
+            yield _MEANINGS[relation]
         yield "drop-out is independent of data; the nodes enforce B, C and the noise"
         yield from rounds.shared
-        if adversary == "release" and (reason := rounds.no_amplification):
-            yield f"no amplification by sampling: {reason}"
+        if adversary == "release" and rounds.no_amplification:
+            yield f"no amplification by sampling: {rounds.no_amplification}"
         if rounds.is_seeded:
             yield SEEDED
 
@@ -309,7 +338,7 @@ def statements(
         delta: above 0 and below 1.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
         at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
-        selections: private ones of the run's cohort; see `fedgs.cohorts.files`.
+        selections: private ones of the run's cohort; see `fedgs.cohorts.cohort_file`.
 
     Raises:
         UserError: an argument is out of range, or there is no noise multiplier.
@@ -318,37 +347,43 @@ def statements(
     """
     question = _Question(delta, at_epsilon, colluding, tuple(selections))
     question.check()
-    unknown = ("uniform", "balanced")
-    chosen = (plan.client_selection,) if plan.client_selection else unknown
-    return tuple(
-        row
-        for selection in chosen
-        for row in question.rows(_planned(plan, selection, colluding))
-    )
+    if plan.client_selection is None:
+        possible = ("uniform", "balanced")
+    else:
+        possible = (plan.client_selection,)
+    rows: list[Statement] = []
+    for selection in possible:
+        rows += question.rows(_planned(plan, selection, colluding))
+    return tuple(rows)
 
 
 def _planned(plan: Plan, selection: str, colluding: int) -> _Rounds:
-    no_amplification = _ASK
-    if reason := plan.why_not_amplified(selection):
+    reason = plan.why_not_amplified(selection)
+    if reason:
         no_amplification = f"refused: {reason}"
     elif plan.amplification:
         no_amplification = ""
-    laws = {
-        name: plan.law(selection, plan.ratio(name, "replace-one", colluding))
-        for name in plan.adversaries
-    }
+    else:
+        no_amplification = _ASK
+    laws: dict[str, tuple[Law, str, str]] = {}
+    for adversary in plan.adversaries:
+        ratio = plan.ratio(adversary, "replace-one", colluding)
+        laws[adversary] = plan.law(selection, ratio)
+    shared = plan.public_conditions
+    if plan.secure_aggregation:
+        shared += (DISCRETE,)
     return _Rounds(
-        selection,
-        plan.privacy_unit,
-        plan.num_rounds,
-        plan.num_clients,
-        plan.counted_nodes,
-        plan.secure_aggregation,
-        plan.noise_source == "seeded",
-        laws,
-        no_amplification,
-        plan.sampled(),
-        (*plan.public_conditions, *[DISCRETE] * plan.secure_aggregation),
+        selection=selection,
+        unit=plan.privacy_unit,
+        num_rounds=plan.num_rounds,
+        num_clients=plan.num_clients,
+        nodes=plan.counted_nodes,
+        is_masked=plan.secure_aggregation,
+        is_seeded=plan.noise_source == "seeded",
+        laws=laws,
+        no_amplification=no_amplification,
+        sampled=plan.sampled(),
+        shared=shared,
     )
 
 
@@ -371,7 +406,7 @@ def statements_of_runs(
         at_epsilon: state delta at this epsilon, at least 0; delta is then not read.
         is_reshuffled: whether the unit is a record, in another shard in every run.
         selections: private ones of all the runs' cohorts, each once; see
-            `fedgs.cohorts.files`.
+            `fedgs.cohorts.cohort_file`.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
 
     Raises:
@@ -385,67 +420,81 @@ def statements_of_runs(
         raise UserError(f"privacy_unit = {' and '.join(units)}: account the runs apart")
     question = _Question(delta, at_epsilon, colluding, tuple(selections))
     question.check()
-    return tuple(question.rows(_released(runs, units[0], colluding, is_reshuffled)))
+    released = _released(runs, units[0], colluding, is_reshuffled)
+    return tuple(question.rows(released))
 
 
 def _released(
     runs: Sequence[Run], unit: str, colluding: int, is_reshuffled: bool
 ) -> _Rounds:
-    exposures = [_exposure(run, colluding) for run in numbered_alike(runs)]
-    together = RunsOnSameClients(exposures, is_reshuffled)
+    all_spent = [_spending(run, colluding) for run in numbered_alike(runs)]
+    together = RunsOnSameClients(all_spent, is_reshuffled)
     is_deployed = any(run.config.node_names for run in runs)
-    no_amplification = DEPLOYED if is_deployed else together.why_not_amplified()
-    if no_amplification:
-        no_amplification = f"refused: {no_amplification}"
+    reason = DEPLOYED if is_deployed else together.why_not_amplified()
+    sampled: tuple[Sampled, ...] = ()
+    if reason:
+        no_amplification = f"refused: {reason}"
     elif not all(run.config.amplification for run in runs):
         no_amplification = _ASK
-    # Of a local run one curator sees everything: it has the adversary release only.
-    is_local = any(run.config.engine == "local" for run in runs)
+    else:
+        no_amplification = ""
+        sampled = together.sampled(ADVERSARY_COLUMNS.index("release"))
     masked = [event.is_discrete for run in runs for event in run.events]
     # Where nothing was masked, `unmasked` is `server` again.
-    columns = COLUMNS if any(masked) else ADVERSARIES
-    adversaries = columns[:1] if is_local else columns
-    names = {name for exposure in exposures for name in exposure.selections}
-    release = ADVERSARIES.index("release")
+    adversaries = ADVERSARY_COLUMNS if any(masked) else ADVERSARIES
+    # Of a local run one curator sees everything: it has the adversary release only.
+    if any(run.config.engine == "local" for run in runs):
+        adversaries = ("release",)
+    laws = {
+        adversary: together.law(ADVERSARY_COLUMNS.index(adversary))
+        for adversary in adversaries
+    }
+    selections = {name for spent in all_spent for name in spent.selections}
+    # Runs without events have no clients to be matched.
+    sizes = [run.mu_squared.shape[1] for run in together.runs]
     return _Rounds(
-        "+".join(sorted(names)) or "none",
-        unit,
-        sum(len(exposure.draws) for exposure in exposures),
-        max((run.mu_squared.shape[1] for run in together.runs), default=0),
-        min((run.nodes for run in together.runs), default=0),
-        any(masked) and all(masked),
-        any(exposure.is_seeded for exposure in exposures),
-        {name: together.law(row) for row, name in enumerate(adversaries)},
-        no_amplification,
-        () if no_amplification else together.sampled(release),
-        conditions_of(runs),
+        selection="+".join(sorted(selections)) or "none",
+        unit=unit,
+        num_rounds=sum(len(spent.draws) for spent in all_spent),
+        num_clients=max(sizes, default=0),
+        nodes=min((run.nodes for run in together.runs), default=0),
+        is_masked=any(masked) and all(masked),
+        is_seeded=any(spent.is_seeded for spent in all_spent),
+        laws=laws,
+        no_amplification=no_amplification,
+        sampled=sampled,
+        shared=conditions_of(runs),
     )
 
 
-def _exposure(run: Run, colluding: int) -> Spending:
+def _spending(run: Run, colluding: int) -> Spending:
     config = run.config
-    cohort = config.clients_per_round or 0
-    exposure = Spending(config.selection_hash, config.largest_node, cohort)
+    spent = Spending(
+        selection_hash=config.selection_hash,
+        largest_node=config.largest_node,
+        cohort=config.clients_per_round or 0,
+    )
     for event in run.events:
-        exposure.add(event, costs_of(event, colluding))
+        spent.add(event, costs_of(event, colluding))
+    why = PUBLIC_SELECTION
+    if config.selection_hash:
+        why = _why_ended_early(run, spent)
     # The exact count holds for any end and any selection: it is what remains then.
-    why = "" if config.selection_hash else PUBLIC_SELECTION
-    why = why or _why_ended_early(run, exposure)
-    exposure.no_mixture = exposure.no_mixture or why
-    exposure.no_amplification = exposure.no_amplification or why
-    return exposure
+    spent.no_mixture = spent.no_mixture or why
+    spent.no_amplification = spent.no_amplification or why
+    return spent
 
 
-def _why_ended_early(run: Run, exposure: Spending) -> str:
+def _why_ended_early(run: Run, spent: Spending) -> str:
     """Returns why the number of a run's rounds is not one that was fixed in advance.
 
     The mixture and amplification are of T draws. A run that was stopped, or is going
     on, may have stopped because of who was drawn. One whose budget allows no further
     round ended at a number that noise, B and target decide.
     """
-    done = len(exposure.draws)
+    done = len(spent.draws)
     planned = run.planned_rounds or run.config.num_rounds
-    if exposure.first is None or done >= planned:
+    if done == 0 or done >= planned:
         return ""
     if is_spent(run.config, run.events, run.selections):
         return ""

@@ -8,15 +8,14 @@ draw. So the whole round, with noise ratio z, is sampled once, and rounds are co
     (3)  delta(epsilon) = the T-fold composition of h, for epsilon >= 0
 
 with delta_1 of Eq. 2 in `fedgs.privacy.gaussian` at mu = 1 / z. z is that of
-replace-one
-whatever the relation: in the draws without the client, somebody else answers in its
-place. (1) bounds one direction of a round; the larger of the two directions is no bound
-after composition, the dominating pair (2) is. All of it needs
+replace-one whatever the relation: in the draws without the client, somebody else
+answers in its place. (1) bounds one direction of a round. The larger of the two
+directions is no bound after composition; the dominating pair (2) is. All of it needs
 `fedgs.config.amplification_rules.why_not_amplified` to find nothing.
 
 Numerics: h is rounded up to a grid by "connect the dots", so (3) is an upper bound on
 any grid; `grid_step` makes it exact to about 1e-4 of epsilon. The Fourier transform
-errs by about 4e-17 T (measured); `ROUNDING` T is added to delta.
+errs by about 4e-17 T (measured); `PLD_ROUNDING` T is added to delta.
 
 >>> rounds = (Sampled(1000, 1, 1.07 / 32**0.5, 20_000),)
 >>> round(SampledBound(rounds).epsilon(1e-5), 2)
@@ -39,7 +38,7 @@ Source:
 import importlib
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -49,9 +48,9 @@ from scipy.special import log_ndtr, ndtr
 from fedgs.errors import UserError
 
 PLD_THEOREM = "amplification by sampling: dominating pair, PLD"
-MOST_KINDS = 32  # of different rounds; each costs one more transform
+MOST_SAMPLED_KINDS = 32  # of different rounds; each costs one more transform
 LEAST_RATIO = 1e-3  # less counts as no noise: one answer alone loses 500,000
-ROUNDING = 1e-15
+PLD_ROUNDING = 1e-15  # of delta for each release; 25 times the measured error
 _LARGEST = 1e12  # epsilon beyond which nothing is looked for
 _TAIL = 1e-15  # probability of large losses that is moved to infinity
 _RESOLUTION = 1e-4
@@ -98,10 +97,14 @@ class SampledBound(NamedTuple):
         """
         if not self.rounds:
             return 0.0
-        if min(kind.ratio for kind in self.rounds) < LEAST_RATIO:
+        least = min(kind.ratio for kind in self.rounds)
+        if least < LEAST_RATIO:
             return 1.0
-        found = float(_composed(self.rounds).get_delta_for_epsilon(epsilon))
-        return min(max(found, 0.0) + self._rounding, 1.0)
+        composed = _composed(self.rounds)
+        found = float(composed.get_delta_for_epsilon(epsilon))
+        # The transform's error may be of either sign, so it is added.
+        rounded_up = max(found, 0.0) + self._rounding
+        return min(rounded_up, 1.0)
 
     def epsilon(self, delta: float) -> float:
         """Returns the least epsilon at which Eq. 3 is at most delta, rounded up.
@@ -116,11 +119,12 @@ class SampledBound(NamedTuple):
         least = min(kind.ratio for kind in self.rounds)
         if least < LEAST_RATIO or delta <= self._rounding:
             return math.inf
-        return _inverse(_composed(self.rounds), delta - self._rounding)
+        composed = _composed(self.rounds)
+        return _inverse(composed, delta - self._rounding)
 
     @property
     def _rounding(self) -> float:
-        return ROUNDING * sum(kind.rounds for kind in self.rounds)
+        return PLD_ROUNDING * sum(kind.rounds for kind in self.rounds)
 
 
 def _inverse(pmf: Any, delta: float) -> float:
@@ -137,8 +141,10 @@ def _inverse(pmf: Any, delta: float) -> float:
         top *= 2
     if excess(0.0) <= 0:
         return 0.0
-    found: Any = optimize
-    return float(found.brentq(excess, 0.0, top, xtol=1e-12)) * (1 + 1e-12)
+    solve: Any = cast(Any, optimize).brentq
+    found = float(solve(excess, 0.0, top, xtol=1e-12))
+    # The root may lie above what was found, by as much as the tolerance.
+    return found * (1 + 1e-12)
 
 
 def hockey_stick(kind: Sampled, epsilons: Floats) -> Floats:
@@ -153,43 +159,53 @@ def hockey_stick(kind: Sampled, epsilons: Floats) -> Floats:
     """
     size = np.abs(epsilons)
     there = _remove(kind, size)
-    return np.where(epsilons >= 0, there, 1 - np.exp(-size) * (1 - there))
+    back = 1 - np.exp(-size) * (1 - there)
+    return np.where(epsilons >= 0, there, back)
 
 
 def _remove(kind: Sampled, epsilons: Floats) -> Floats:
     """Returns Eq. 1, of (1-q) N(0,1) + q N(mu,1) against N(0,1), epsilons >= 0."""
-    rate, mu = kind.rate, 1 / kind.ratio
+    rate = kind.rate
+    mu = 1 / kind.ratio
     # log(1 + (e^epsilon - 1) / q), in a form in which e^epsilon does not overflow.
     base = epsilons + np.log1p(-(1 - rate) * np.exp(-epsilons)) - math.log(rate)
     small = epsilons < 1  # there the line above cancels
     base[small] = np.log1p(np.expm1(epsilons[small]) / rate)
     upper = mu / 2 - base / mu
-    return rate * np.maximum(ndtr(upper) - np.exp(base + log_ndtr(upper - mu)), 0.0)
+    first = ndtr(upper)
+    second = np.exp(base + log_ndtr(upper - mu))
+    # Rounding may turn a difference of equal numbers negative.
+    return rate * np.maximum(first - second, 0.0)
 
 
 @lru_cache(maxsize=8)
 def _composed(rounds: tuple[Sampled, ...]) -> Any:
     """Returns dp-accounting's PMF of the privacy loss of all rounds."""
     pld_pmf: Any = importlib.import_module("dp_accounting.pld.pld_pmf")
-    if len(rounds) > MOST_KINDS + 1:  # one more for the selection of a cohort
-        raise UserError(f"{len(rounds)} kinds of rounds; at most {MOST_KINDS}")
-    total, result = sum(kind.rounds for kind in rounds), None
+    if len(rounds) > MOST_SAMPLED_KINDS + 1:  # one more for the selection of a cohort
+        raise UserError(f"{len(rounds)} kinds of rounds; at most {MOST_SAMPLED_KINDS}")
+    total = sum(kind.rounds for kind in rounds)
     # What is cut off all rounds together is at most `_TAIL`.
     tops = [_largest_loss(kind, _TAIL / total) for kind in rounds]
     # A coarser grid rounds up more and stays a bound, so memory may limit it.
     step = max(grid_step(rounds), max(tops) / _MOST_POINTS)
+    result = None
     with np.errstate(all="ignore"):  # far tails underflow
         for kind, top in zip(rounds, tops, strict=True):
             last = math.ceil(top / step)
             grid = np.arange(-last, last + 1, dtype=np.float64) * step
-            deltas = np.clip(hockey_stick(kind, grid), 0.0, 1.0)
-            # dp-accounting refuses deltas that rise, if only by rounding.
-            deltas = np.minimum.accumulate(deltas)  # last bits
-            pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+            deltas = hockey_stick(kind, grid)
+            deltas = np.clip(deltas, 0.0, 1.0)
+            # dp-accounting refuses deltas that rise, if only in their last bits.
+            deltas = np.minimum.accumulate(deltas)
+            one_round = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
                 step, -last, last, deltas
             )
-            pmf = pmf.to_dense_pmf().self_compose(kind.rounds, _TAIL)
-            result = pmf if result is None else result.compose(pmf, _TAIL)
+            # Only dense losses are composed by the Fourier transform.
+            pmf = one_round.to_dense_pmf().self_compose(kind.rounds, _TAIL)
+            if result is not None:
+                pmf = result.compose(pmf, _TAIL)
+            result = pmf
     return result
 
 
@@ -210,11 +226,15 @@ def grid_step(rounds: tuple[Sampled, ...]) -> float:
     density /= density.sum()
     variance = 0.0
     for kind in rounds:
-        mu, rate = 1 / kind.ratio, kind.rate
+        mu = 1 / kind.ratio
+        rate = kind.rate
+        log_absent = -np.inf
+        if rate < 1:
+            log_absent = np.log1p(-rate)
+        # The loss of the mixture (1-q) N(0,1) + q N(mu,1), under each of its parts.
         for shift, weight in ((0.0, 1 - rate), (mu, rate)):
             exponent = mu * (normal + shift) - mu**2 / 2
-            loss = np.logaddexp(
-                np.log1p(-rate) if rate < 1 else -np.inf, math.log(rate) + exponent
-            )
-            variance += kind.rounds * weight * float(density @ loss**2)
+            loss = np.logaddexp(log_absent, math.log(rate) + exponent)
+            square = float(density @ loss**2)
+            variance += kind.rounds * weight * square
     return _RESOLUTION * math.sqrt(variance)

@@ -19,26 +19,49 @@ import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import ROUND_CEILING, Decimal
+from typing import NamedTuple
 
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.privacy.amplification import MOST_KINDS, SampledBound
+from fedgs.privacy.amplification import MOST_SAMPLED_KINDS, SampledBound
 from fedgs.privacy.gaussian import Law, check_numbers, fixed_law
 from fedgs.privacy.ledger import Event, agreed_values
 from fedgs.privacy.participation import mixture_of, sampled_of
-from fedgs.privacy.plan import COLUMNS, RELATIONS, Plan, costs_of, relations_of
+from fedgs.privacy.plan import (
+    ADVERSARY_COLUMNS,
+    SENSITIVITIES,
+    Plan,
+    costs_of,
+    relations_of,
+)
 from fedgs.privacy.selection_cost import SelectionCost, Target
-from fedgs.privacy.spending import Kind, Spending, columns_of
+from fedgs.privacy.spending import Kind, Spending
 
 Kinds = Mapping[Kind, int]
 _MOST_ROUNDS = 10**9
 
 
+class _Cap(NamedTuple):
+    """How many draws of one kind fit into the target beside the draws of others.
+
+    Attributes:
+        kind: of the draws that are counted.
+        others: how many draws there are of each other kind.
+        most: the largest number of draws of the kind.
+    """
+
+    kind: Kind
+    others: Kinds
+    most: int
+
+
 def _checked(plan: Plan, target: Target, colluding: int) -> str:
     """Checks what is asked of a plan and returns the selection that it is for."""
-    adversary, relation = target.adversary, target.relation
+    adversary = target.adversary
+    relation = target.relation
     check_numbers(target_epsilon=target.epsilon)
-    if relation not in (known := relations_of(plan.privacy_unit)):
+    known = relations_of(plan.privacy_unit)
+    if relation not in known:
         raise UserError(f"relation = {relation!r}: give {' or '.join(known)}")
     if adversary not in plan.adversaries:
         raise UserError(
@@ -90,10 +113,11 @@ def calibrate_noise(
     if plan.shares(adversary, colluding) == 0:
         nodes = plan.counted_nodes
         raise UserError(f"colluding = {colluding}: give less than the {nodes} nodes")
-    ratio = target.least_ratio(plan.law(selection, ratio=1.0)[0])
+    law, _, _ = plan.law(selection, ratio=1.0)
+    wanted = target.least_ratio(law)
     # z is proportional to the multiplier, so that a quotient inverts it.
-    of_one = replace(plan, noise_multiplier=1.0).ratio(adversary, relation, colluding)
-    exact = Decimal(ratio / of_one)
+    unit = replace(plan, noise_multiplier=1.0)
+    exact = Decimal(wanted / unit.ratio(adversary, relation, colluding))
     digit = Decimal(1).scaleb(exact.adjusted() - 3)
     # Upwards only: a multiplier that was rounded down would exceed the target.
     noise = exact.quantize(digit, rounding=ROUND_CEILING)
@@ -109,17 +133,27 @@ def calibrate_noise(
 
 def _least(holds: Callable[[Decimal], bool], most: Decimal) -> Decimal:
     """Returns the least noise of 4 digits for which `holds`, at most `most`."""
-    high = (most.adjusted() + 1) * 9000 + int(most.scaleb(3 - most.adjusted()))
-    gap = 1  # codes count the numbers of 4 digits, 9000 for each power of ten
-    while holds(_of_code(high - gap)):
-        high, gap = high - gap, 2 * gap
+
+    def is_enough(code: int) -> bool:
+        return holds(_number_of(code))
+
+    power = most.adjusted()
+    digits = int(most.scaleb(3 - power))
+    high = (power + 1) * 9000 + digits
+    # Downwards in growing steps, for one question of `holds` takes up to seconds.
+    gap = 1
+    while is_enough(high - gap):
+        high -= gap
+        gap *= 2
     codes = range(high - gap + 1, high + 1)
-    index = bisect.bisect_left(codes, True, key=lambda code: holds(_of_code(code)))
+    index = bisect.bisect_left(codes, True, key=is_enough)
     # No code holds where amplification gains nothing: `most` holds without it.
-    return _of_code(codes[min(index, len(codes) - 1)])
+    index = min(index, len(codes) - 1)
+    return _number_of(codes[index])
 
 
-def _of_code(code: int) -> Decimal:
+def _number_of(code: int) -> Decimal:
+    """Returns a number of 4 digits; codes count them, 9000 for each power of ten."""
     power, digits = divmod(code - 1000, 9000)
     return Decimal(digits + 1000).scaleb(power - 4)
 
@@ -146,14 +180,18 @@ def largest_num_rounds(plan: Plan, target: Target, colluding: int = 0) -> int:
     ratio = plan.ratio(target.adversary, target.relation, colluding)
 
     def holds(rounds: int) -> bool:
-        return target.is_kept(plan.law(selection, ratio, rounds)[0])
+        law, _, _ = plan.law(selection, ratio, rounds)
+        return target.is_kept(law)
 
     def holds_amplified(rounds: int) -> bool:
         sampled = replace(plan, num_rounds=rounds).sampled()
         return target.is_kept(SampledBound(sampled))
 
     most = _largest(holds)
-    return max(most, _largest(holds_amplified, most)) if plan.amplification else most
+    if plan.amplification:
+        # Both bounds are valid, so that the better one may decide.
+        most = max(most, _largest(holds_amplified, start=most))
+    return most
 
 
 def _largest(holds: Callable[[int], bool], start: int = 1) -> int:
@@ -161,10 +199,15 @@ def _largest(holds: Callable[[int], bool], start: int = 1) -> int:
 
     The search is upwards from `start`.
     """
+
+    def is_too_many(number: int) -> bool:
+        return not holds(number)
+
     high = max(start, 1)
     while high < _MOST_ROUNDS and holds(high):
         high *= 2
-    return bisect.bisect_left(range(1, high + 1), True, key=lambda n: not holds(n))
+    # The index of the first that is too many is the number before it: they begin at 1.
+    return bisect.bisect_left(range(1, high + 1), True, key=is_too_many)
 
 
 class Budget:
@@ -197,18 +240,19 @@ class Budget:
         """Counts the earlier events."""
         _checked(plan, target, colluding)
         self._target = target
-        self._num_clients, self._colluding = plan.num_clients, colluding
-        self._row = COLUMNS.index(target.adversary)
+        self._num_clients = plan.num_clients
+        self._colluding = colluding
+        self._row = ADVERSARY_COLUMNS.index(target.adversary)
         # Costs of events are those of replace-one; z of zero-out is twice as large.
-        self._scale = 2 / RELATIONS[target.relation]
-        mu = 1 / target.least_ratio(fixed_law(1))
+        self._scale = 2 / SENSITIVITIES[target.relation]
+        most_mu = 1 / target.least_ratio(fixed_law(1))
         # The cap on a client's sum of costs: what the selections leave of the target.
-        self._most = (mu * self._scale) ** 2
+        self._most = (most_mu * self._scale) ** 2
         self._is_amplified = plan.amplification
-        self._exposure = Spending(
+        self._spending = Spending(
             largest_node=plan.hosting.largest, cohort=plan.clients_per_round
         )
-        self._caps: dict[str, tuple[Kind, Kinds, int]] = {}
+        self._caps: dict[str, _Cap] = {}  # by theorem
         for event in events:
             self.add(event)
 
@@ -221,22 +265,26 @@ class Budget:
             UserError: the event has another number of clients.
         """
         self._check_clients(event)
-        exposure = self._exposure
-        if exposure.why_count(event):
+        spending = self._spending
+        if spending.why_count(event):
             is_within = self._count_fits(event)
         else:
             is_within = self._draws_fit(event, "mixture", self._mixture)
-        if is_within or not self._is_amplified or exposure.why_not_amplified(event):
+        if is_within or not self._is_amplified:
             return is_within
+        if spending.why_not_amplified(event):
+            return False
         return self._draws_fit(event, "amplified", self._amplified)
 
     def _count_fits(self, event: Event) -> bool:
         cost = costs_of(event, self._colluding)[self._row]
-        if self._exposure.first is None:
+        if self._spending.first is None:
             return cost <= self._most
         # All clients: under a mixture until now, one not asked may exceed the cap.
-        row = self._exposure.mu_squared[self._row]
-        return bool(max(row.max(), row[columns_of(event)].max() + cost) <= self._most)
+        spent = self._spending.mu_squared[self._row]
+        after = spent[event.positions] + cost
+        largest = max(spent.max(), after.max())
+        return bool(largest <= self._most)
 
     def _draws_fit(
         self,
@@ -245,20 +293,32 @@ class Budget:
         bound_of: Callable[[Kinds], Law | SampledBound],
     ) -> bool:
         """Asks how many draws like this one fit beside the others, once for all."""
-        exposure = self._exposure
-        draw = exposure.draw_with(event, costs_of(event, self._colluding))
-        if event.round in exposure.draws:
-            return self._holds(bound_of(exposure.kinds_with(event, draw)))
+        spending = self._spending
+        costs = costs_of(event, self._colluding)
+        draw = spending.draw_with(event, costs)
+        if event.round in spending.draws:
+            # The draw of a repeated round becomes dearer: it is of another kind.
+            kinds = spending.kinds_with(event, draw)
+            return self._holds(bound_of(kinds))
+        kind = draw.kind
+        done = spending.kinds[kind]
         # Only what else was released moves the cap that draws are counted against.
-        others = {k: n for k, n in exposure.kinds.items() if n and k != draw.kind}
+        others = {
+            other: number
+            for other, number in spending.kinds.items()
+            if number and other != kind
+        }
         cap = self._caps.get(theorem)
-        if cap is None or cap[:2] != (draw.kind, others):
-            most = _largest(
-                lambda n: self._holds(bound_of({**others, draw.kind: n})),
-                exposure.kinds[draw.kind],
-            )
-            cap = self._caps[theorem] = (draw.kind, others, most)
-        return exposure.kinds[draw.kind] < cap[2]
+        if cap is None or (cap.kind, cap.others) != (kind, others):
+
+            def holds(number: int) -> bool:
+                return self._holds(bound_of({**others, kind: number}))
+
+            cap = _Cap(kind, others, most=_largest(holds, start=done))
+            self._caps[theorem] = cap
+        # A number that was fixed in advance, from what no draw decides: so the mixture
+        # stays valid although the run ends early.
+        return done < cap.most
 
     def _mixture(self, kinds: Kinds) -> Law:
         law = mixture_of(kinds, self._row)
@@ -269,7 +329,8 @@ class Budget:
 
     def _holds(self, rounds: Law | SampledBound) -> bool:
         # Of more kinds no such row would be stated after the run.
-        if isinstance(rounds, SampledBound) and len(rounds.rounds) > MOST_KINDS:
+        is_sampled = isinstance(rounds, SampledBound)
+        if is_sampled and len(rounds.rounds) > MOST_SAMPLED_KINDS:
             return False
         return self._target.is_kept(rounds)
 
@@ -280,7 +341,8 @@ class Budget:
             UserError: the event has another number of clients.
         """
         self._check_clients(event)
-        self._exposure.add(event, costs_of(event, self._colluding))
+        costs = costs_of(event, self._colluding)
+        self._spending.add(event, costs)
 
     def _check_clients(self, event: Event) -> None:
         if event.num_clients != self._num_clients:
@@ -296,14 +358,16 @@ def budget_of(
     Args:
         config: resolved.
         events: of the run's ledger.
-        selections: private ones of the run's cohort; see `fedgs.cohorts.files`.
+        selections: private ones of the run's cohort; see `fedgs.cohorts.cohort_file`.
 
     Raises:
         UserError: as `Budget`.
     """
     if config.target_epsilon is None:
         return None
-    return Budget(Plan.from_config(config), Target.of(config, selections), events)
+    plan = Plan.from_config(config)
+    target = Target.of(config, selections)
+    return Budget(plan, target, events)
 
 
 def is_spent(
@@ -323,8 +387,8 @@ def is_spent(
     if budget is None:
         return False
     following = max(event.round for event in events) + 1
-    event = replace(events[-1], round=following, attempt=1)
+    next_event = replace(events[-1], round=following, attempt=1)
     # Its release may be of another kind, with a noise and a B of its own.
     if following <= config.num_rounds:
-        event = replace(event, **agreed_values(config, following))
-    return not budget.allows(event)
+        next_event = replace(next_event, **agreed_values(config, following))
+    return not budget.allows(next_event)

@@ -13,10 +13,10 @@ what it spent follows its name. In a ledger here, `participants` are positions i
 ledger's list of clients, and the round is that of whichever run asked. A deployed
 client writes into the same line who that was (`source_of`).
 
-Names of shards say nothing: a server's settings decide which records are in which. So
-the shards of a deployed node are counted as one client, `SHARDED_DATASET`: every
-release of any of them is charged to the data set, and counts for each of its named
-clients as well.
+The name of a shard identifies nobody: a server's settings decide which records are in
+which shard. So the shards of a deployed node are counted as one client,
+`SHARDED_DATASET`: every release of any of them is charged to the data set, and counts
+for each of its named clients as well.
 
 Source: docs/privacy.md, "A client that limits itself".
 """
@@ -48,7 +48,7 @@ COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
 # where the answer came late. None: the server has nothing.
 Received = tuple[str, int, str] | None
 LOCK_POLL_SECONDS = 0.01  # other nodes hold the count for one fsync
-FORMAT = 2  # of clients.json
+COUNT_FORMAT = 2  # of clients.json
 
 
 class ClientLedger:
@@ -69,8 +69,9 @@ class ClientLedger:
             UserError: a name stands for two clients.
         """
         self.folder = folder
-        is_whole = SHARDED_DATASET in clients
-        self.clients = [SHARDED_DATASET] if is_whole else list(clients)
+        self.clients = list(clients)
+        if SHARDED_DATASET in clients:
+            self.clients = [SHARDED_DATASET]
         self._position = {name: place for place, name in enumerate(self.clients)}
         if len(self._position) < len(self.clients):
             raise UserError("two clients have the same name; give each its own")
@@ -94,9 +95,9 @@ class ClientLedger:
 
         A record of the data set is of one named client: the largest of them counts.
         """
-        own = self._by_name[: len(self.clients)]
+        own = self._by_name
         if self.is_whole:
-            own = self._by_name.max(keepdims=True)
+            own = own.max(keepdims=True)
         return own + self._of_all
 
     def largest(self) -> float:
@@ -135,7 +136,8 @@ class ClientLedger:
         """
         with self._held():
             self._check(event, limits)
-            # Under the lock, so that no two processes mask with the same key.
+            # Under the lock, so that no two processes mask with the same key. The
+            # difference of two answers behind the same masks would be bare.
             if event.context in self._contexts:
                 raise UserError(
                     f"round {event.round}: something was already masked under this "
@@ -176,9 +178,11 @@ class ClientLedger:
         times: Counter[tuple[str, int]] = Counter()
         with self._held():
             for source, rounds in self._released.items():
-                run, start, who = (*source.split("/", 2), "", "")[:3]
-                if (run, who) == (run_id, node):
-                    times.update({(start, r): len(rounds[r]) for r in rounds})
+                run, start, who = _parts_of(source)
+                if (run, who) != (run_id, node):
+                    continue
+                for round, contexts in rounds.items():
+                    times[start, round] += len(contexts)
         return times
 
     def check_received(self, run_id: str, node: str, received: Received) -> None:
@@ -198,10 +202,13 @@ class ClientLedger:
         if received is None:
             return
         start, round, context = received
+        source = source_of(run_id, start, node)
         with self._held():
-            rounds = self._released.get(source_of(run_id, start, node), {})
-        contexts = rounds.get(round)
-        if not contexts or (context and context not in contexts):
+            rounds = self._released.get(source, {})
+        contexts = rounds.get(round, set())
+        # Where the server names no key, any release of the round is the one it has.
+        is_counted = context in contexts if context else bool(contexts)
+        if not is_counted:
             raise UserError(
                 f"{self.folder}: this client's own count was rolled back or deleted: "
                 f"it has no release of round {round} of run {run_id}, which the server "
@@ -219,7 +226,8 @@ class ClientLedger:
     def _check(self, event: Event, limits: Limits) -> None:
         if limits.client_epsilon is None:
             return
-        if limits.relation == "zero-out" and (self.is_whole or self._of_all):
+        is_sharded = self.is_whole or self._of_all > 0
+        if is_sharded and limits.relation == "zero-out":
             raise ClientRefused(
                 "relation",
                 "relation = zero-out: of data whose owners the run does not keep as "
@@ -227,14 +235,17 @@ class ClientLedger:
                 'all that its shard answers; set relation = "replace-one" in the '
                 "client's limits file",
             )
-        cost = _cost(event)
-        positions = np.arange(len(self.clients))[_positions(self._own_event(event))]
         mu_squared = self.mu_squared
-        worst = int(positions[mu_squared[positions].argmax()])
-        if mu_squared[worst] + cost <= limits.most_mu_squared:
+        everybody = np.arange(len(self.clients))
+        asked = everybody[self._own_event(event).positions]
+        # All pay the same for this release, so the one that spent most decides.
+        worst = int(asked[mu_squared[asked].argmax()])
+        if mu_squared[worst] + _cost(event) <= limits.most_mu_squared:
             return
         spent = limits.epsilon_of(mu_squared[worst])
-        who = "the data set" if self.is_whole else f"client {self.clients[worst]}"
+        who = f"client {self.clients[worst]}"
+        if self.is_whole:
+            who = "the data set"
         raise ClientRefused(
             "client_epsilon",
             f"client_epsilon = {limits.client_epsilon:g} ({limits.relation}, delta "
@@ -266,7 +277,7 @@ class ClientLedger:
         if not path.exists():
             return {}
         index = read_json(path)
-        if index.pop("format", None) != FORMAT:
+        if index.pop("format", None) != COUNT_FORMAT:
             raise UserError(
                 f"{path}: of another format; use the version of fedgs that wrote it"
             )
@@ -286,10 +297,11 @@ class ClientLedger:
                 raise UserError(f"{path}: is missing; {COUNT_REMEDY}")
             if name not in self._ledgers:
                 self._add_ledger(path, clients)
-            ledger = self._ledgers[name][0]
+            ledger, _ = self._ledgers[name]
             ledger.reopen()
-            # Of versions before, a ledger with releases binds nothing.
-            if ledger.bound != _bound(clients) and (ledger.bound or not ledger.length):
+            # Earlier versions bound nothing, so their ledgers with releases are taken.
+            is_of_before = not ledger.bound and ledger.length > 0
+            if ledger.bound != _bound(clients) and not is_of_before:
                 problem = "lost its first line, or clients.json names others"
                 raise UserError(f"{ledger.path}: {problem}; {COUNT_REMEDY}")
         self._add_new()
@@ -298,32 +310,46 @@ class ClientLedger:
         """Takes a ledger in; of one of other clients only what was masked under."""
         places = None
         if clients != [SHARDED_DATASET]:
-            if self.is_whole:  # of everybody: whose record it is nobody knows
-                for client in clients:
-                    self._position.setdefault(client, len(self._position))
-                missing = len(self._position) - len(self._by_name)
-                self._by_name = np.pad(self._by_name, (0, missing))
+            if self.is_whole:
+                # A shard may hold anybody's records, so all names are counted here.
+                self._give_positions(clients)
             places = np.array([self._position.get(client, -1) for client in clients])
         ledger = Ledger(path)
         self._ledgers[path.name] = ledger, places
         if clients == self.clients:
             self._own = ledger
 
+    def _give_positions(self, clients: Sequence[str]) -> None:
+        """Makes room for the spending of clients that are not among our own."""
+        for client in clients:
+            self._position.setdefault(client, len(self._position))
+        missing = len(self._position) - len(self._by_name)
+        self._by_name = np.pad(self._by_name, (0, missing))
+
     def _add_new(self) -> None:
         """Adds the events that are not in the count yet."""
         for name, (ledger, places) in self._ledgers.items():
             for event in ledger.events[self._added[name] :]:
-                cost = _cost(event)
-                if places is None:
-                    self._of_all += cost
-                else:
-                    concerned = places[_positions(event)]
-                    self._by_name[concerned[concerned >= 0]] += cost
-                self._attempts[event.round] += ledger is self._own
-                self._contexts |= {event.context} - {""}
-                rounds = self._released.setdefault(event.source, {})
-                rounds.setdefault(event.round, set()).add(event.context)
+                self._add(event, places)
+                if ledger is self._own:
+                    self._attempts[event.round] += 1
             self._added[name] = ledger.length
+
+    def _add(self, event: Event, places: npt.NDArray[np.int64] | None) -> None:
+        """Counts an event of a ledger whose clients have these positions here."""
+        cost = _cost(event)
+        if places is None:
+            self._of_all += cost
+        else:
+            asked = places[event.positions]
+            # Clients of other groups have no position: their own count has them.
+            own = asked[asked >= 0]
+            self._by_name[own] += cost
+        if event.context:
+            self._contexts.add(event.context)
+        rounds = self._released.setdefault(event.source, {})
+        contexts = rounds.setdefault(event.round, set())
+        contexts.add(event.context)
 
     def _new_ledger(self) -> Ledger:
         """Makes these clients' ledger, then names it in the index."""
@@ -332,7 +358,7 @@ class ClientLedger:
         # The file comes first: without releases after a crash here, it is made again.
         remove_temporaries(self.folder, name)
         Ledger.create(self.folder / name, _bound(self.clients))
-        content = {**index, name: self.clients, "format": FORMAT}
+        content = {**index, name: self.clients, "format": COUNT_FORMAT}
         write_json(self.folder / "clients.json", content)
         ledger = Ledger.open(self.folder / name)
         places = None if self.is_whole else np.arange(len(self.clients))
@@ -347,11 +373,6 @@ def _bound(clients: Sequence[str]) -> dict[str, str]:
     return {"clients": hashlib.sha256(names).hexdigest()}
 
 
-def _positions(event: Event) -> slice | list[int]:
-    clients = event.participants
-    return slice(None) if clients == "all" else list(clients)
-
-
 def _cost(event: Event) -> float:
     nodes = event.counted_nodes  # 1, or those that the client's limits trust
     return release_cost(event.proven_multiplier, event.batch_size, nodes)
@@ -360,6 +381,13 @@ def _cost(event: Event) -> float:
 def source_of(run_id: str, start: str, node: str) -> str:
     """Returns what a line says of who asked: run, start of its server, own name."""
     return f"{run_id}/{start}/{node}"
+
+
+def _parts_of(source: str) -> tuple[str, str, str]:
+    """Returns run, start and name of a `source_of`; empty where a line has none."""
+    run, _, rest = source.partition("/")
+    start, _, node = rest.partition("/")
+    return run, start, node
 
 
 def release_event(
@@ -381,11 +409,13 @@ def release_event(
         num_clients: the node's clients.
         shares: of `Limits.shares`.
     """
-    is_all = len(positions) == num_clients
+    participants = tuple(positions)
+    if len(positions) == num_clients:
+        participants = "all"
     return Event(
         round=round,
         attempt=1,
-        participants="all" if is_all else tuple(positions),
+        participants=participants,
         num_clients=num_clients,
         planned_nodes=shares,
         counted_nodes=shares,

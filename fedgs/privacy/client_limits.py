@@ -45,7 +45,7 @@ from fedgs.errors import UserError
 from fedgs.files import read_toml
 from fedgs.privacy.amplification import LEAST_RATIO
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
-from fedgs.privacy.plan import RELATIONS, Plan, noise_ratio
+from fedgs.privacy.plan import SENSITIVITIES, Plan, cost_of_ratio, noise_ratio
 
 
 class ClientRefused(UserError):
@@ -91,7 +91,7 @@ class Limits:
 
     client_epsilon: float | None = entry(None, above=0)
     delta: float = entry(1e-5, at_least=1e-300, below=1)
-    relation: str = entry("replace-one", choices=tuple(RELATIONS))
+    relation: str = entry("replace-one", choices=tuple(SENSITIVITIES))
     max_batch_size: int | None = entry(None, at_least=1)
     min_noise_multiplier: float | None = entry(None, at_least=0)
     clip_bound: float | None = entry(None, above=0)
@@ -122,11 +122,13 @@ class Limits:
         where = f"limits = {path}"
         values = read_toml("limits", path)
         known = [spec.name for spec in fields(cls)]
-        if unknown := sorted(values.keys() - set(known)):
+        unknown = sorted(values.keys() - set(known))
+        if unknown:
             raise UserError(f"{where}: unknown {unknown[0]}; give {', '.join(known)}")
         # An epsilon without its delta and its relation says nothing.
-        given = {"client_epsilon", "delta", "relation"} & values.keys()
-        if len(given) in (1, 2):
+        together = {"client_epsilon", "delta", "relation"}
+        given = together & values.keys()
+        if given and given != together:
             raise UserError(
                 f"{where}: {', '.join(sorted(given))} alone; give client_epsilon, "
                 "delta and relation together"
@@ -151,9 +153,9 @@ class Limits:
 
     def epsilon_of(self, mu_squared: float) -> float:
         """Returns the epsilon of a sum of `release_cost`, for delta and relation."""
-        # Costs are those of replace-one; under zero-out the same noise makes half of
-        # mu.
-        factor = RELATIONS[self.relation] / RELATIONS["replace-one"]
+        # Costs are those of replace-one. Under zero-out a client moves the answer half
+        # as far, so that the same noise makes half of mu.
+        factor = SENSITIVITIES[self.relation] / SENSITIVITIES["replace-one"]
         return epsilon_from_mu(factor * mu_squared**0.5, self.delta)
 
     def shares(self, config: ResolvedConfig) -> int:
@@ -161,8 +163,10 @@ class Limits:
 
         Source: docs/privacy.md, "A client that limits itself".
         """
-        trusted = self.min_honest_nodes or 1
-        return trusted if config.is_masked else 1
+        if config.is_masked and self.min_honest_nodes is not None:
+            return self.min_honest_nodes
+        # The server sees this node's own release, under this node's noise alone.
+        return 1
 
     def cost_of(self, config: ResolvedConfig, terms: Terms) -> float:
         """Returns `release_cost` of a round of a run."""
@@ -178,36 +182,46 @@ class Limits:
             ClientRefused: names the setting, its value and the remedy.
         """
         for limit, setting, holds, remedy in self._demands(config):
-            if not holds:
-                own = getattr(self, limit)
-                is_phases = setting == "phases"
-                found = config.methods if is_phases else getattr(config, setting)
-                raise ClientRefused(
-                    limit,
-                    f"{setting} = {found}: outside the client's "
-                    f"limit {limit} = {'unset' if own is None else own}; give {remedy}",
-                )
+            if holds:
+                continue
+            own = getattr(self, limit)
+            found = getattr(config, setting)
+            if setting == "phases":
+                found = config.methods
+            if own is None:
+                own = "unset"
+            raise ClientRefused(
+                limit,
+                f"{setting} = {found}: outside the client's "
+                f"limit {limit} = {own}; give {remedy}",
+            )
 
     def _demands(self, config: ResolvedConfig) -> Iterator[tuple[str, str, bool, str]]:
         """Yields each limit, the setting it is about, whether it holds, a remedy."""
         yield from self._demands_of_terms(config)
         for name in ("image_size", "image_channels", "num_classes"):
-            if (only := getattr(self, name)) is not None:
-                yield name, name, getattr(config, name) == only, f"{only}"
-        if (most := self.max_fakes) is not None:
-            holds = config.fakes_sent <= most
+            only = getattr(self, name)
+            if only is not None:
+                holds = getattr(config, name) == only
+                yield name, name, holds, f"{only}"
+        if self.max_fakes is not None:
+            holds = config.fakes_sent <= self.max_fakes
             yield "max_fakes", "fakes_sent", holds, "fewer --fakes-per-round"
         if not self.allow_seeded_noise:
             holds = config.noise_seed is None
             remedy = f"no --noise-seed, or {_ALLOW_SEEDED}"
             yield "allow_seeded_noise", "noise_seed", holds, remedy
+        # A record that is left out moves the answer of its shard like one that is
+        # replaced: the half of zero-out is a bound for whole clients only.
         is_of_record = config.privacy_unit == "record" and self.relation == "zero-out"
         holds = self.client_epsilon is None or not is_of_record
         yield "relation", "privacy_unit", holds, f"client, or {_REPLACE_ONE}"
         # A round of fewer nodes than are trusted would bear less noise than is counted.
         nodes = Plan.from_config(config).counted_nodes
-        holds, remedy = self.shares(config) <= nodes, f"more, a round may be of {nodes}"
+        holds = self.shares(config) <= nodes
+        remedy = f"more, a round may be of {nodes}"
         yield "min_honest_nodes", "min_answers", holds, remedy
+        # A client refuses once it has spent its epsilon, which tells that it was drawn.
         holds = self.client_epsilon is None or not config.amplification
         yield "client_epsilon", "amplification", holds, f"False: {REFUSAL_TELLS}"
 
@@ -216,7 +230,8 @@ class Limits:
     ) -> Iterator[tuple[str, str, bool, str]]:
         """Yields the same of what the releases of all rounds are agreed to be."""
         all_terms = [alike.terms for alike in rounds_alike(config)]
-        if (most := self.max_batch_size) is not None:
+        most = self.max_batch_size
+        if most is not None:
             largest = max(terms.batch_size for terms in all_terms)
             remedy = f"at most {most}, a round answers {largest} fakes"
             yield "max_batch_size", "batch_size", largest <= most, remedy
@@ -227,21 +242,25 @@ class Limits:
         if not self.allow_updates:
             remedy = f"gs-wgan, or {_ALLOW_UPDATES}"
             yield "allow_updates", "phases", "update" not in kinds, remedy
-        if (only := self.clip_bound) is not None:
+        only = self.clip_bound
+        if only is not None:
             holds = all(terms.clip_bound == only for terms in all_terms)
             yield "clip_bound", "clip_bound", holds, f"{only}, in every round"
-        cost = max(self.cost_of(config, terms) for terms in all_terms)
-        # Without a minimum there must be noise at all: less than LEAST_RATIO is none.
-        holds = cost <= 1 / LEAST_RATIO**2
-        remedy = f"more, or {_ALLOW_NO_NOISE}"
-        if (least := self.min_noise_multiplier) is not None:
+        dearest = max(self.cost_of(config, terms) for terms in all_terms)
+        least = self.min_noise_multiplier
+        if least is None:
+            # There must be noise at all: a ratio below LEAST_RATIO is none.
+            holds = dearest <= 1 / LEAST_RATIO**2
+            remedy = f"more, or {_ALLOW_NO_NOISE}"
+        else:
             lowest = min(terms.noise_multiplier for terms in all_terms)
             holds = lowest >= least
             remedy = f"at least {least}"
             if lowest < config.noise_multiplier:
                 remedy += f" in every round: one has {lowest:.4g}"
         yield "min_noise_multiplier", "noise_multiplier", holds, remedy
-        holds = cost <= self.most_mu_squared
+        # Not even the first release would fit: better said before than in the run.
+        holds = dearest <= self.most_mu_squared
         yield "client_epsilon", "noise_multiplier", holds, "more, for a single release"
 
     def check_num_clients(self, number: int) -> None:
@@ -250,7 +269,7 @@ class Limits:
         Raises:
             ClientRefused: names both numbers.
         """
-        if self.num_clients not in (None, number):
+        if self.num_clients is not None and self.num_clients != number:
             raise ClientRefused(
                 "num_clients",
                 f"the run gives this node {number} clients: num_clients is "
@@ -268,13 +287,14 @@ def release_cost(noise_multiplier: float, batch_size: int, shares: int = 1) -> f
 
     Source: docs/privacy.md, "Relation and sensitivity".
     """
-    z = noise_ratio(noise_multiplier, batch_size, "replace-one", shares)
-    return 1 / z**2 if z**2 else float("inf")
+    return cost_of_ratio(
+        noise_ratio(noise_multiplier, batch_size, "replace-one", shares)
+    )
 
 
 @lru_cache
 def _most_mu_squared(epsilon: float, delta: float, relation: str) -> float:
-    scale = RELATIONS["replace-one"] / RELATIONS[relation]
+    scale = SENSITIVITIES["replace-one"] / SENSITIVITIES[relation]
     return (mu_from_epsilon(epsilon, delta) * scale) ** 2
 
 

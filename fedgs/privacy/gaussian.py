@@ -76,13 +76,16 @@ class Law(NamedTuple):
             epsilon: finite, at least 0; of either sign, if n is never 0.
         """
         if self.ratio == 0:
-            return float(self.counts.max() > 0)
+            takes_part = self.counts.max() > 0
+            return float(takes_part)
         with np.errstate(over="ignore"):
             mu = np.sqrt(self.counts) / self.ratio
         # A ratio so small that mu overflows is no noise.
         deltas = np.where(mu == np.inf, 1.0, 0.0)
         proper = (mu > 0) & (mu < np.inf)
-        deltas[proper] = np.clip(_deltas(mu[proper], epsilon), 0.0, 1.0)
+        rounded_up = _deltas(mu[proper], epsilon)
+        deltas[proper] = np.clip(rounded_up, 0.0, 1.0)
+        # What was cut off the law may be lost with certainty: its delta is at most 1.
         return float(self.weights @ deltas) + self.tail
 
     def epsilon(self, delta: float) -> float:
@@ -95,12 +98,19 @@ class Law(NamedTuple):
         """
         if self.delta(0.0) <= delta:
             return 0.0
-        top = math.sqrt(self.counts.max()) / self.ratio if self.ratio else math.inf
-        if delta <= self.tail or top > _MOST_MU:
+        if self.ratio == 0 or delta <= self.tail:
+            return math.inf
+        largest_mu = math.sqrt(self.counts.max()) / self.ratio
+        if largest_mu > _MOST_MU:
             return math.inf
         # Phi(-x) <= exp(-x^2 / 2) / 2 bounds the root from above.
-        high = top * top / 2 + top * math.sqrt(-2 * math.log(delta - self.tail))
-        return _root(lambda epsilon: self.delta(epsilon) - delta, 0.0, high)
+        deviations = math.sqrt(-2 * math.log(delta - self.tail))
+        high = largest_mu * largest_mu / 2 + largest_mu * deviations
+
+        def excess(epsilon: float) -> float:
+            return self.delta(epsilon) - delta
+
+        return _root(excess, 0.0, high)
 
     def smallest_ratio(self, epsilon: float, delta: float) -> float:
         """Returns the least z at which Eq. 3 is at most delta, rounded up.
@@ -115,7 +125,8 @@ class Law(NamedTuple):
             UserError: delta is not below the chance to take part at all, so that no
                 noise is needed, or not above `tail`, so that none is enough.
         """
-        chance = 1.0 - float(self.weights @ (self.counts == 0))
+        never = float(self.weights @ (self.counts == 0))
+        chance = 1.0 - never
         if not self.tail < delta < chance:
             remedy = f"give --delta below a client's chance to take part, {chance:.3g}"
             raise UserError(f"delta = {delta}: {remedy}, and above {self.tail:.1g}")
@@ -136,8 +147,8 @@ def _deltas(mu: npt.NDArray[np.float64], epsilon: float) -> npt.NDArray[np.float
     """Returns Eq. 2 for each mu, rounded up.
 
     With a = epsilon / mu - mu / 2, b = a + mu and R(x) = Phi(-x) / phi(x), Eq. 2 is
-    phi(a) (R(a) - R(b)): e^epsilon phi(b) = phi(a). For a small mu that would be a
-    difference of nearly equal numbers. There it is phi(a) times the integral of
+    phi(a) (R(a) - R(b)), because e^epsilon phi(b) = phi(a). For a small mu that would
+    be a difference of nearly equal numbers. There it is phi(a) times the integral of
     -R'(x) = 1 - x R(x) from a to b, by Simpson's rule. The rule is never too small: R
     is completely monotone, so the fourth derivative of -R' is positive.
 
@@ -146,20 +157,30 @@ def _deltas(mu: npt.NDArray[np.float64], epsilon: float) -> npt.NDArray[np.float
         epsilon: finite.
     """
     with np.errstate(over="ignore"):
-        start = np.clip(abs(epsilon) / mu - mu / 2, -_FARTHEST, _FARTHEST)
+        start = abs(epsilon) / mu - mu / 2
+    # Farther out there is no density, but a square that overflows.
+    start = np.clip(start, -_FARTHEST, _FARTHEST)
     end = start + mu
     density = np.exp(-(start**2) / 2) / math.sqrt(2 * math.pi)
-    # R overflows far below 0, where the terms differ by much, so that Phi does.
-    first = np.where(start < 0, ndtr(-start), density * _mills(np.maximum(start, 0.0)))
-    deltas = first - density * _mills(end)
+    # R overflows far below 0. There both terms differ by much, so that Phi itself,
+    # which has fewer digits in its tail, is exact enough.
+    from_tail = density * _mills(np.maximum(start, 0.0))
+    first = np.where(start < 0, ndtr(-start), from_tail)
+    second = density * _mills(end)
+    deltas = first - second
     narrow = mu < _NARROW
-    nodes = start[narrow] + np.outer((0.0, 0.5, 1.0), mu[narrow])
-    slopes = 1.0 - nodes * _mills(nodes)
+    width = mu[narrow]
+    points = start[narrow] + np.outer((0.0, 0.5, 1.0), width)
+    slopes = 1.0 - points * _mills(points)
     mean_slope = (slopes[0] + 4 * slopes[1] + slopes[2]) / 6
-    deltas[narrow] = density[narrow] * mu[narrow] * mean_slope
-    if epsilon < 0:  # the privacy loss has the same law in both directions
+    deltas[narrow] = density[narrow] * width * mean_slope
+    if epsilon < 0:
+        # The privacy loss has the same law in both directions, so that
+        # delta(-e) = 1 - exp(-e) (1 - delta(e)).
         deltas = math.exp(epsilon) * deltas - math.expm1(epsilon)
-    return deltas * (1.0 + 1e-11 + 1e-14 * mu)
+    # All steps above err by less than this, and more delta is the safe direction.
+    margin = 1.0 + 1e-11 + 1e-14 * mu
+    return deltas * margin
 
 
 def _mills(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -168,8 +189,12 @@ def _mills(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _root(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Returns the root of a decreasing function, rounded up by 1e-12 relative."""
-    found = cast(Any, optimize).brentq(excess, low, high, xtol=1e-14, rtol=1e-14)
+    """Returns the root of a decreasing function, rounded up by 1e-12 relative.
+
+    Up is the safe direction of an epsilon and of a noise ratio alike.
+    """
+    solve = cast(Any, optimize).brentq
+    found = solve(excess, low, high, xtol=1e-14, rtol=1e-14)
     return float(found) * (1 + 1e-12) + 1e-14
 
 
@@ -182,7 +207,8 @@ def fixed_law(count: float, ratio: float = 1.0) -> Law:
 
     Source: Balle and Wang, Theorem 8.
     """
-    return Law(np.array([float(count)]), np.ones(1), 0.0, ratio)
+    counts = np.array([float(count)])
+    return Law(counts, weights=np.ones(1), tail=0.0, ratio=ratio)
 
 
 def binomial_law(num_rounds: Mapping[int, int], rate: float, ratio: float = 1.0) -> Law:
@@ -199,27 +225,38 @@ def binomial_law(num_rounds: Mapping[int, int], rate: float, ratio: float = 1.0)
 
     Source: docs/privacy.md, "Which theorem may be used when", 1.
     """
-    weights, start, tail = np.ones(1), 0, 0.0
+    weights = np.ones(1)
+    start = 0  # the number of releases that the first weight is about
+    tail = 0.0
     for attempts, count in num_rounds.items():
         low, high = _window(count, rate)
-        spread = np.zeros((high - low) * attempts + 1)
+        chances = binom.pmf(np.arange(low, high + 1), count, rate)
         # A round that was tried a times counts 0 or a, and nothing between.
-        spread[::attempts] = binom.pmf(np.arange(low, high + 1), count, rate)
+        spread = np.zeros((high - low) * attempts + 1)
+        spread[::attempts] = chances
+        # Rounds are drawn independently, so their laws are convolved.
+        weights = np.convolve(weights, spread)
+        start += low * attempts
+        # The union bound: a window is left with at most the sum of the chances.
         tail += float(bdtrc(high, count, rate))
-        tail += float(bdtr(low - 1, count, rate)) if low else 0.0
-        weights, start = np.convolve(weights, spread), start + low * attempts
-    return Law(start + np.arange(float(len(weights))), weights, tail, ratio)
+        if low > 0:
+            tail += float(bdtr(low - 1, count, rate))
+    counts = start + np.arange(float(len(weights)))
+    return Law(counts, weights, tail, ratio)
 
 
 def _window(count: int, rate: float) -> tuple[int, int]:
     """Returns low, high with at most `_TAIL` of Binomial(count, rate) beyond each."""
+
+    def has_mass_up_to(value: int) -> bool:
+        return float(bdtr(value, count, rate)) > _TAIL
+
+    def has_none_above(value: int) -> bool:
+        return float(bdtrc(value, count, rate)) <= _TAIL
+
     values = range(count)
-    low = bisect.bisect_left(
-        values, True, key=lambda k: float(bdtr(k, count, rate)) > _TAIL
-    )
-    high = bisect.bisect_left(
-        values, True, key=lambda k: float(bdtrc(k, count, rate)) <= _TAIL
-    )
+    low = bisect.bisect_left(values, True, key=has_mass_up_to)
+    high = bisect.bisect_left(values, True, key=has_none_above)
     return low, high
 
 

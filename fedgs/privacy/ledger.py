@@ -38,8 +38,10 @@ from fedgs.files import read_bytes, sync, write_atomically
 GENESIS = hashlib.sha256(b"fedgs ledger, version 1").hexdigest()
 
 _HASH_KEY = b',"hash":"'
+_END = b'"}'
 _BOUND = b'{"bound":'  # begins the line that is no event
-_SEAL_LENGTH = len(_HASH_KEY) + 64 + len(b'"}')
+_HASH_LENGTH = 64  # hexadecimal digits of SHA-256
+_SEAL_LENGTH = len(_HASH_KEY) + _HASH_LENGTH + len(_END)
 LEDGER_REMEDY = "restore the file from a copy: it is the record of the privacy spent"
 
 
@@ -115,6 +117,12 @@ class Event:
         return self.num_clients if clients == "all" else len(clients)
 
     @property
+    def positions(self) -> slice | list[int]:
+        """Index of the participants in an array that has an entry for each client."""
+        clients = self.participants
+        return slice(None) if clients == "all" else list(clients)
+
+    @property
     def noise_multiplier(self) -> float:
         """One node's noise_std / (2 * clip_bound); Opacus divides by clip_bound."""
         return self.noise_std / (2.0 * self.clip_bound)
@@ -126,31 +134,39 @@ class Event:
 
     @property
     def proven_multiplier(self) -> float:
-        """That of the Gaussian noise which protects at most as well."""
+        """Noise multiplier of the Gaussian noise that protects at most as well."""
         return proven_multiplier(self.noise_multiplier, self.is_discrete)
 
 
 def agreed_values(config: RunConfig, round: int) -> dict[str, Any]:
     """Returns those fields of `Event` that settings decide for a round, from 1."""
     terms = terms_at(config, round)
+    kind = "gaussian"
+    if config.secure_aggregation:
+        kind = "discrete"
+    noise_source = "seeded"
+    if config.noise_seed is None:
+        noise_source = "os"
     return {
-        "kind": "discrete" if config.secure_aggregation else "gaussian",
+        "kind": kind,
         "noise_std": terms.noise_std,
         "clip_bound": terms.clip_bound,
         "batch_size": terms.batch_size,
         "release": terms.release,
         "client_selection": config.client_selection,
         "discriminator_training": config.discriminator_training,
-        "noise_source": "os" if config.noise_seed is None else "seeded",
+        "noise_source": noise_source,
     }
 
 
 def _are_indices(clients: tuple[Any, ...], below: int) -> bool:
-    return (
-        type(clients) is tuple
-        and all(type(client) is int and 0 <= client < below for client in clients)
-        and sorted(set(clients)) == list(clients) != []
-    )
+    if type(clients) is not tuple or not clients:
+        return False
+    # Of type int, not an instance: True is an int, too, and names no client.
+    if not all(type(client) is int and 0 <= client < below for client in clients):
+        return False
+    # One form for one set: else equal sets would differ where they are compared.
+    return sorted(set(clients)) == list(clients)
 
 
 def _chain(previous: str, text: bytes) -> str:
@@ -161,7 +177,14 @@ def _sealed(previous: str, values: Mapping[str, Any]) -> tuple[bytes, str]:
     """Returns the line that follows the line of a hash, and its own hash."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
     digest = _chain(previous, text)
-    return text[:-1] + _HASH_KEY + digest.encode() + b'"}\n', digest
+    # The hash becomes the last key of the same JSON object.
+    line = text.removesuffix(b"}") + _seal(digest) + b"\n"
+    return line, digest
+
+
+def _seal(digest: str) -> bytes:
+    """Returns the end of a line that has this hash, from the comma on."""
+    return _HASH_KEY + digest.encode() + _END
 
 
 EventT = TypeVar("EventT")
@@ -185,16 +208,23 @@ class Chain(Generic[EventT]):
         """Returns the event of a line; a ValueError or TypeError refuses it."""
         values: dict[str, Any] = json.loads(text)
         known = {spec.name for spec in fields(self.event_type)}
-        if found := (values.keys() ^ known) - self.optional.keys():
+        unknown_or_missing = values.keys() ^ known
+        if found := unknown_or_missing - self.optional.keys():
             names = ", ".join(sorted(found))
             raise UserError(f"unknown or missing field {names}")
-        if isinstance(clients := values.get("participants"), list):
+        clients = values.get("participants")
+        if isinstance(clients, list):
+            # JSON has no tuples, and an event is compared and hashed.
             values["participants"] = tuple(cast(list[Any], clients))
         return self.event_type(**values)
 
     def _values(self, event: Any) -> dict[str, Any]:
         """Returns what a line says of an event."""
-        return {n: v for n, v in asdict(event).items() if v != self.optional.get(n)}
+        return {
+            name: value
+            for name, value in asdict(event).items()
+            if value != self.optional.get(name)
+        }
 
     def __init__(self, path: Path, data: bytes = b"") -> None:
         """Is called by `open` and `read` only."""
@@ -209,18 +239,23 @@ class Chain(Generic[EventT]):
     def _take(self, data: bytes) -> None:
         """Checks and adds the whole lines of what follows the lines known so far."""
         end = data.rfind(b"\n") + 1
+        lines = data[:end].split(b"\n")[:-1]  # no line follows the last line feed
         has_bound = self._size == 0 and data.startswith(_BOUND)
-        first = self.length + 1 - has_bound
-        for number, line in enumerate(data[:end].split(b"\n")[:-1], start=first):
+        first = self.length + 1
+        if has_bound:
+            first = 0  # the line that binds is none of the events, which count from 1
+        for number, line in enumerate(lines, start=first):
             # The bytes as they stand: JSON written anew could hide a change.
-            text, seal = line[:-_SEAL_LENGTH] + b"}", line[-_SEAL_LENGTH:]
+            text = line[:-_SEAL_LENGTH] + b"}"
             digest = _chain(self.head, text)
-            if seal != _HASH_KEY + digest.encode() + b'"}':
+            if line[-_SEAL_LENGTH:] != _seal(digest):
                 problem = "it, or a line before it, was altered, deleted or moved"
                 where = f"{self.path}: line {number}"
                 raise UserError(f"{where}: {problem}; {LEDGER_REMEDY}")
             if number == 0:
-                self.bound, self._hashes = json.loads(text)["bound"], [digest]
+                self.bound = json.loads(text)["bound"]
+                # `head` before the first event is then the hash of this line.
+                self._hashes = [digest]
                 continue
             problem = f"{self.path}: line {number}: is no event"
             kinds = (UserError, ValueError, TypeError, AttributeError)
@@ -240,7 +275,8 @@ class Chain(Generic[EventT]):
         Raises:
             OSError: it cannot be written.
         """
-        write_atomically(path, _sealed(GENESIS, {"bound": dict(bound)})[0])
+        line, _ = _sealed(GENESIS, {"bound": dict(bound)})
+        write_atomically(path, line)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -269,7 +305,8 @@ class Chain(Generic[EventT]):
             # The kernel's lock: it is free again when its holder dies, however it does.
             if not lock_descriptor(file.fileno(), blocking=False):
                 raise UserError(f"{self.path}: in use by another run; wait for it")
-            if os.fstat(file.fileno()).st_size < self._size:
+            size = os.fstat(file.fileno()).st_size
+            if size < self._size:
                 problem = f"lost lines, it had {self.length}"
                 raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
             file.seek(self._size)
@@ -292,8 +329,9 @@ class Chain(Generic[EventT]):
         Raises:
             UserError: the file is broken (a torn last line is ignored) or missing.
         """
+        path = Path(path)
         with wrap_error(OSError, f"{path}: cannot be read", "give a run folder"):
-            return cls(Path(path), read_bytes(Path(path)))
+            return cls(path, read_bytes(path))
 
     @property
     def events(self) -> Sequence[EventT]:
@@ -321,14 +359,18 @@ class Chain(Generic[EventT]):
         """
         if self._file is None:
             raise UserError(f"{self.path}: not open for appending; use Ledger.open")
-        lines, hashes = b"", [self.head]
+        lines = b""
+        head = self.head
+        hashes: list[str] = []
         for event in events:
-            line, digest = _sealed(hashes[-1], self._values(event))
-            hashes.append(digest)
+            line, head = _sealed(head, self._values(event))
+            hashes.append(head)
             lines += line
         try:
-            if self._file.write(lines) != len(lines):
+            written = self._file.write(lines)
+            if written != len(lines):
                 raise OSError("the disk took a part of the line only")
+            # The operating system may hold bytes back; after this call it cannot.
             os.fsync(self._file.fileno())
         except BaseException as error:
             # Also for Ctrl-C: nothing is sent for lines that may not be on the disk.
@@ -339,9 +381,10 @@ class Chain(Generic[EventT]):
                 raise
             problem = f"line {self.length + 1} could not be written ({error})"
             raise UserError(f"{self.path}: {problem}; free the disk, resume") from error
+        # Only now: what is not on the disk is not counted either.
         self._size += len(lines)
         self._events += events
-        self._hashes += hashes[1:]
+        self._hashes += hashes
 
     def verify_prefix(
         self, length: int, head: str | None, witness: str = "the checkpoint"
@@ -383,14 +426,17 @@ class Ledger(Chain[Event]):
         Raises:
             UserError: names the event, and what the settings say.
         """
+        # Rounds of the same terms agree to the same values, and there are thousands.
         agreed: dict[Terms, dict[str, Any]] = {}
         for number, event in enumerate(self._events, 1):
             terms = terms_at(config, event.round)
             if terms not in agreed:
-                agreed[terms] = agreed_values(config, event.round)
-            values = agreed[terms]
-            for name, value in (*values.items(), ("num_clients", config.num_clients)):
-                if (said := getattr(event, name)) != value:
+                values = agreed_values(config, event.round)
+                values["num_clients"] = config.num_clients
+                agreed[terms] = values
+            for name, value in agreed[terms].items():
+                said = getattr(event, name)
+                if said != value:
                     raise UserError(
                         f"{self.path}: line {number}: {name} = {said}, the run's "
                         f"settings say {value}; restore ledger and config.json from a "
@@ -407,6 +453,8 @@ class Ledger(Chain[Event]):
         Raises:
             UserError: a round has no event.
         """
-        if missing := set(range(1, last + 1)) - {event.round for event in self._events}:
+        finished = set(range(1, last + 1))
+        missing = finished - {event.round for event in self._events}
+        if missing:
             problem = f"round {min(missing)} has no event, {witness} saw round {last}"
             raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")

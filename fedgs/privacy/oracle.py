@@ -81,7 +81,8 @@ def as_published(plan: Plan, delta: float) -> tuple[Statement, ...]:
     if plan.clients_per_round != 1 or plan.client_selection not in ("uniform", None):
         return ()
     plan.ratio("release", "replace-one", 0)  # refuses a plan without noise multiplier
-    multiplier, rate = plan.noise_multiplier or 0.0, 1 / plan.num_clients
+    multiplier = plan.noise_multiplier or 0.0
+    rate = 1 / plan.num_clients
     releases = plan.num_rounds * plan.batch_size
     table_1 = autodp_epsilon(multiplier, releases, rate, delta)
     table_2 = autodp_epsilon(multiplier, releases * rate, None, delta)
@@ -89,9 +90,13 @@ def as_published(plan: Plan, delta: float) -> tuple[Statement, ...]:
     rows = (("release", table_1, "1", _TABLE_1), ("server", table_2, "2", average))
     return tuple(
         Statement(
-            *(AS_PUBLISHED, plan.privacy_unit, "replace-one", epsilon, delta),
-            f"as published: RDP, Table {table}",
-            (f"not a bound: {why}", *plan.public_conditions),
+            label=AS_PUBLISHED,
+            unit=plan.privacy_unit,
+            relation="replace-one",
+            epsilon=epsilon,
+            delta=delta,
+            theorem=f"as published: RDP, Table {table}",
+            conditions=(f"not a bound: {why}", *plan.public_conditions),
             adversary=adversary,
             client_selection="uniform",
             num_rounds=plan.num_rounds,
@@ -118,8 +123,10 @@ def poisson_rdp_epsilon(
     """
     dp: Any = importlib.import_module("dp_accounting")
     accountant = dp.rdp.RdpAccountant()
-    event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier))
-    return float(accountant.compose(event, count).get_epsilon(delta))
+    release = dp.GaussianDpEvent(multiplier)
+    sampled = dp.PoissonSampledDpEvent(rate, release)
+    accountant.compose(sampled, count)
+    return float(accountant.get_epsilon(delta))
 
 
 def sampled_rdp_epsilon(kind: Sampled, delta: float) -> float:
@@ -138,11 +145,15 @@ def sampled_rdp_epsilon(kind: Sampled, delta: float) -> float:
     dp: Any = importlib.import_module("dp_accounting")
     relation = dp.NeighboringRelation.REPLACE_ONE
     accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
-    cohort = (kind.num_clients, kind.clients_per_round)
-    event = dp.SampledWithoutReplacementDpEvent(*cohort, dp.GaussianDpEvent(kind.ratio))
+    release = dp.GaussianDpEvent(kind.ratio)
+    sampled = dp.SampledWithoutReplacementDpEvent(
+        kind.num_clients, kind.clients_per_round, release
+    )
+    # It warns of orders that it leaves out: the bound is looser, and still one.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return float(accountant.compose(event, kind.rounds).get_epsilon(delta))
+        accountant.compose(sampled, kind.rounds)
+        return float(accountant.get_epsilon(delta))
 
 
 def two_directions(kind: Sampled, is_attained: bool = False) -> Any:
@@ -163,11 +174,12 @@ def two_directions(kind: Sampled, is_attained: bool = False) -> Any:
         accounting of subsampled mechanisms under composition", 2024.
     """
     pld: Any = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
+    step = 1e-4 if is_attained else grid_step((kind,))
     one = pld.from_gaussian_mechanism(
         kind.ratio,
         pessimistic_estimate=not is_attained,
-        value_discretization_interval=1e-4 if is_attained else grid_step((kind,)),
-        use_connect_dots=not is_attained,
+        value_discretization_interval=step,
+        use_connect_dots=not is_attained,  # it rounds up only
         sampling_prob=kind.rate,
     )
     return one.self_compose(kind.rounds)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedgs.errors import UserError
-from fedgs.privacy.amplification import MOST_KINDS, Sampled
+from fedgs.privacy.amplification import MOST_SAMPLED_KINDS, Sampled
 from fedgs.privacy.gaussian import Law, binomial_law, fixed_law
 from fedgs.privacy.spending import Draw, Kind, Spending
 
@@ -67,8 +67,9 @@ def planned_law(
         most = math.ceil(clients_per_round * num_rounds / num_clients)
         why = f"count: a client takes part at most {most} times; repeats count again"
         return fixed_law(most, ratio), COUNT_THEOREM, why
+    rate = clients_per_round / num_clients
+    law = binomial_law({1: num_rounds}, rate, ratio)
     why = _MIXTURE.format(clients_per_round, num_clients, f"{num_rounds} rounds")
-    law = binomial_law({1: num_rounds}, clients_per_round / num_clients, ratio)
     return law, MIXTURE_THEOREM, why
 
 
@@ -87,28 +88,30 @@ def mixture_of(kinds: Mapping[Kind, int], row: int, fixed: float = 0.0) -> Law:
     """
     counts: Counter[tuple[float, float]] = Counter()
     for ((num_clients, clients), costs), count in kinds.items():
-        counts[clients / num_clients, costs[row]] += count
-    if math.inf in (fixed, *(cost for _, cost in counts)):
-        return fixed_law(1, 0.0)
+        rate = clients / num_clients
+        counts[rate, costs[row]] += count
+    rates = {rate for rate, _ in counts}
+    different = {cost for _, cost in counts}
+    if math.inf in {fixed} | different:
+        return fixed_law(1, ratio=0.0)
     if not counts:
         return fixed_law(fixed)
-    least = min(cost for _, cost in counts)
-    multiples = {cost: round(cost / least) for _, cost in counts}
+    least = min(different)
+    multiples = {cost: round(cost / least) for cost in different}
     is_whole = all(
         multiple <= _MOST_MULTIPLE and math.isclose(multiple * least, cost)
         for cost, multiple in multiples.items()
     )
     # Exact on whole numbers, of which a certain part need not be a multiple.
-    if is_whole and not fixed and len({rate for rate, _ in counts}) == 1:
-        (rate,) = {rate for rate, _ in counts}
+    if is_whole and not fixed and len(rates) == 1:
         tries: Counter[int] = Counter()
         for (_, cost), count in counts.items():
             tries[multiples[cost]] += count
-        return binomial_law(tries, rate, least**-0.5)
+        return binomial_law(tries, rates.pop(), ratio=least**-0.5)
     total = fixed_law(fixed)
     for (rate, cost), count in counts.items():
-        law = binomial_law({1: count}, rate)
-        total = _sum(total, law._replace(counts=law.counts * cost))
+        draws = binomial_law({1: count}, rate)
+        total = _sum(total, draws._replace(counts=draws.counts * cost))
     return total
 
 
@@ -122,16 +125,23 @@ def _sum(one: Law, other: Law) -> Law:
         index = np.ceil(counts / step).astype(np.int64)
         weights = np.bincount(index, weights).astype(np.float64)
         counts = np.arange(float(len(weights))) * step
-    return Law(counts, weights, one.tail + other.tail, ratio=1.0)
+    # The union bound, as in `binomial_law`.
+    tail = one.tail + other.tail
+    return Law(counts, weights, tail, ratio=1.0)
 
 
 def sampled_of(kinds: Mapping[Kind, int], row: int) -> tuple[Sampled, ...]:
     """Returns the draws as `fedgs.privacy.amplification` counts them."""
-    return tuple(
-        Sampled(*cohort, costs[row] ** -0.5 if costs[row] < math.inf else 0.0, count)
-        for (cohort, costs), count in kinds.items()
-        if count
-    )
+    rounds: list[Sampled] = []
+    for ((num_clients, clients), costs), count in kinds.items():
+        if not count:
+            continue
+        cost = costs[row]
+        ratio = 0.0  # no noise
+        if cost < math.inf:
+            ratio = cost**-0.5
+        rounds.append(Sampled(num_clients, clients, ratio, count))
+    return tuple(rounds)
 
 
 class RunsOnSameClients:
@@ -152,16 +162,21 @@ class RunsOnSameClients:
         sizes = {run.mu_squared.shape[1] for run in self.runs}
         if len(sizes) > 1:
             raise UserError(f"num_clients = {sorted(sizes)}: account the runs apart")
-        mixed = [run for run in self.runs if not run.no_mixture]
-        self._draws, self.conflict = _joined(mixed)
-        counted = [run for run in self.runs if run not in mixed]
+        # Each run is charged by the mixture, or by what its clients really did.
+        self._mixed = [run for run in self.runs if not run.no_mixture]
+        self._counted = [run for run in self.runs if run.no_mixture]
+        self._draws, self.conflict = _joined(self._mixed)
+        drawn = {
+            run.selection_hash for run in self._counted if "uniform" in run.selections
+        }
         # Realised counts tell what the same secret drew: no longer at random.
-        drawn = {run.selection_hash for run in counted if "uniform" in run.selections}
-        if drawn & {run.selection_hash for run in mixed}:
+        if drawn & {run.selection_hash for run in self._mixed}:
             self.conflict = "run folders are copies of one, with one secret selection"
         if self.conflict:
-            mixed, self._draws = [], Counter[Kind]()
-        self._mixed, self._counted = mixed, [r for r in self.runs if r not in mixed]
+            # The count is always valid, so it replaces every mixture.
+            self._mixed = []
+            self._counted = self.runs
+            self._draws = Counter[Kind]()
 
     def law(self, row: int) -> tuple[Law, str, str]:
         """Returns what the events cost a client, without amplification.
@@ -175,33 +190,40 @@ class RunsOnSameClients:
         Source: docs/privacy.md, "Which theorem may be used when", 1.
         """
         counted = [run.mu_squared[row] for run in self._counted]
+        worst = 0.0
         if self.is_reshuffled:
             # A record may have sat in the busiest shard of every run.
             worst = sum(float(mu_squared.max()) for mu_squared in counted)
-        else:
-            worst = float(np.max(sum(counted), initial=0.0)) if counted else 0.0
+        elif counted:
+            by_client = sum(counted)
+            worst = float(np.max(by_client, initial=0.0))
+        law = mixture_of(self._draws, row, worst)
+        theorem = COUNT_THEOREM
         why: list[str] = []
         if counted or not self._mixed:
             why.append(_why_counted(self._counted, self.conflict))
         if self._mixed:
+            theorem = MIXTURE_THEOREM
             why.append(_why_mixed(self._mixed, self._draws))
-        theorem = MIXTURE_THEOREM if self._mixed else COUNT_THEOREM
-        return mixture_of(self._draws, row, worst), theorem, "; and ".join(why)
+        return law, theorem, "; and ".join(why)
 
     def why_not_amplified(self) -> str:
         """Returns why amplification does not hold for all runs together, or ""."""
+        is_one = len(self.runs) == 1
         for number, run in enumerate(self.runs, start=1):
             if run.no_amplification:
-                where = f" (run {number})" if len(self.runs) > 1 else ""
-                return run.no_amplification + where
+                which = "" if is_one else f" (run {number})"
+                return run.no_amplification + which
         draws, conflict = _joined(self.runs)
-        if len(draws) > MOST_KINDS:
-            return f"rounds of {len(draws)} kinds; at most {MOST_KINDS} are composed"
+        if len(draws) > MOST_SAMPLED_KINDS:
+            most = f"at most {MOST_SAMPLED_KINDS} are composed"
+            return f"rounds of {len(draws)} kinds; {most}"
         return conflict
 
     def sampled(self, row: int) -> tuple[Sampled, ...]:
         """Returns the rounds as `fedgs.privacy.amplification` counts them."""
-        return sampled_of(_joined(self.runs)[0], row)
+        draws, _ = _joined(self.runs)
+        return sampled_of(draws, row)
 
 
 def _joined(runs: Sequence[Spending]) -> tuple[Counter[Kind], str]:
@@ -211,29 +233,35 @@ def _joined(runs: Sequence[Spending]) -> tuple[Counter[Kind], str]:
     draws: dict[tuple[str, int], Draw] = {}
     for run in runs:
         for number, draw in run.draws.items():
-            known = draws.get((run.selection_hash, number))
+            # The same secret draws the same clients in the same round: one draw.
+            key = (run.selection_hash, number)
+            known = draws.get(key)
             if known is None:
-                draws[run.selection_hash, number] = draw
+                draws[key] = draw
             elif known.participants == draw.participants:
-                draws[run.selection_hash, number] = known.plus(draw.costs)
+                draws[key] = known.plus(draw.costs)
             else:
                 return Counter(), "copies of one run folder asked others in a round"
     return Counter(draw.kind for draw in draws.values()), ""
 
 
 def _why_counted(runs: Sequence[Spending], conflict: str) -> str:
+    why = "count: the client with the largest realised mu^2 decides"
     reasons = sorted({run.no_mixture or conflict for run in runs})
-    because = f" because {' and '.join(reasons)}" if reasons else ""
-    why = f"count: the client with the largest realised mu^2 decides{because}"
+    if reasons:
+        why += f" because {' and '.join(reasons)}"
     return why + "; schedule, noise and end were not chosen after seeing answers"
 
 
 def _why_mixed(runs: Sequence[Spending], draws: Mapping[Kind, int]) -> str:
     cohorts = sorted({cohort for cohort, _ in draws})
+    num_clients, _ = cohorts[0]  # the same of all runs, which have the same clients
     clients = " or ".join(str(clients) for _, clients in cohorts)
-    events = f"{sum(run.num_events for run in runs)} events in {sum(draws.values())} "
-    events += f"draws of {len(runs)} runs" if len(runs) > 1 else "rounds"
-    why = _MIXTURE.format(clients, cohorts[0][0], events)
-    if len(runs) > 1:
-        why += "; every run draws by a secret of its own"
-    return why
+    num_events = sum(run.num_events for run in runs)
+    num_draws = sum(draws.values())
+    events = f"{num_events} events in {num_draws} "
+    if len(runs) == 1:
+        return _MIXTURE.format(clients, num_clients, events + "rounds")
+    events += f"draws of {len(runs)} runs"
+    why = _MIXTURE.format(clients, num_clients, events)
+    return why + "; every run draws by a secret of its own"

@@ -38,8 +38,8 @@ from fedgs.privacy.participation import (
 
 ADVERSARIES = ("release", "server", "secagg")
 UNMASKED = "unmasked"  # the server of a secure aggregation, if masking fails
-COLUMNS = (*ADVERSARIES, UNMASKED)  # of the costs of an event
-RELATIONS = {"replace-one": 2.0, "zero-out": 1.0}  # sensitivity of one fake / C
+ADVERSARY_COLUMNS = (*ADVERSARIES, UNMASKED)  # of the costs of an event
+SENSITIVITIES = {"replace-one": 2.0, "zero-out": 1.0}  # sensitivity of one fake / C
 
 
 def relations_of(unit: str) -> tuple[str, ...]:
@@ -48,7 +48,9 @@ def relations_of(unit: str) -> tuple[str, ...]:
     A record that contributes nothing moves the answer of its shard as far as one that
     is replaced: up to 2 C. The half of it is a bound for whole clients only.
     """
-    return ("replace-one",) if unit == "record" else tuple(RELATIONS)
+    if unit == "record":
+        return ("replace-one",)
+    return tuple(SENSITIVITIES)
 
 
 def noise_shares(
@@ -57,7 +59,7 @@ def noise_shares(
     """Returns how many nodes' noise the adversary cannot take away.
 
     Args:
-        adversary: one of `COLUMNS`.
+        adversary: one of `ADVERSARY_COLUMNS`.
         counted_nodes: nodes that must answer, at least 1.
         colluding: how many of them tell the adversary their noise, at least 0.
         is_masked: whether the server sees only the sum, as secagg does.
@@ -70,7 +72,10 @@ def noise_shares(
     """
     if adversary == "secagg" or (adversary == "server" and is_masked):
         return max(counted_nodes - colluding, 0)
-    return counted_nodes if adversary == "release" else 1
+    if adversary == "release":
+        return counted_nodes
+    # Whoever sees each node's release by itself sees it under that node's noise alone.
+    return 1
 
 
 def noise_ratio(
@@ -84,7 +89,7 @@ def noise_ratio(
     Args:
         multiplier: noise_std / (2 C) of one node, at least 0. Opacus divides by C.
         batch_size: B, at least 1.
-        relation: a key of `RELATIONS`.
+        relation: a key of `SENSITIVITIES`.
         shares: nodes whose noise counts; see `noise_shares`.
 
     Returns:
@@ -92,7 +97,13 @@ def noise_ratio(
 
     Source: docs/privacy.md, "Relation and sensitivity".
     """
-    return math.sqrt(shares / batch_size) * 2 * multiplier / RELATIONS[relation]
+    return math.sqrt(shares / batch_size) * 2 * multiplier / SENSITIVITIES[relation]
+
+
+def cost_of_ratio(ratio: float) -> float:
+    """Returns mu^2 = 1 / z^2 of one release; inf without noise."""
+    square = ratio**2  # may underflow to 0: so little noise is none
+    return 1 / square if square else math.inf
 
 
 def costs_of(event: Event, colluding: int) -> tuple[float, ...]:
@@ -103,12 +114,17 @@ def costs_of(event: Event, colluding: int) -> tuple[float, ...]:
         colluding: nodes that take their noise out of secagg's sum, at least 0.
 
     Returns:
-        One cost for each of `COLUMNS`; inf is no noise.
+        One cost for each of `ADVERSARY_COLUMNS`; inf is no noise.
 
     Source: docs/privacy.md, "Relation and sensitivity".
     """
-    constants = (event.proven_multiplier, event.batch_size, event.counted_nodes)
-    return _costs(*constants, colluding, event.is_discrete)
+    return _costs(
+        event.proven_multiplier,
+        event.batch_size,
+        event.counted_nodes,
+        colluding,
+        event.is_discrete,
+    )
 
 
 # Rounds of a run have the same numbers, and a ledger has thousands of them.
@@ -116,9 +132,12 @@ def costs_of(event: Event, colluding: int) -> tuple[float, ...]:
 def _costs(
     multiplier: float, batch_size: int, nodes: int, colluding: int, is_masked: bool
 ) -> tuple[float, ...]:
-    shares = (noise_shares(name, nodes, colluding, is_masked) for name in COLUMNS)
-    ratios = (noise_ratio(multiplier, batch_size, "replace-one", n) for n in shares)
-    return tuple(1 / z**2 if z**2 else math.inf for z in ratios)
+    costs: list[float] = []
+    for adversary in ADVERSARY_COLUMNS:
+        shares = noise_shares(adversary, nodes, colluding, is_masked)
+        ratio = noise_ratio(multiplier, batch_size, "replace-one", shares)
+        costs.append(cost_of_ratio(ratio))
+    return tuple(costs)
 
 
 def counted_nodes(
@@ -132,7 +151,10 @@ def counted_nodes(
         min_answers: as in `RunConfig`.
     """
     fewest = hosting.fewest_nodes(clients_per_round)
-    return min(fewest, min_answers or fewest)
+    if min_answers is None:
+        return fewest
+    # A round may be complete with fewer answers, which bear less noise together.
+    return min(fewest, min_answers)
 
 
 class Releases(NamedTuple):
@@ -192,7 +214,9 @@ class Plan:
     def __post_init__(self) -> None:
         """Checks the values with the rules of `RunConfig`."""
         values: dict[str, Any] = asdict(self)
-        del values["public_conditions"], values["releases"]
+        # No settings of a run: they follow from the others.
+        del values["public_conditions"]
+        del values["releases"]
         values["client_selection"] = self.client_selection or "uniform"
         if values.pop("noise_source") not in ("os", "seeded"):
             raise UserError(f"noise_source = {self.noise_source!r}: give os or seeded")
@@ -214,10 +238,12 @@ class Plan:
         values = {name: getattr(config, name) for name in shared}
         if config.client_selection == "all":
             values["clients_per_round"] = config.num_clients
+        values["noise_source"] = "seeded"
+        if config.noise_seed is None:
+            values["noise_source"] = "os"
         releases = _releases(config)
         values["batch_size"] = releases[-1].batch_size
         return cls(
-            noise_source="os" if config.noise_seed is None else "seeded",
             public_conditions=(config.unit_condition, *config.public_conditions),
             releases=releases,
             **values,
@@ -228,7 +254,9 @@ class Plan:
         """The columns of a report; a local run is one trusted curator."""
         if self.engine == "local":
             return ("release",)
-        return COLUMNS if self.secure_aggregation else ADVERSARIES
+        if self.secure_aggregation:
+            return ADVERSARY_COLUMNS
+        return ADVERSARIES
 
     @property
     def hosting(self) -> Placement:
@@ -257,15 +285,17 @@ class Plan:
         Source: docs/privacy.md, "Embedding releases".
         """
         num_rounds = num_rounds or self.num_rounds
-        cohort = (self.num_clients, self.clients_per_round)
         costs = [
             (self._cost_of(releases), releases.num_rounds)
             for releases in self.first_releases(num_rounds)
         ]
         if any(cost == math.inf for cost, _ in costs):
-            return fixed_law(1, 0.0), COUNT_THEOREM, "count: a round has no noise"
-        law, theorem, why = planned_law(selection, num_rounds, *cohort, ratio)
-        if {cost for cost, _ in costs} == {1.0}:
+            no_noise = fixed_law(1, ratio=0.0)
+            return no_noise, COUNT_THEOREM, "count: a round has no noise"
+        law, theorem, why = planned_law(
+            selection, num_rounds, self.num_clients, self.clients_per_round, ratio
+        )
+        if all(cost == 1.0 for cost, _ in costs):
             return law, theorem, why
         most = int(law.counts.max())
         if theorem == MIXTURE_THEOREM:
@@ -278,9 +308,8 @@ class Plan:
 
     def first_releases(self, num_rounds: int) -> list[Releases]:
         """Returns the releases of the first rounds, in their order."""
-        planned = self.releases or (
-            Releases("gradient", 1.0, self.batch_size, self.num_rounds),
-        )
+        alike = Releases("gradient", 1.0, self.batch_size, self.num_rounds)
+        planned = self.releases or (alike,)
         found: list[Releases] = []
         left = num_rounds
         for releases in planned:
@@ -289,7 +318,8 @@ class Plan:
                 found.append(releases._replace(num_rounds=count))
                 left -= count
         if left > 0:
-            found[-1] = found[-1]._replace(num_rounds=found[-1].num_rounds + left)
+            last = found.pop()
+            found.append(last._replace(num_rounds=last.num_rounds + left))
         return found
 
     def _cost_of(self, releases: Releases) -> float:
@@ -304,12 +334,16 @@ class Plan:
         for releases in self.first_releases(num_rounds):
             if releases.kind != "gradient":
                 counts[releases.kind] += releases.num_rounds
+        if not counts:
+            return ""
         texts = [f"{count} release {kind}s" for kind, count in counts.items()]
-        return f", of which {' and '.join(texts)}" if texts else ""
+        return f", of which {' and '.join(texts)}"
 
     def ended_after(self, num_rounds: int) -> "Plan":
         """Returns the plan of the first rounds only, at least one."""
-        releases = tuple(self.first_releases(num_rounds)) if self.releases else ()
+        releases: tuple[Releases, ...] = ()
+        if self.releases:
+            releases = tuple(self.first_releases(num_rounds))
         return replace(self, num_rounds=num_rounds, releases=releases)
 
     def why_not_amplified(self, selection: str) -> str:
@@ -329,12 +363,17 @@ class Plan:
         Raises:
             UserError: the plan has no noise multiplier.
         """
-        ratio = self.ratio("release", "replace-one", 0)
+        ratio = self.ratio("release", "replace-one", colluding=0)
         rounds = Counter[float]()
         for releases in self.first_releases(self.num_rounds):
             rounds[self._cost_of(releases)] += releases.num_rounds
         return tuple(
-            Sampled(self.num_clients, self.clients_per_round, ratio * cost**-0.5, count)
+            Sampled(
+                num_clients=self.num_clients,
+                clients_per_round=self.clients_per_round,
+                ratio=ratio * cost**-0.5,
+                rounds=count,
+            )
             for cost, count in rounds.items()
         )
 
@@ -352,8 +391,9 @@ class Plan:
 
     def shares(self, adversary: str, colluding: int) -> int:
         """Returns `noise_shares` of a round."""
-        nodes, is_masked = self.counted_nodes, self.secure_aggregation
-        return noise_shares(adversary, nodes, colluding, is_masked)
+        return noise_shares(
+            adversary, self.counted_nodes, colluding, self.secure_aggregation
+        )
 
 
 def _releases(config: RunConfig) -> tuple[Releases, ...]:

@@ -11,7 +11,7 @@ at worst, in both directions; k = 1 is a record. Releases are composed, as are d
 ones, by their privacy loss distributions (PLD) on a grid that rounds up. Without
 sampling, q = 1, releases are Gaussian: mu = k sqrt(count) / z.
 
->>> paper = (Releases(0.01, 2.1, 30_000),)  # GS-WGAN's row of DP-SGD GAN
+>>> paper = (PoissonReleases(0.01, 2.1, 30_000),)  # GS-WGAN's row of DP-SGD GAN
 >>> round(epsilon(paper, 1e-5), 2)
 3.77
 >>> round(epsilon(paper, 1e-5, group=111))
@@ -25,6 +25,7 @@ Source:
 
 import importlib
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -33,11 +34,11 @@ import numpy as np
 from scipy.stats import binom
 
 from fedgs.errors import UserError
-from fedgs.privacy.amplification import ROUNDING
+from fedgs.privacy.amplification import PLD_ROUNDING
 from fedgs.privacy.gaussian import check_numbers, epsilon_from_mu
 
-THEOREM = "PLD of Poisson-sampled Gaussian releases"
-GROUP_THEOREM = "PLD of a mixture of Gaussians, one for each count of a user's records"
+_THEOREM = "PLD of Poisson-sampled Gaussian releases"
+_GROUP_THEOREM = "PLD of a mixture of Gaussians, one for each count of a user's records"
 GAUSSIAN_THEOREM = "Gaussian, exact"
 _RESOLUTION = 3e-4  # of epsilon, relative
 _TAIL = 1e-18  # largest chance of more of a user's records in a batch that is left out
@@ -46,7 +47,7 @@ _MOST_NOISE = 1e6
 _MOST_LOSS = 500.0  # k / z; one release then costs 10^5
 
 
-class Releases(NamedTuple):
+class PoissonReleases(NamedTuple):
     """Equal releases, one after the other.
 
     Attributes:
@@ -60,7 +61,7 @@ class Releases(NamedTuple):
     times: int
 
 
-def epsilon(releases: Sequence[Releases], delta: float, group: int = 1) -> float:
+def epsilon(releases: Sequence[PoissonReleases], delta: float, group: int = 1) -> float:
     """Returns epsilon of all releases together, an upper bound.
 
     inf without noise, and where the noise is so small that no bound is computed.
@@ -74,31 +75,37 @@ def epsilon(releases: Sequence[Releases], delta: float, group: int = 1) -> float
         UserError: a number is out of its range.
     """
     check_numbers(delta=delta)
-    counts: dict[tuple[float, float], int] = {}
+    counts: Counter[tuple[float, float]] = Counter()
     for rate, multiplier, count in releases:
         check_numbers(rate=rate, noise_per_clip=multiplier)
-        counts[rate, multiplier] = counts.get((rate, multiplier), 0) + count
+        counts[rate, multiplier] += count
     if not counts:
         return 0.0
-    if any(multiplier * _MOST_LOSS < group for _, multiplier in counts):
+    least = min(multiplier for _, multiplier in counts)
+    if least * _MOST_LOSS < group:
         return math.inf  # no bound worth the gigabytes of its grid
     # Sorted, so that equal questions find the same entry of the cache.
-    merged = tuple(Releases(*key, count) for key, count in sorted(counts.items()))
-    if all(rate == 1 for rate, _, _ in merged):
-        square = sum(count / multiplier**2 for _, multiplier, count in merged)
+    merged = tuple(
+        PoissonReleases(rate, multiplier, count)
+        for (rate, multiplier), count in sorted(counts.items())
+    )
+    if all(kind.rate == 1 for kind in merged):
+        square = sum(kind.times / kind.noise_per_clip**2 for kind in merged)
         return epsilon_from_mu(group * math.sqrt(square), delta)
     return _composed_epsilon(merged, delta, group)
 
 
-def theorem(releases: Sequence[Releases], group: int = 1) -> str:
+def theorem(releases: Sequence[PoissonReleases], group: int = 1) -> str:
     """Returns what `epsilon` rests on, in a few words."""
     if all(release.rate == 1 for release in releases):
         return GAUSSIAN_THEOREM
-    return THEOREM if group == 1 else GROUP_THEOREM
+    if group == 1:
+        return _THEOREM
+    return _GROUP_THEOREM
 
 
 def smallest_noise(
-    releases: Callable[[float], Sequence[Releases]], target: float, delta: float
+    releases: Callable[[float], Sequence[PoissonReleases]], target: float, delta: float
 ) -> float:
     """Returns the least noise multiplier that meets an epsilon, rounded up by 1e-4.
 
@@ -110,9 +117,15 @@ def smallest_noise(
     Raises:
         UserError: no noise is enough.
     """
-    low, high = 0.0, 1.0
-    while epsilon(releases(high), delta) > target:
-        low, high = high, 2 * high
+
+    def is_enough(noise: float) -> bool:
+        return epsilon(releases(noise), delta) <= target
+
+    low = 0.0
+    high = 1.0
+    while not is_enough(high):
+        low = high
+        high = 2 * high
         if high > _MOST_NOISE:
             raise UserError(
                 f"target_epsilon = {target}: no noise is enough at delta {delta}; give "
@@ -120,35 +133,44 @@ def smallest_noise(
             )
     while high - low > _TOLERANCE * high:
         middle = (low + high) / 2
-        is_enough = epsilon(releases(middle), delta) <= target
-        low, high = (low, middle) if is_enough else (middle, high)
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
+    # The upper end was found to be enough; the root may lie anywhere below it.
     return high
 
 
 @lru_cache(maxsize=256)
 def _composed_epsilon(
-    releases: tuple[Releases, ...], delta: float, group: int
+    releases: tuple[PoissonReleases, ...], delta: float, group: int
 ) -> float:
     step = _grid_step(releases, group)
     pld: Any = importlib.import_module("dp_accounting.pld.pld_privacy_accountant")
     accountant = pld.PLDAccountant(value_discretization_interval=step)
-    for rate, multiplier, count in releases:
-        accountant.compose(_event(rate, multiplier, group), count)
-    times = sum(release.times for release in releases)
+    for kind in releases:
+        event = _event(kind.rate, kind.noise_per_clip, group)
+        accountant.compose(event, kind.times)
+    times = sum(kind.times for kind in releases)
     # What `_event` leaves out costs delta in one direction and epsilon in the other:
-    # the mixture is below (rest + tail), and above (1 - tail) times the rest.
-    found = accountant.get_epsilon(delta - (ROUNDING + _TAIL) * times)
-    return float(found) + 2 * _TAIL * times
+    # the mixture is below (rest + tail), and above (1 - tail) times the rest. The
+    # transform's error costs delta, too.
+    left = delta - (PLD_ROUNDING + _TAIL) * times
+    found = float(accountant.get_epsilon(left))
+    return found + 2 * _TAIL * times
 
 
-def _grid_step(releases: tuple[Releases, ...], group: int) -> float:
+def _grid_step(releases: tuple[PoissonReleases, ...], group: int) -> float:
     """Returns a step whose rounding, about T step^2 / 2, is little beside epsilon."""
-    square = sum(
-        times * (group * rate / multiplier) ** 2 for rate, multiplier, times in releases
-    )
+    square = 0
+    for kind in releases:
+        mu = group * kind.rate / kind.noise_per_clip
+        square += kind.times * mu**2
     about = square / 2 + 4 * math.sqrt(square)  # epsilon by the central limit theorem
-    times = sum(release.times for release in releases)
-    return min(0.1, max(1e-4, math.sqrt(2 * _RESOLUTION * about / times)))
+    times = sum(kind.times for kind in releases)
+    # Any step gives a bound; this one is chosen for its exactness alone.
+    step = math.sqrt(2 * _RESOLUTION * about / times)
+    return min(0.1, max(1e-4, step))
 
 
 def _event(rate: float, multiplier: float, group: int) -> Any:
@@ -163,6 +185,10 @@ def _event(rate: float, multiplier: float, group: int) -> Any:
     is_likely = binom.sf(counts - 1, group, rate) > _TAIL  # so many or more
     counts = counts[is_likely]
     chances = binom.pmf(counts, group, rate)
+    # dp-accounting asks for a sum of 1; `_composed_epsilon` charges for what is cut.
+    chances /= chances.sum()
     return events.MixtureOfGaussiansDpEvent(
-        multiplier, counts.astype(float).tolist(), (chances / chances.sum()).tolist()
+        standard_deviation=multiplier,
+        sensitivities=counts.astype(float).tolist(),
+        sampling_probs=chances.tolist(),
     )

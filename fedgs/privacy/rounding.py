@@ -33,6 +33,10 @@ def _rounded(value: float | None, digits: int, way: str) -> str:
     if value is None or value == float("inf"):
         return "unbounded"
     exact = Decimal(repr(float(value)))  # 1e-5 as it was typed, not as it is stored
-    places = 2 if 100 <= value < 1e6 else digits - 1 - exact.adjusted()
-    kept = float(exact.quantize(Decimal(1).scaleb(-places), way, _ANY_SIZE))
-    return repr(kept).removesuffix(".0")
+    places = digits - 1 - exact.adjusted()
+    if 100 <= value < 1e6:
+        places = 2
+    last_digit = Decimal(1).scaleb(-places)
+    kept = exact.quantize(last_digit, way, _ANY_SIZE)
+    # The float of so few digits is written with the same digits again.
+    return repr(float(kept)).removesuffix(".0")

@@ -44,17 +44,20 @@ def numbered_alike(runs: Sequence[Run]) -> list[Run]:
         UserError: other nodes, or nodes of other sizes.
     """
     first, *others = runs
-    place = {client: number for number, client in enumerate(_deployed(first.config))}
+    number_of = {
+        client: number for number, client in enumerate(_deployed(first.config))
+    }
     result = [first]
     for run in others:
         clients = _deployed(run.config)
-        if set(clients) != place.keys():
-            found = " and ".join(_nodes(own.config) for own in (first, run))
+        if set(clients) != number_of.keys():
+            # Who is who cannot be told, and a wrong match would add up too little.
+            found = f"{_nodes(first.config)} and {_nodes(run.config)}"
             raise UserError(
                 f"nodes = {found}: clients of a deployment are matched by the name of "
                 "their node and its number of clients; account the runs apart"
             )
-        numbers = [place[client] for client in clients]
+        numbers = [number_of[client] for client in clients]
         events = run.events
         if numbers != sorted(numbers):
             events = [_renumbered(event, numbers) for event in events]
@@ -74,13 +77,16 @@ def _deployed(config: RunConfig) -> list[tuple[str, int]]:
 def _nodes(config: RunConfig) -> str:
     """Returns the nodes of a deployment with their numbers of clients, in words."""
     sizes = Counter(name for name, _ in _deployed(config))
-    return ", ".join(f"{name} ({size})" for name, size in sizes.items()) or "unset"
+    if not sizes:
+        return "unset"
+    return ", ".join(f"{name} ({size})" for name, size in sizes.items())
 
 
 def _renumbered(event: Event, numbers: Sequence[int]) -> Event:
     if event.participants == "all":
         return event
     clients = sorted(numbers[client] for client in event.participants)
+    # Sorted, because an event names its participants in increasing order.
     return replace(event, participants=tuple(clients))
 
 
@@ -98,12 +104,15 @@ def conditions_of(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _about(runs: Sequence[Run]) -> list[str]:
     """Returns the conditions that runs, and several runs, add to every row."""
-    conditions = [*dict.fromkeys(run.config.unit_condition for run in runs)]
-    public = dict.fromkeys(c for run in runs for c in run.config.public_conditions)
-    conditions += public
+    # Dictionaries keep the order and say each condition once.
+    units = dict.fromkeys(run.config.unit_condition for run in runs)
+    public: dict[str, None] = {}
+    for run in runs:
+        public |= dict.fromkeys(run.config.public_conditions)
+    conditions = [*units, *public]
     if len(runs) == 1:
         return conditions
-    conditions += [f"{len(runs)} runs on the same clients: mu^2 adds up"]
+    conditions.append(f"{len(runs)} runs on the same clients: mu^2 adds up")
     if any(run.config.node_names for run in runs):
         conditions.append(
             "a client of a deployment is known by the name of its node and its place "
@@ -111,15 +120,18 @@ def _about(runs: Sequence[Run]) -> list[str]:
         )
     engines = {run.config.engine for run in runs}
     if engines == {"local", "flower"}:
-        problem = "of a local run one curator sees everything"
-        conditions.append(f"{problem}, so there is no server or secagg row")
+        conditions.append(
+            "of a local run one curator sees everything, so there is no server or "
+            "secagg row"
+        )
     return conditions
 
 
 def _embeddings(runs: Sequence[Run]) -> list[str]:
-    """Returns the condition that stages add to every row."""
+    """Returns the condition that releases of embeddings add to every row."""
     releases = [event.release for run in runs for event in run.events]
-    if not (count := releases.count("embedding")):
+    count = releases.count("embedding")
+    if count == 0:
         return []
     return [
         f"{count} of {len(releases)} events release embeddings, B = 1, each with its "
@@ -130,8 +142,10 @@ def _embeddings(runs: Sequence[Run]) -> list[str]:
 def _aggregated(masked: Sequence[bool]) -> list[str]:
     """Returns the conditions that secure aggregations add to every row."""
     count = sum(masked)
-    if count in (0, len(masked)):
-        return [DISCRETE] if count else []
+    if count == 0:
+        return []
+    if count == len(masked):
+        return [DISCRETE]
     return [
         f"{count} of {len(masked)} events are of secure aggregations: in them the "
         "server row counts the noise that secagg does, against bounded computing power",

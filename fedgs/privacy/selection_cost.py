@@ -48,7 +48,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.amplification import Sampled, SampledBound
 from fedgs.privacy.gaussian import Law, fixed_law
-from fedgs.privacy.plan import RELATIONS
+from fedgs.privacy.plan import SENSITIVITIES
 from fedgs.privacy.rounding import lower, upper
 
 _INCLUDED = (
@@ -103,13 +103,15 @@ class SelectionCost:
             adversary: release sees the classifier of every round, the thresholds and
                 counts asked, and the cohorts. Of all others no bound is claimed: the
                 server sees comparisons without noise.
-            relation: a key of `RELATIONS`.
+            relation: a key of `SENSITIVITIES`.
         """
         if adversary != "release":
             return math.inf
-        factor = RELATIONS[relation]
-        training = self.num_releases * (factor / self.noise_per_clip) ** 2
-        counts = self.num_counts / self.count_noise_std**2 if self.num_counts else 0.0
+        sensitivity = SENSITIVITIES[relation]
+        training = self.num_releases * (sensitivity / self.noise_per_clip) ** 2
+        counts = 0.0
+        if self.num_counts:
+            counts = self.num_counts / self.count_noise_std**2
         return math.sqrt(training + counts)
 
     def composed(
@@ -119,7 +121,7 @@ class SelectionCost:
 
         Args:
             adversary: as in `mu`.
-            relation: a key of `RELATIONS`; that of the run's z.
+            relation: a key of `SENSITIVITIES`; that of the run's z.
             rounds: of a client in the run; nothing: the selection alone.
         """
         return with_selections(rounds, [self], adversary, relation)
@@ -128,6 +130,7 @@ class SelectionCost:
         """Returns what a statement depends on that includes this selection."""
         if adversary != "release":
             return (_UNBOUNDED,)
+        # Less noise and more epsilon are the safe sides of what is quoted.
         included = _INCLUDED.format(
             self.num_releases,
             lower(self.noise_per_clip, 6),
@@ -145,10 +148,10 @@ class SelectionCost:
             UserError: other fields, or values out of range.
         """
         kinds = (UserError, KeyError, TypeError, ValueError)
-        with wrap_error(
-            kinds, f"selection cost {values}: cannot be read", "select anew"
-        ):
-            return cls(**{spec.name: values[spec.name] for spec in fields(cls)})
+        problem = f"selection cost {values}: cannot be read"
+        with wrap_error(kinds, problem, "select anew"):
+            own = {spec.name: values[spec.name] for spec in fields(cls)}
+            return cls(**own)
 
 
 class Composed(NamedTuple):
@@ -170,9 +173,10 @@ class Composed(NamedTuple):
             epsilon: finite.
         """
         shift = self.membership_epsilon
-        keep = 1 / (1 + math.exp(-shift))
-        above = self.rest.delta(epsilon + shift)
-        return keep * self.rest.delta(epsilon - shift) + (1 - keep) * above
+        honest = 1 / (1 + math.exp(-shift))  # p, the chance of a true response
+        of_honest = self.rest.delta(epsilon - shift)
+        of_flipped = self.rest.delta(epsilon + shift)
+        return honest * of_honest + (1 - honest) * of_flipped
 
     def epsilon(self, delta: float) -> float:
         """Returns the least epsilon at which Eq. 3 is at most delta, rounded up.
@@ -188,7 +192,12 @@ class Composed(NamedTuple):
         high = self.rest.epsilon(delta) + self.membership_epsilon
         if high == math.inf or self.delta(high) > delta:
             return high
-        return min(_root(lambda epsilon: self.delta(epsilon) - delta, 0.0, high), high)
+
+        def excess(epsilon: float) -> float:
+            return self.delta(epsilon) - delta
+
+        # Either is a bound: the root was rounded up.
+        return min(_root(excess, 0.0, high), high)
 
 
 def with_selections(
@@ -203,11 +212,12 @@ def with_selections(
         rounds: of the runs alone, as this adversary sees them under this relation.
         selections: each selection once; without any, nothing is added.
         adversary: as in `SelectionCost.mu`.
-        relation: a key of `RELATIONS`.
+        relation: a key of `SENSITIVITIES`.
     """
     if not selections:
         return rounds
     mus = [selection.mu(adversary, relation) for selection in selections]
+    # Gaussians first: their mu^2 add up, and Eq. 3 shifts the delta of what is there.
     result = _with_gaussians(rounds, math.hypot(*mus))
     for selection in selections:
         result = Composed(result, selection.membership_epsilon)
@@ -217,12 +227,13 @@ def with_selections(
 def _with_gaussians(rounds: Law | SampledBound, mu: float) -> Law | SampledBound:
     """Adds Gaussian releases of mu to rounds: Eq. 2."""
     if isinstance(rounds, SampledBound):
-        everybody = Sampled(1, 1, 1 / mu, 1)
+        everybody = Sampled(num_clients=1, clients_per_round=1, ratio=1 / mu, rounds=1)
         return rounds._replace(rounds=(*rounds.rounds, everybody))
     if mu == math.inf or rounds.ratio == 0:
         return fixed_law(1, 0.0)
     # So many releases of the run's z have this mu^2; they are certain, hence a shift.
-    return rounds._replace(counts=rounds.counts + (rounds.ratio * mu) ** 2)
+    more = (rounds.ratio * mu) ** 2
+    return rounds._replace(counts=rounds.counts + more)
 
 
 class Target(NamedTuple):
@@ -232,7 +243,7 @@ class Target(NamedTuple):
         epsilon: finite, at least 0.
         delta: above 0 and below 1.
         adversary: as in `SelectionCost.mu`.
-        relation: a key of `RELATIONS`.
+        relation: a key of `SENSITIVITIES`.
         selections: as in `with_selections`.
     """
 
@@ -245,14 +256,23 @@ class Target(NamedTuple):
     @classmethod
     def of(cls, config: RunConfig, selections: Iterable[SelectionCost] = ()) -> Self:
         """Returns what the settings of a run ask for; infinity where nothing."""
-        asked = math.inf if config.target_epsilon is None else config.target_epsilon
-        about = config.delta, config.adversary, config.relation
-        return cls(asked, *about, tuple(selections))
+        epsilon = config.target_epsilon
+        if epsilon is None:
+            epsilon = math.inf
+        return cls(
+            epsilon=epsilon,
+            delta=config.delta,
+            adversary=config.adversary,
+            relation=config.relation,
+            selections=tuple(selections),
+        )
 
     def excess(self, rounds: Law | SampledBound) -> float:
         """Returns how much the delta of rounds at this epsilon exceeds that asked."""
-        asked = (self.selections, self.adversary, self.relation)
-        return with_selections(rounds, *asked).delta(self.epsilon) - self.delta
+        together = with_selections(
+            rounds, self.selections, self.adversary, self.relation
+        )
+        return together.delta(self.epsilon) - self.delta
 
     def is_kept(self, rounds: Law | SampledBound) -> bool:
         """Tells whether rounds, with the selections, cost no more than this."""
@@ -293,21 +313,29 @@ class Target(NamedTuple):
             raise self._too_little()
 
     def _too_little(self) -> UserError:
-        epsilon, delta, adversary, relation, selections = self
-        target = f"target_epsilon = {epsilon:g}: the private selection of the cohort"
-        if adversary != "release":
+        target = (
+            f"target_epsilon = {self.epsilon:g}: the private selection of the cohort"
+        )
+        if self.adversary != "release":
             return UserError(
-                f"{target} alone is unbounded for adversary = {adversary}, who sees it "
-                "before its noise; give --adversary release, or a cohort of your own"
+                f"{target} alone is unbounded for adversary = {self.adversary}, who "
+                "sees it before its noise; give --adversary release, or a cohort of "
+                "your own"
             )
-        alone = with_selections(_NOTHING, selections, adversary, relation)
+        alone = with_selections(
+            _NOTHING, self.selections, self.adversary, self.relation
+        )
+        delta = self.delta
+        cost = upper(alone.epsilon(delta))
         return UserError(
-            f"{target} alone costs {upper(alone.epsilon(delta))} ({relation}, delta "
+            f"{target} alone costs {cost} ({self.relation}, delta "
             f"{delta:g}); give a larger --target-epsilon, or a cohort of your own"
         )
 
 
 def _root(excess: Callable[[float], float], low: float, high: float) -> float:
     """Returns the root of a decreasing function, rounded up by 1e-10."""
-    found = cast(Any, optimize).brentq(excess, low, high, xtol=1e-12)
-    return float(found) * (1 + 1e-10) + 1e-10
+    solve = cast(Any, optimize).brentq
+    found = float(solve(excess, low, high, xtol=1e-12))
+    # Up is the safe direction of an epsilon and of a noise ratio alike.
+    return found * (1 + 1e-10) + 1e-10

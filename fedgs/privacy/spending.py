@@ -1,13 +1,13 @@
 """What the events of one run have cost each client, and why a theorem fails for them.
 
-`fedgs.privacy.participation` turns exposures into laws; `fedgs.privacy.budget` asks
-them ahead of an event.
+`fedgs.privacy.participation` turns what runs have spent into laws of a client's
+releases; `fedgs.privacy.budget` asks before an event whether it still fits.
 
 Source: docs/privacy.md, "Which theorem may be used when".
 """
 
 from collections import Counter
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,8 @@ class Draw(NamedTuple):
 
     def plus(self, costs: tuple[float, ...]) -> "Draw":
         """Returns the draw with more costs for the same participants."""
-        total = (a + b for a, b in zip(self.costs, costs, strict=True))
-        return self._replace(costs=tuple(total))
+        pairs = zip(self.costs, costs, strict=True)
+        return self._replace(costs=tuple(own + more for own, more in pairs))
 
     @property
     def kind(self) -> "Kind":
@@ -73,13 +73,17 @@ class Spending:
     ) -> None:
         """Starts without events."""
         self.selection_hash = selection_hash
-        self.largest_node, self.cohort = largest_node, cohort
+        self.largest_node = largest_node
+        self.cohort = cohort
         self.mu_squared: npt.NDArray[np.float64] = np.zeros((0, 0))
         self.first: Event | None = None
         self.selections: set[str] = set()
-        self.is_seeded, self.nodes = False, 0
-        self.num_events = self.last_round = 0
-        self.no_mixture = self.no_amplification = ""
+        self.is_seeded = False
+        self.nodes = 0
+        self.num_events = 0
+        self.last_round = 0
+        self.no_mixture = ""
+        self.no_amplification = ""
         self.draws: dict[int, Draw] = {}
         self.kinds: Counter[Kind] = Counter()
 
@@ -96,7 +100,8 @@ class Spending:
             return self.no_mixture
         if event.client_selection != "uniform":
             return f"the selection is {event.client_selection}"
-        if constants_of(self.first or event) != constants_of(event):
+        first = self.first or event
+        if _constants_of(first) != _constants_of(event):
             return "noise, C, B, the cohort or the nodes changed"
         if event.round == self.last_round:
             return "a round was asked again at once, maybe because of who was drawn"
@@ -108,27 +113,27 @@ class Spending:
         Noise, C, B and cohort may change from round to round, if that was fixed in
         advance.
         """
-        return (
-            self.no_amplification
-            or why_not_amplified(
-                event.client_selection,
-                event.discriminator_training,
-                self.largest_node,
-                event.num_participants,
-                event.num_clients,
-                is_seeded=event.noise_source == "seeded",
-            )
-            or self._why_not_one_draw(event)
+        if self.no_amplification:
+            return self.no_amplification
+        of_settings = why_not_amplified(
+            event.client_selection,
+            event.discriminator_training,
+            self.largest_node,
+            event.num_participants,
+            event.num_clients,
+            is_seeded=event.noise_source == "seeded",
         )
+        return of_settings or self._why_not_one_draw(event)
 
     def _why_not_one_draw(self, event: Event) -> str:
-        # Masked, it asks nodes that are there: who is left was not drawn at m / K.
+        # A masked round is asked only of nodes that are there. Each client that is left
+        # was then not drawn with chance m / K, on which both theorems rest.
         if event.num_participants < self.cohort:
             return "a round was asked of fewer clients than were drawn"
         known = self.draws.get(event.round)
-        if known is None or known.participants == event.participants:
-            return ""
-        return "a repeated round asked others"
+        if known is not None and known.participants != event.participants:
+            return "a repeated round asked others"
+        return ""
 
     def draw_with(self, event: Event, costs: tuple[float, ...]) -> Draw:
         """Returns what the draw of the event's round is after the event."""
@@ -140,7 +145,8 @@ class Spending:
     def kinds_with(self, event: Event, draw: Draw) -> Counter[Kind]:
         """Returns `kinds` after an event whose round's draw becomes `draw`."""
         kinds = self.kinds.copy()
-        if known := self.draws.get(event.round):
+        known = self.draws.get(event.round)
+        if known is not None:
             kinds[known.kind] -= 1
         kinds[draw.kind] += 1
         # The plus drops kinds of which no draw is left.
@@ -160,29 +166,34 @@ class Spending:
         self.no_mixture = self.why_count(event)
         self.no_amplification = self.why_not_amplified(event)
         if self.first is None:
-            self.first, self.nodes = event, event.counted_nodes
+            self.first = event
+            self.nodes = event.counted_nodes
             self.mu_squared = np.zeros((len(costs), event.num_clients))
         if event.num_clients != self.first.num_clients:
             problem = f"earlier events have {self.first.num_clients}; account apart"
             raise UserError(f"num_clients = {event.num_clients}: {problem}")
-        self.mu_squared[:, columns_of(event)] += np.array(costs)[:, None]
+        # mu^2 adds up over releases, even of answers that depend on earlier ones.
+        self.mu_squared[:, event.positions] += np.array(costs)[:, None]
+        # A guarantee counts the noise of the fewest nodes: less noise is the safe side.
         self.nodes = min(self.nodes, event.counted_nodes)
         self.selections.add(event.client_selection)
         self.is_seeded |= event.noise_source == "seeded"
         self.num_events += 1
         self.last_round = event.round
         draw = self.draw_with(event, costs)
+        # Before the draw is stored: the kind that it replaces is looked up.
         self.kinds = self.kinds_with(event, draw)
         self.draws[event.round] = draw
 
 
-def columns_of(event: Event) -> Any:
-    """Returns which columns of `Spending.mu_squared` an event adds to."""
-    return slice(None) if event.participants == "all" else list(event.participants)
-
-
-def constants_of(event: Event) -> tuple[float, ...]:
+def _constants_of(event: Event) -> tuple[float, ...]:
     """Returns the numbers that must not change while the Binomial mixture holds."""
-    cohort = (event.num_participants, event.num_clients, event.counted_nodes)
-    noise = (event.noise_std, event.is_discrete)
-    return (*noise, event.clip_bound, event.batch_size, *cohort)
+    return (
+        event.noise_std,
+        event.is_discrete,
+        event.clip_bound,
+        event.batch_size,
+        event.num_participants,
+        event.num_clients,
+        event.counted_nodes,
+    )

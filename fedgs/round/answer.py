@@ -23,7 +23,7 @@ from torch import Tensor
 from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.terms import Terms
-from fedgs.mechanism.integers import IntegerSum, sanitize_integers
+from fedgs.mechanism.integer_sums import IntegerSum, sanitize_integers
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.quantization import release_step
 from fedgs.mechanism.sanitizer import (
@@ -145,10 +145,11 @@ def release(
     if not parts:
         return None
     noise = NoiseStream(config.noise_seed, node_id, round)
-    place = (terms.noise_std, noise, round, node_id)
-    if units := config.units(terms):
-        return sanitize_integers(parts, units, *place)
-    return sanitize(parts, *place, release_step(config, terms))
+    units = config.units(terms)
+    if units:  # a secure aggregation adds integers
+        return sanitize_integers(parts, units, terms.noise_std, noise, round, node_id)
+    step = release_step(config, terms)
+    return sanitize(parts, terms.noise_std, noise, round, node_id, step)
 
 
 def per_sample(
@@ -202,7 +203,10 @@ def most_signal_to_noise(config: ResolvedConfig, round: int) -> float:
         config: the resolved configuration; infinite without noise.
         round: whose terms count.
     """
-    terms, clients = terms_at(config, round), config.clients_per_round
+    terms = terms_at(config, round)
+    clients = config.clients_per_round
     nodes = min(config.num_nodes, clients)
     noise = 4 * terms.noise_multiplier**2 * nodes * math.prod(terms.shape[1:])
-    return clients**2 / noise if noise else math.inf
+    if noise:
+        return clients**2 / noise
+    return math.inf

@@ -148,8 +148,10 @@ class Session(ABC):
         Raises:
             UserError: the checkpoint is corrupted or of another architecture.
         """
-        self.folder, self.config = folder, folder.config
-        self.ledger, self.report = ledger, report
+        self.folder = folder
+        self.config = folder.config
+        self.ledger = ledger
+        self.report = report
         checkpoint = folder.load_checkpoint()
         self.committed, tensors = checkpoint or (0, {})
         # Rounds that are repeated would have two lines.
@@ -164,7 +166,8 @@ class Session(ABC):
                     "config.json and private/"
                 ) from error
         self.attempts = Counter(event.round for event in ledger.events)
-        self.last, self.cost = time.monotonic(), 0.0
+        self.last = time.monotonic()
+        self.cost = 0.0
 
     @property
     @abstractmethod
@@ -193,7 +196,8 @@ class Session(ABC):
         started = time.monotonic()
         with indispensable(self.folder, f"the checkpoint of round {self.round}"):
             self.folder.save_checkpoint(self.round, self.tensors(), self.ledger)
-        self.committed, self.last = self.round, time.monotonic()
+        self.committed = self.round
+        self.last = time.monotonic()
         self.cost = self.last - started
 
     @property
@@ -212,7 +216,8 @@ class Session(ABC):
 
     def write_picture(self) -> None:
         """Writes a grid of samples of the last finished round."""
-        samples, average = self.folder.path / "samples", self.networks[1]
+        samples = self.folder.path / "samples"
+        average = self.networks[1]
         is_training = average.training  # a picture changes nothing of the training
         with dispensable(samples):
             path = samples / f"round-{self.round:07d}.png"

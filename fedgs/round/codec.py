@@ -70,11 +70,18 @@ def rounded(request: Request, config: ResolvedConfig) -> Request:
     if not _is_compact(request.tensors, config):
         return request
     images = request.tensors["images"]
-    most = FAKE_BYTES * images.numel()
-    sizes = ((n, len(_deflate(_pixels(images, n)))) for n in PIXEL_LEVELS[:-1])
-    levels = next((n for n, size in sizes if size <= most), PIXEL_LEVELS[-1])
+    levels = _levels_that_fit(images)
     images = _images(_pixels(images, levels), levels)
     return replace(request, tensors={**request.tensors, "images": images})
+
+
+def _levels_that_fit(images: Images) -> int:
+    """Returns the largest L with which the images take few enough bytes."""
+    most = FAKE_BYTES * images.numel()
+    for levels in PIXEL_LEVELS[:-1]:
+        if len(_deflate(_pixels(images, levels))) <= most:
+            return levels
+    return PIXEL_LEVELS[-1]  # so few values fit always
 
 
 def _is_compact(names: Iterable[str], config: ResolvedConfig) -> bool:
@@ -93,12 +100,13 @@ def pack_request(tensors: TensorDict, config: ResolvedConfig) -> bytes:
     """Encodes the tensors of a request that `rounded` has seen; the same for all."""
     if not _is_compact(tensors, config):
         return save({name: value.contiguous() for name, value in tensors.items()})
-    images, labels = tensors["images"], tensors["labels"]
+    images = tensors["images"]
     # The values tell an L that loses nothing, so that no request has to carry it.
     for levels in PIXEL_LEVELS:
         pixels = _pixels(images, levels)
         if torch.equal(_images(pixels, levels), images):
-            return _deflate(torch.tensor([levels], dtype=torch.uint8), pixels, labels)
+            in_front = torch.tensor([levels], dtype=torch.uint8)
+            return _deflate(in_front, pixels, tensors["labels"])
     raise ValueError("fakes that `rounded` has not seen")
 
 
@@ -112,8 +120,10 @@ def unpack_request(
     """
     if _is_compact(declared, config):
         return _unpack_fakes(content, declared["images"].shape)
-    sizes = (d.dtype.itemsize * math.prod(d.shape) for d in declared.values())
-    tensors = _load(content, sum(sizes) + TENSOR_BYTES * len(declared), {*declared})
+    size = TENSOR_BYTES * len(declared)
+    for each in declared.values():
+        size += each.dtype.itemsize * math.prod(each.shape)
+    tensors = _load(content, size, {*declared})
     for name, (shape, dtype) in declared.items():
         _check(tensors[name], f"a request's {name}", shape, dtype)
         if not bool(tensors[name].isfinite().all()):
@@ -124,7 +134,8 @@ def unpack_request(
 def _unpack_fakes(content: object, shape: tuple[int, ...]) -> TensorDict:
     pixels = math.prod(shape)
     data = _inflate(content, 1 + pixels + LABEL_BYTES * shape[0])
-    if (levels := data[0]) not in PIXEL_LEVELS:
+    levels = data[0]
+    if levels not in PIXEL_LEVELS:
         raise UserError(f"fakes of other levels than {PIXEL_LEVELS}: refused")
     values = torch.frombuffer(data, dtype=torch.uint8, count=pixels, offset=1)
     labels = torch.frombuffer(data[1 + pixels :], dtype=torch.int64)
@@ -172,13 +183,15 @@ def stated_release_bytes(config: ResolvedConfig, terms: Terms | None = None) -> 
     terms = terms or config.terms(config.num_rounds)
     if config.is_masked:
         return 4 * math.prod(terms.shape)
-    size, step = math.prod(terms.shape[1:]), release_step(config, terms)
+    size = math.prod(terms.shape[1:])
     deviation = math.hypot(terms.noise_std, terms.clip_bound / math.sqrt(size))
     # No draw of the run: all runs with these settings are to state the same size.
     rng = np.random.default_rng(0)
     values = torch.from_numpy(rng.normal(0, deviation, terms.shape))
-    rounded = values if step is None else to_grid(values, step)
-    return len(pack_release(rounded.float(), config, terms))
+    step = release_step(config, terms)
+    if step is not None:
+        values = to_grid(values, step)
+    return len(pack_release(values.float(), config, terms))
 
 
 def unpack_release(
@@ -192,17 +205,18 @@ def unpack_release(
         UserError: too large, malformed, of another shape or type, or not finite.
     """
     terms = terms or config.terms(config.num_rounds)
-    shape, step = terms.shape, release_step(config, terms)
-    size = math.prod(shape)
+    size = math.prod(terms.shape)
+    step = release_step(config, terms)
     if step is None:
         values = _load(content, 4 * size, {"gradients"})["gradients"]
-        _check(values, "gradients", shape, torch.float32)
+        _check(values, "gradients", terms.shape, torch.float32)
         if not bool(values.isfinite().all()):
             raise UserError("non-finite values")
         return values
     data = _inflate(content, 2 * size)
-    planes = torch.frombuffer(data, dtype=torch.uint8).long().view(2, *shape)
-    unsigned = planes[0] + 256 * planes[1]
+    planes = torch.frombuffer(data, dtype=torch.uint8).long().view(2, size)
+    unsigned = (planes[0] + 256 * planes[1]).view(terms.shape)
+    # The inverse of `pack_release`: even numbers were not negative.
     whole = torch.where(unsigned % 2 == 0, unsigned // 2, -(unsigned + 1) // 2)
     # Finite, whatever was sent.
     return (whole.double() * step).float()
@@ -267,7 +281,8 @@ def _load(content: object, size: int, names: set[str]) -> TensorDict:
 def _inflate(content: object, size: int) -> bytearray:
     """Returns exactly `size` bytes; never holds more than one byte above that."""
     most = size + size // 8 + 64  # zlib makes no more of what cannot be compressed
-    compressed, inflater = _bytes(content, most), zlib.decompressobj()
+    compressed = _bytes(content, most)
+    inflater = zlib.decompressobj()
     try:
         data = inflater.decompress(compressed, size + 1)
     except zlib.error:

@@ -21,7 +21,7 @@ from fedgs.methods.base import Request
 from fedgs.methods.schedule import nodes_of
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.process import keep_freed_memory
-from fedgs.round.messages import Release
+from fedgs.round.messages import NodeRelease
 from fedgs.round.node import Node
 from fedgs.round.run import Report, RunSession, Stop
 from fedgs.runs.run_folder import RunFolder
@@ -42,7 +42,7 @@ def train(folder: RunFolder, data: FederatedImages, report: Report, stop: Stop) 
         RunStopped: the run ended early with a checkpoint.
         UserError: another process trains in this folder, or it is corrupted.
     """
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # another number would round sums in another order
     keep_freed_memory()
     with folder.locked(), LocalNodes(folder.config, data, folder.private) as nodes:
         train_nodes(folder, nodes, report, stop)
@@ -58,7 +58,8 @@ def train_nodes(
     with RunSession.opened(folder, report, nodes.save) as training:
         training.settle(stop)
         while training.goes_on:
-            if new := training.unprepared():
+            new = training.unprepared()
+            if new:
                 nodes.prepare(training.preparation, new)
             request = training.begin()
             answers = nodes.answers(request)
@@ -79,11 +80,16 @@ class LocalNodes:
         self, config: ResolvedConfig, data: FederatedImages, private: Path
     ) -> None:
         """Starts the worker threads; the nodes' states are in the private folder."""
-        self.config, self.data, self.private = config, data, private
+        self.config = config
+        self.data = data
+        self.private = private
         self.nodes: dict[int, Node] = {}
         self.failures: list[str] = []
+        num_threads = 1  # a card computes for one node at a time
+        if config.device == "cpu":
+            num_threads = config.num_workers
         self.pool = ThreadPoolExecutor(
-            config.num_workers if config.device == "cpu" else 1,
+            num_threads,
             # OpenMP keeps this number for each of the threads by itself.
             initializer=torch.set_num_threads,
             initargs=(1,),
@@ -94,11 +100,11 @@ class LocalNodes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends the worker threads; who is to end now waits for none."""
+        """Ends the worker threads; a process that is to end now waits for none."""
         is_hurried = error[:1] == (KeyboardInterrupt,)
         self.pool.shutdown(wait=not is_hurried, cancel_futures=True)
 
-    def answers(self, request: Request) -> Sequence[Release]:
+    def answers(self, request: Request) -> Sequence[NodeRelease]:
         """Answers a request with all nodes concerned; a failing node raises.
 
         If the clients of one node refuse, no node trains, and nobody answers: the run
@@ -106,6 +112,7 @@ class LocalNodes:
         """
         nodes = nodes_of(self.config, request.trainees)
         requests = request.per_node(self.config.hosting, nodes)
+        # All are asked before the first one trains and counts a release.
         refusals = self.pool.map(self._refusal, nodes, requests.values())
         self.failures = [refusal for refusal in refusals if refusal]
         if self.failures:
@@ -131,7 +138,7 @@ class LocalNodes:
         for node in list(self.nodes.values()):
             node.save(keep_round)
 
-    def _answer(self, node_id: int, request: Request) -> Release | None:
+    def _answer(self, node_id: int, request: Request) -> NodeRelease | None:
         return self._node(node_id).answer(request)
 
     def _node(self, node_id: int) -> Node:

@@ -25,7 +25,7 @@ from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.mechanism.answer_bounds import check_norms
-from fedgs.mechanism.integers import IntegerSum, from_integers
+from fedgs.mechanism.integer_sums import IntegerSum, from_integers
 from fedgs.mechanism.masks import Announced, Attempt, MaskedSum, received_masked, unmask
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.methods import phase_at, phase_with_discriminators
@@ -50,13 +50,18 @@ REQUEST_FIELDS = frozenset(
 ATTEMPT_FIELDS = frozenset({"attempt", "masking_keys"})  # with secure aggregation
 ANSWER_FIELDS = frozenset(
     {
-        *("is_empty", "round", "node_id", "request"),
-        *("noise_std", "clip_bound", "tensors"),
+        "is_empty",
+        "round",
+        "node_id",
+        "request",
+        "noise_std",
+        "clip_bound",
+        "tensors",
     }
 )
 NEXT_KEY = "next_key"  # of a masked answer
 Answer = SanitizedGradients | MaskedSum  # in Flower
-Release = Answer | IntegerSum  # the last one in the local engine
+NodeRelease = Answer | IntegerSum  # the last one in the local engine
 MOST_ATTEMPTS = 10_000  # of one round
 FOREIGN_CHARACTERS = 200  # of a foreign text, in one log line
 
@@ -138,7 +143,10 @@ def decode_request(
             is used, and the text quotes nothing of it.
     """
     round, participants, trainees, keep_round = _decode_asked(payload, config)
-    phase = phase_at(config, round) if round else phase_with_discriminators(config)
+    if round:
+        phase = phase_at(config, round)
+    else:
+        phase = phase_with_discriminators(config)
     if phase is None:
         raise UserError("request of round 0, which the run's phases lack: refused")
     declared = phase.method.declared(phase.config, round - phase.config.rounds_before)
@@ -165,13 +173,20 @@ def _decode_asked(
     Raises:
         UserError: as `decode_request`.
     """
-    masked = ATTEMPT_FIELDS if config.is_masked else frozenset[str]()
+    if config.is_masked:
+        masked = ATTEMPT_FIELDS
+    else:
+        masked = frozenset[str]()
     _check_fields(payload, REQUEST_FIELDS, ADDRESS_FIELDS | masked)
     round = _integer(payload, "round", 0, config.num_rounds)
     participants = _split(payload, "participants", config)
-    most = config.clients_per_round if round > 0 else 0  # nobody answers a warm start
-    everyone = config.num_clients
-    if (everyone if participants == EVERYONE else len(participants)) > most:
+    most = 0  # nobody answers a warm start
+    if round > 0:
+        most = config.clients_per_round
+    num_participants = len(participants)
+    if participants == EVERYONE:
+        num_participants = config.num_clients
+    if num_participants > most:
         raise UserError(f"request with more than {most} participants: refused")
     trainees = _split(payload, "trainees", config)
     # A later one would have the node delete what a resumed run goes on from.
@@ -200,7 +215,7 @@ def decode_key(payload: Mapping[str, object]) -> Announced:
 
 
 def encode_answer(
-    answer: Release | None, config: ResolvedConfig, sent: SentRequest
+    answer: NodeRelease | None, config: ResolvedConfig, sent: SentRequest
 ) -> Payload:
     """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
 
@@ -219,27 +234,29 @@ def encode_answer(
     """
     if answer is None:
         return {"is_empty": 1}
-    only = MaskedSum if config.is_masked else SanitizedGradients
+    only = SanitizedGradients
+    if config.is_masked:
+        only = MaskedSum
     # The very type: a subclass could carry more.
     if type(answer) is not only:
         raise TypeError(
             f"{type(answer).__name__} must not leave a client: only {only.__name__}"
         )
     terms = terms_at(config, content_of(sent).round)
-    if isinstance(answer, MaskedSum):
-        own: Payload = {"tensors": pack_masked(answer.values)}
-        own |= {NEXT_KEY: answer.next_key}
-    else:
-        own = {"tensors": pack_release(answer.values, config, terms)}
-    return {
+    payload: Payload = {
         "is_empty": 0,
         "round": answer.round,
         "node_id": answer.node_id,
         "noise_std": terms.noise_std,
         "clip_bound": terms.clip_bound,
         "request": bytes.fromhex(sent.digest()),
-        **own,
     }
+    if isinstance(answer, MaskedSum):
+        payload["tensors"] = pack_masked(answer.values)
+        payload[NEXT_KEY] = answer.next_key
+    else:
+        payload["tensors"] = pack_release(answer.values, config, terms)
+    return payload
 
 
 def decode_answer(
@@ -286,8 +303,10 @@ def _decode_answer(
         if participating:
             raise UserError("empty, though its clients take part")
         return None
-    own = {NEXT_KEY} if config.is_masked else set[str]()
-    _check_fields(payload, ANSWER_FIELDS | own)
+    fields = set(ANSWER_FIELDS)
+    if config.is_masked:
+        fields.add(NEXT_KEY)
+    _check_fields(payload, fields)
     if not participating:
         raise UserError("gradients, though none of its clients takes part")
     agreed = {
@@ -303,9 +322,10 @@ def _decode_answer(
             raise UserError(f"another {name} than this run and round have")
     if config.is_masked:
         masked = unpack_masked(payload["tensors"], terms)
-        key = payload[NEXT_KEY]
-        # None is announced by a node whose limits allow no further release.
-        next_key = b"" if key == b"" else Announced.unpack(key).pack()
+        next_key = b""
+        # A node whose limits allow no further release announces no key.
+        if payload[NEXT_KEY] != b"":
+            next_key = Announced.unpack(payload[NEXT_KEY]).pack()
         return received_masked(masked, request.round, node_id, next_key)
     values = unpack_release(payload["tensors"], config, terms)
     check_norms(values, config, participating, terms)
@@ -313,7 +333,7 @@ def _decode_answer(
 
 
 def sum_of(
-    config: ResolvedConfig, request: Request, answers: Sequence[Release]
+    config: ResolvedConfig, request: Request, answers: Sequence[NodeRelease]
 ) -> SanitizedGradients:
     """Returns what a secure aggregation opens: the sum of all listed nodes' releases.
 
@@ -329,8 +349,11 @@ def sum_of(
     """
     terms = terms_at(config, request.round)
     masked = [answer for answer in answers if isinstance(answer, MaskedSum)]
-    plain = [answer.values for answer in answers if isinstance(answer, IntegerSum)]
-    total = unmask(masked) if masked else torch.stack(plain).sum(0)
+    if masked:
+        total = unmask(masked)
+    else:  # the local engine's
+        plain = [answer.values for answer in answers if isinstance(answer, IntegerSum)]
+        total = torch.stack(plain).sum(0)
     units = config.units(terms)
     values = from_integers(total, units / terms.clip_bound).float()
     # Of the sum, by the noise that was added: its integer std is rounded up.
@@ -338,8 +361,13 @@ def sum_of(
     of_sum = replace(terms, noise_multiplier=multiplier * len(answers) ** 0.5)
     participants = clients_of(request.participants, range(config.num_clients))
     check_norms(values, config, len(participants), of_sum)
-    place = (request.round, answers[0].node_id)
-    return received(values, *place, of_sum.noise_std, terms.clip_bound)
+    return received(
+        values=values,
+        round=request.round,
+        node_id=answers[0].node_id,
+        noise_std=of_sum.noise_std,
+        clip_bound=terms.clip_bound,
+    )
 
 
 def one_line(text: object) -> str:
@@ -348,7 +376,7 @@ def one_line(text: object) -> str:
     Privacy: public; of public texts only.
     """
     start = str(text)[:FOREIGN_CHARACTERS]
-    return "".join(c if c.isprintable() else "?" for c in start)
+    return "".join(each if each.isprintable() else "?" for each in start)
 
 
 def _check_fields(
@@ -369,17 +397,19 @@ def _integer(payload: Mapping[str, object], name: str, least: int, most: int) ->
 
 def _split(payload: Mapping[str, object], name: str, config: ResolvedConfig) -> Clients:
     """Reads "all", or the increasing numbers of clients exactly as `joined` writes."""
-    text, num_clients = payload[name], config.num_clients
+    text = payload[name]
     if text == EVERYONE:
         return EVERYONE
-    problem = f"message whose {name} is no list of clients below {num_clients}: refused"
+    num_clients = config.num_clients
     longest = num_clients * (len(str(num_clients)) + 1)
     if isinstance(text, str) and len(text) <= longest:
         with suppress(ValueError):
             clients = tuple(int(part) for part in text.split(",") if part)
-            is_increasing = all(a < b for a, b in pairwise((-1, *clients, num_clients)))
-            if (
-                is_increasing and joined(clients) == text
-            ):  # not " 1", "+1", "01", "1,,2"
+            bounded = (-1, *clients, num_clients)
+            is_increasing = all(low < high for low, high in pairwise(bounded))
+            # One form for each list: not " 1", "+1", "01" or "1,,2".
+            if is_increasing and joined(clients) == text:
                 return clients
-    raise UserError(problem)
+    raise UserError(
+        f"message whose {name} is no list of clients below {num_clients}: refused"
+    )

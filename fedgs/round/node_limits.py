@@ -108,6 +108,7 @@ class NodeLimits:
         return dataclasses.replace(event, source=self._source)
 
     def _event(self, round: int, participants: Sequence[int]) -> Event:
+        # Only this node's clients and noise: the count knows nothing of other nodes.
         return release_event(
             config=self._config,
             round=round,

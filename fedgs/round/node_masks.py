@@ -14,12 +14,12 @@ from fedgs.config.method_settings import settings_with
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import make_folder
-from fedgs.mechanism.integers import IntegerSum
+from fedgs.mechanism.integer_sums import IntegerSum
 from fedgs.mechanism.masks import (
     KEY_BYTES,
     Announced,
-    Asked,
     Attempt,
+    MaskContext,
     MaskedSum,
     MaskingKey,
     mask,
@@ -98,6 +98,7 @@ class NodeMasks:
                 f"min_honest_nodes = {least_nodes}: the list has {len(attempt.keys)} "
                 "nodes",
             )
+        # A server could list keys of its own in the place of the other nodes'.
         if self._peers is not None:
             names = self._config.node_names
             keys = {names[node]: each for node, each in attempt.keys.items()}
@@ -134,11 +135,13 @@ class NodeMasks:
             raise TypeError("only an IntegerSum can be masked")
         # Before the sum is masked, so that the last key is gone when the sum leaves.
         announced = self.new_key()
-        next_key = announced.pack() if may_release_again else b""
-        asked = self._told(sent.request)
-        return mask(node_sum, key, sent.attempt, asked, next_key)
+        next_key = b""
+        if may_release_again:
+            next_key = announced.pack()
+        context = self._context(sent.request)
+        return mask(node_sum, key, sent.attempt, context, next_key)
 
-    def _told(self, request: Request) -> Asked:
+    def _context(self, request: Request) -> MaskContext:
         """Returns what all listed nodes must have been told for their masks to cancel.
 
         The settings too: a server that asks the others for less noise than this node
@@ -149,4 +152,4 @@ class NodeMasks:
         settings = {name: value for name, value in flat.items() if name not in own}
         text = json.dumps([settings, request.common_digest()])
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return Asked(self._run, request.round, digest, self._config.node_title)
+        return MaskContext(self._run, request.round, digest, self._config.node_title)

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.amplification_rules import PUBLIC_SELECTION
 from fedgs.config.checks import model_problems
 from fedgs.config.fields import refuse
@@ -130,7 +130,10 @@ def resolve(
     if config.amplification and config.noise_seed is not None:
         remedy = "leave out --amplification or --noise-seed"
         raise UserError(f"amplification = True: refused: {PUBLIC_SELECTION}; {remedy}")
-    data = load(config) if data is None else data
+    if data is None:
+        data = load(config)
+    else:
+        data = data
     counted = ",".join(_counted(config))
     config = _with_partition(_with_participants(config, data.num_clients), data)
     channels, side, _ = data.images.shape[1:]
@@ -289,7 +292,10 @@ def _with_participants(config: RunConfig, num_clients: int) -> RunConfig:
 
 def _with_partition(config: RunConfig, data: FederatedImages) -> RunConfig:
     """Returns the settings with what `auto` was; warns where owners are cut."""
-    cut = f"partition = {config.partition}" if data.owners == "cut" else ""
+    if data.owners == "cut":
+        cut = f"partition = {config.partition}"
+    else:
+        cut = ""
     if config.is_dealt:
         cut = f"data = {config.data!r}"
     if cut:
@@ -325,11 +331,12 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
             "num_clients = 1: its owner would have nobody to hide among; give data of "
             "more owners, or --privacy-unit record with --partition iid"
         )
-    selections, target = selection_costs([config]), config.target_epsilon
+    selections = selection_costs([config])
+    target = config.target_epsilon
     if config.noise_multiplier is not None:
         if target is not None:
-            asked = (config.adversary, config.relation, selections)
-            Target(target, config.delta, *asked).check()
+            relation = config.relation
+            Target(target, config.delta, config.adversary, relation, selections).check()
         return ResolvedConfig.from_flat({}, config)
     if target is None:
         raise UserError(
@@ -381,7 +388,10 @@ def check_device(config: RunConfig) -> None:
     """
     refuse(config, model_problems(config))
     number = int(config.device.partition(":")[2] or 0)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+    else:
+        count = 0
     if config.device != "cpu" and number >= count:
         there = f"{count} GPUs are here, from 0 on" if count else "no GPU is here"
         raise UserError(f"device = {config.device}: {there}; give --device cpu")
@@ -408,7 +418,10 @@ def check_capacity(config: ResolvedConfig, folder: Path) -> None:
     for what, (needed, there) in limits.items():
         if needed > there:
             phase = phase_with_discriminators(config)
-            width = None if phase is None else phase.config.discriminator_dim
+            if phase is None:
+                width = None
+            else:
+                width = phase.config.discriminator_dim
             raise UserError(
                 f"discriminator_dim = {width}: the discriminators of "
                 f"{clients_needed(config)} clients need about {needed / 1e9:.1f} GB "

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.mechanism.masks import LEAST_NODES
@@ -47,7 +47,7 @@ from fedgs.round.checkpoint import (
     server_tensors,
 )
 from fedgs.round.codec import rounded
-from fedgs.round.messages import Release, sum_of
+from fedgs.round.messages import NodeRelease, sum_of
 from fedgs.runs.run_folder import RunFolder
 from fedgs.shapes import TensorDict
 
@@ -99,7 +99,8 @@ class RunSession(Session):
         self, folder: RunFolder, ledger: Ledger, report: Report, save_nodes: SaveNodes
     ) -> None:
         """Goes on from the last checkpoint, if there is one; `opened` calls this."""
-        self.server, self._save_nodes = new_state(folder.config), save_nodes
+        self.server = new_state(folder.config)
+        self._save_nodes = save_nodes
         super().__init__(folder, ledger, report)
         # The selection of the cohort is paid from the same target as the releases.
         selections = selection_costs([self.config])
@@ -249,7 +250,8 @@ class RunSession(Session):
         """
         # Kept before a refusal below, which puts back what was drawn.
         self._round = asked = self._round or self._draw()
-        request, attempt = asked.request, self.attempts[asked.request.round] + 1
+        request = asked.request
+        attempt = self.attempts[asked.request.round] + 1
         if nodes is not None:
             least = max(self.required(request.participants), LEAST_NODES)
             if len(nodes) < least:
@@ -291,7 +293,7 @@ class RunSession(Session):
         return _Round(None, request, pending, buffers, time.monotonic())
 
     def finish(
-        self, answers: Sequence[Release], failures: Sequence[str] = ()
+        self, answers: Sequence[NodeRelease], failures: Sequence[str] = ()
     ) -> dict[str, Any]:
         """Takes the generator's step from a round's answers; writes what is due.
 
@@ -348,7 +350,7 @@ class RunSession(Session):
             )
 
     def _opened(
-        self, asked: "_Round", answers: Sequence[Release]
+        self, asked: "_Round", answers: Sequence[NodeRelease]
     ) -> list[SanitizedGradients]:
         """Returns the nodes' releases; of a secure aggregation their sum alone.
 
@@ -462,7 +464,10 @@ def new_event(
         # Where clients are drawn, noise must not depend on who is: the mixture's
         # condition. Else all nodes count whose noise an opened sum has.
         is_drawn = config.client_selection == "uniform"
-        counted = min(counted, len(nodes)) if is_drawn else len(nodes)
+        if is_drawn:
+            counted = min(counted, len(nodes))
+        else:
+            counted = len(nodes)
     return Event(
         round=round,
         attempt=attempt,
@@ -499,7 +504,8 @@ def stop_on_signal(go_on: str = "the same command") -> Iterator[threading.Event]
     Raises:
         KeyboardInterrupt: at the second one.
     """
-    stop, heard = threading.Event(), False
+    stop = threading.Event()
+    heard = False
 
     def handle(number: int, frame: object) -> None:
         nonlocal heard  # set first: the next signal may interrupt any line below

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgs.cohorts.files import (
+from fedgs.cohorts.cohort_file import (
     INCLUDED,
     read_cohort,
     selection_condition,

@@ -34,14 +34,10 @@ from fedgs.deployment import THIS_MACHINE, check_name, read_host
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import make_folder, sync
 
-AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
+AUTHORITY_DAYS = 3650
+SERVER_DAYS = 365
 ANEW = "delete it to have it made anew"
-CLOCK_SKEW = timedelta(days=1)
-KEY_USAGES = (
-    *("digital_signature", "content_commitment", "key_encipherment"),
-    *("data_encipherment", "key_agreement", "key_cert_sign", "crl_sign"),
-    *("encipher_only", "decipher_only"),
-)
+CLOCK_SKEW = timedelta(days=1)  # of a client whose clock is behind
 
 
 def make_certificates(
@@ -65,12 +61,14 @@ def make_certificates(
         raise UserError("certs: give --host of the server, --client names, or both")
     for name in clients:
         check_name(name)
-    # This machine: for `submit` on the server or by tunnel.
-    names = [*dict.fromkeys(_host(host) for host in (*hosts, *THIS_MACHINE))]
+    # This machine too, for `submit` on the server or by tunnel. Each name once.
+    all_names = [_host(host) for host in (*hosts, *THIS_MACHINE)]
+    names = list(dict.fromkeys(all_names))
     remedy = "choose another folder for the certificates"
     with wrap_error(OSError, f"{folder}: cannot be written", remedy):
         make_folder(folder, 0o700)
         written = []
+        # The authority first, because it signs the server's certificate.
         if hosts:
             written += _authority(folder)
             written += _server(folder, names)
@@ -83,52 +81,72 @@ def make_certificates(
 
 
 def _authority(folder: Path) -> list[Path]:
-    certificate, key_file = folder / "ca.crt", folder / "ca.key"
+    certificate = folder / "ca.crt"
     if certificate.exists():
         return []
-    key, written = _key(key_file)
+    key, written = _key(folder / "ca.key")
     name = _name("fedgs deployment authority")
     # It signs machines, and no further authority.
-    limits = (x509.BasicConstraints(True, 0), _usage("key_cert_sign", "crl_sign"))
-    _certify(certificate, name, key, name, key, AUTHORITY_DAYS, limits)
+    is_authority = x509.BasicConstraints(ca=True, path_length=0)
+    _certify(
+        path=certificate,
+        subject=name,
+        key=key,
+        issuer=name,
+        signer=key,
+        days=AUTHORITY_DAYS,
+        limits=(is_authority, _usage("key_cert_sign", "crl_sign")),
+    )
     return [*written, certificate]
 
 
 def _server(folder: Path, names: list[x509.GeneralName]) -> list[Path]:
-    certificate, key_file = folder / "server.crt", folder / "server.key"
+    certificate = folder / "server.crt"
     if certificate.exists():
         known = _hosts_of(certificate)
-        if missing := [str(name.value) for name in names if name not in known]:
-            raise UserError(f"{certificate}: is not for {missing[0]}; {ANEW}")
+        for name in names:
+            if name not in known:
+                raise UserError(f"{certificate}: is not for {name.value}; {ANEW}")
         return []
     if not (folder / "ca.key").exists():
         raise UserError(
             f"{folder}/ca.key: is not here; put the authority's key back to make a "
             "server certificate"
         )
-    path, remedy = folder / "ca.crt", "put the authority's certificate back"
-    with wrap_error(ValueError, f"{path}: is no certificate in PEM form", remedy):
+    path = folder / "ca.crt"
+    problem = f"{path}: is no certificate in PEM form"
+    with wrap_error(ValueError, problem, "put the authority's certificate back"):
         authority = x509.load_pem_x509_certificate(path.read_bytes())
     signer = _load_key(folder / "ca.key")
-    key, written = _key(key_file)
-    name, issuer = _name("fedgs server"), authority.subject
-    limits = (x509.BasicConstraints(False, None), _usage("digital_signature"))
-    purpose = (
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
-        x509.SubjectAlternativeName(names),
+    key, written = _key(folder / "server.key")
+    is_no_authority = x509.BasicConstraints(ca=False, path_length=None)
+    _certify(
+        path=certificate,
+        subject=_name("fedgs server"),
+        key=key,
+        issuer=authority.subject,
+        signer=signer,
+        days=SERVER_DAYS,
+        limits=(is_no_authority, _usage("digital_signature")),
+        purpose=(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+            x509.SubjectAlternativeName(names),
+        ),
     )
-    _certify(certificate, name, key, issuer, signer, SERVER_DAYS, limits, purpose)
     return [*written, certificate]
 
 
 def _client(folder: Path, name: str) -> list[Path]:
     make_folder(folder, 0o700)
-    private, public = folder / f"{name}.key", folder / f"{name}.pub"
+    private = folder / f"{name}.key"
+    public = folder / f"{name}.pub"
     if public.exists():
+        # The server may know the public one already, so that no other takes its place.
         if not private.exists():
             problem = "is not here; delete its .pub to have a new pair made"
             raise UserError(f"{private}: {problem}")
         return []
+    # The format that Flower's SuperNodes read.
     key, written = _key(private, PrivateFormat.OpenSSH)
     content = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     _write(public, content + f" {name}\n".encode(), 0o644)
@@ -151,15 +169,21 @@ def _key(
 
 def _hosts_of(path: Path) -> x509.SubjectAlternativeName:
     """Returns the names that a server's certificate is for."""
-    kind, problem = x509.SubjectAlternativeName, f"{path}: is no certificate of a host"
+    problem = f"{path}: is no certificate of a host"
     with wrap_error((x509.ExtensionNotFound, ValueError), problem, ANEW):
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
-        return certificate.extensions.get_extension_for_class(kind).value
+        names = certificate.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        )
+        return names.value
 
 
 def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     content = path.read_bytes()
-    load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
+    load = load_pem_private_key
+    if b"OPENSSH" in content:
+        load = load_ssh_private_key
+    # Nobody is there to type a password when a server starts.
     problem = f"{path}: is no private key without a password"
     with wrap_error((TypeError, ValueError), problem, "put the right file back"):
         key = load(content, None)
@@ -179,14 +203,15 @@ def _certify(
     purpose: Sequence[x509.ExtensionType] = (),
 ) -> None:
     """Writes a certificate; who does not understand its `limits` must refuse it."""
-    now, public = datetime.now(UTC), key.public_key()
+    now = datetime.now(UTC)
+    public = key.public_key()
     builder = x509.CertificateBuilder(
-        issuer,
-        subject,
-        public,
-        x509.random_serial_number(),
-        now - CLOCK_SKEW,
-        now + timedelta(days=days),
+        issuer_name=issuer,
+        subject_name=subject,
+        public_key=public,
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - CLOCK_SKEW,
+        not_valid_after=now + timedelta(days=days),
     )
     identifiers = (
         x509.SubjectKeyIdentifier.from_public_key(public),
@@ -199,7 +224,17 @@ def _certify(
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:
-    return x509.KeyUsage(**{name: name in allowed for name in KEY_USAGES})
+    return x509.KeyUsage(
+        digital_signature="digital_signature" in allowed,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign="key_cert_sign" in allowed,
+        crl_sign="crl_sign" in allowed,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _name(common_name: str) -> x509.Name:

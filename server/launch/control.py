@@ -48,7 +48,8 @@ class Control:
     def __init__(self, client: Any, patience: float) -> None:
         """Asks nothing yet."""
         self.client = client
-        self._patience, self._deadline = patience, time.monotonic() + patience
+        self._patience = patience
+        self._deadline = time.monotonic() + patience
         self._is_waiting = False
 
     def register(self, name: str, key: bytes) -> bool:
@@ -90,11 +91,12 @@ class Control:
         # Flower's use of pathspec is its own affair.
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             content, _ = build_fab_from_files({"pyproject.toml": project.encode()})
+        federation = None
+        if simulation:
+            federation = SimulationConfig(**simulation)  # type: ignore
         request = StartRunRequest(
             fab=Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content),
-            override_federation_config=(
-                SimulationConfig(**simulation) if simulation else None  # type: ignore
-            ),
+            override_federation_config=federation,
         )
         answer = self._ask("StartRun", request, "the run cannot be started")
         if not answer.HasField("run_id"):
@@ -190,8 +192,10 @@ def _refusals(what: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        text, code = f"{error.response.status_code} {error.response.text}", None
-        if (refusal := FlowerError.from_json(error.response.text)) is not None:
+        text = f"{error.response.status_code} {error.response.text}"
+        code = None
+        refusal = FlowerError.from_json(error.response.text)
+        if refusal is not None:
             text = f"{refusal.message} {refusal.public_details or ''}".strip()
             code = refusal.code
         raise FlowerFailed(f"{what}: the server says: {text}", code) from error

@@ -35,7 +35,8 @@ RAY = {
     "RAY_grpc_enable_http_proxy": "0",
 }
 # Ray gives itself 30 s, which no setting changes; a busy machine may need more.
-RAY_IS_LATE, STARTS = "node timed out during startup", 3
+RAY_IS_LATE = "node timed out during startup"
+STARTS = 3
 START_TIMEOUT = 120.0
 END_TIMEOUT = 30.0  # for the run's own status, once it has an outcome
 LAUNCHER_LOCK_SECONDS = 5.0  # for what a killed launcher left behind
@@ -69,12 +70,11 @@ def train(
         end_previous(folder)
         with folder.locked():
             pass  # whoever still holds it is alive and reachable by no token
-        how = report, stop, components
-        status, details, log = _simulate(folder, *how)
+        status, details, log = simulate(folder, report, stop, components)
         for _ in range(STARTS - 1):
             if RAY_IS_LATE not in log or stop.is_set():
                 break
-            status, details, log = _simulate(folder, *how)
+            status, details, log = simulate(folder, report, stop, components)
     _conclude(folder, status, details)
 
 
@@ -92,7 +92,7 @@ def check(config: RunConfig) -> None:
             process.end_simulation(token)
 
 
-def _simulate(
+def simulate(
     folder: RunFolder, report: Report, stop: Stop, components: tuple[str, str]
 ) -> tuple[str, str, str]:
     """Runs one simulation to its end; returns its status, details, and log if failed.
@@ -100,7 +100,9 @@ def _simulate(
     Raises:
         FlowerFailed: Flower did not start, or did not take the run.
     """
-    flower, token, log = folder.path / ".flower", secrets.token_hex(16), ""
+    flower = folder.path / ".flower"
+    token = secrets.token_hex(16)
+    log = ""
     # What was asked of an earlier start must not stop this one.
     for name in ("stop", "result.json", process.FIT):
         (flower / name).unlink(missing_ok=True)
@@ -109,7 +111,7 @@ def _simulate(
     write_atomically(flower / "token", token.encode())
     try:
         with _superlink(folder, token) as address, control_of(address) as control:
-            run_id = _submit(control, folder, components)
+            run_id = start_run(control, folder, components)
             _follow(folder, report, stop, lambda: _status(control, run_id)[0])
             status, details = _final_status(control, run_id)
             if status == "finished:failed":
@@ -133,7 +135,8 @@ def end_previous(folder: RunFolder) -> None:
 @contextlib.contextmanager
 def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
     """Runs a SuperLink; yields its address."""
-    home, port = process.make_home(token), free_port()
+    home = process.make_home(token)
+    port = free_port()
     address = f"127.0.0.1:{port}"
     more = {
         **QUIET,
@@ -169,7 +172,7 @@ def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
             superlink.wait(timeout=10)
 
 
-def _submit(control: Control, folder: RunFolder, components: tuple[str, str]) -> int:
+def start_run(control: Control, folder: RunFolder, components: tuple[str, str]) -> int:
     """Submits the run; returns its id."""
     config = folder.config
     path = json.dumps(str(folder.path), ensure_ascii=False)  # is TOML, too
@@ -189,24 +192,15 @@ def _follow(
     folder: RunFolder, report: Report, stop: Stop, status: Callable[[], str]
 ) -> None:
     """Reports rounds and the fit, until the run has an outcome."""
-    path, flower = folder.path / "metrics.jsonl", folder.path / ".flower"
-    result, fit, steps = flower / "result.json", flower / process.FIT, dict[str, Any]()
-    # Rounds of earlier starts were reported by them.
-    position, has_started = path.stat().st_size if path.exists() else 0, False
+    flower = folder.path / ".flower"
+    result = flower / "result.json"
+    news = _News(folder, report)
+    has_started = False
     started = time.monotonic()
     while True:
         # Before the lines are read: those that were written until then are reported.
         is_over = result.exists()
-        size = path.stat().st_size if path.exists() else 0
-        if size < position:  # a resumed run drops the metrics that it repeats
-            position = 0
-        with contextlib.suppress(FileNotFoundError), open(path) as lines:
-            lines.seek(position)
-            while (line := lines.readline()).endswith("\n"):
-                position = lines.tell()
-                report(json.loads(line))
-        if fit.exists() and (found := read_json(fit)) != steps:
-            report(steps := found)
+        news.report()
         if is_over:
             return
         if stop.is_set():
@@ -223,6 +217,36 @@ def _follow(
         time.sleep(FOLLOW_SECONDS)
 
 
+class _News:
+    """What a run writes while it trains: metrics of rounds, and how far the fit is."""
+
+    def __init__(self, folder: RunFolder, report: Report) -> None:
+        """Passes over the rounds of earlier starts, which have been reported."""
+        self._metrics = folder.path / "metrics.jsonl"
+        self._fit = folder.path / ".flower" / process.FIT
+        self._report = report
+        self._position = self._size()
+        self._fit_steps: dict[str, Any] = {}
+
+    def report(self) -> None:
+        """Reports what is new since the last call."""
+        if self._size() < self._position:
+            self._position = 0  # a resumed run drops the metrics that it repeats
+        with contextlib.suppress(FileNotFoundError), open(self._metrics) as lines:
+            lines.seek(self._position)
+            while (line := lines.readline()).endswith("\n"):
+                self._position = lines.tell()
+                self._report(json.loads(line))
+        if self._fit.exists():
+            steps = read_json(self._fit)
+            if steps != self._fit_steps:
+                self._fit_steps = steps
+                self._report(steps)
+
+    def _size(self) -> int:
+        return self._metrics.stat().st_size if self._metrics.exists() else 0
+
+
 def _is_locked(folder: RunFolder) -> bool:
     try:
         with folder.locked():
@@ -233,11 +257,13 @@ def _is_locked(folder: RunFolder) -> bool:
 
 def _final_status(control: Control, run_id: int) -> tuple[str, str]:
     """Returns the run's own status once it is final, and Flower's details of it."""
-    status, deadline = ("unknown", ""), time.monotonic() + END_TIMEOUT
-    while not status[0].startswith("finished") and time.monotonic() < deadline:
-        status = _status(control, run_id)
+    status = "unknown"
+    details = ""
+    deadline = time.monotonic() + END_TIMEOUT
+    while not status.startswith("finished") and time.monotonic() < deadline:
+        status, details = _status(control, run_id)
         time.sleep(FOLLOW_SECONDS)
-    return status
+    return status, details
 
 
 def _log_of(control: Control, run_id: int) -> str:
@@ -256,7 +282,9 @@ def _status(control: Control, run_id: int) -> tuple[str, str]:
 
 def _conclude(folder: RunFolder, status: str, details: str) -> None:
     path = folder.path / ".flower" / "result.json"
-    outcome: dict[str, Any] = read_json(path) if path.exists() else {}
+    outcome: dict[str, Any] = {}
+    if path.exists():
+        outcome = read_json(path)
     if outcome.get("status") == "stopped":
         raise RunStopped(outcome["message"])
     if outcome.get("status") != "completed" or status != "finished:completed":

@@ -66,7 +66,9 @@ class ServerOptions:
                 command += [flag, file_of("certs", self.certs / name)]
             command.append("--enable-supernode-auth")
         command += ["--host", self.host, "--port", str(self.port)]
+        # Flower would start the SuperExec itself; `supervise` does, and ends it.
         command += ["--isolation", "process"]
+        # Only what is installed here is run, never packages that a run asks for.
         command.append("--disable-runtime-dependency-installation")
         environment = {
             **QUIET,

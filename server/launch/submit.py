@@ -75,8 +75,9 @@ class Submission(Access):
                 raise UserError(
                     f"client = {name}: given twice; every client has one key"
                 )
-            # Without a key it is registered already.
-            clients[name] = Path(file_of("client", Path(path))) if separator else None
+            clients[name] = None  # without a key it is registered already
+            if separator:
+                clients[name] = Path(file_of("client", Path(path)))
         return tuple(clients.items())
 
 
@@ -107,10 +108,14 @@ def check_run_name(setting: str, name: str) -> None:
 def _project(submission: Submission) -> str:
     """Returns the app's pyproject.toml, with all settings: Flower takes no others."""
     known: dict[str, Any] = {"run_folder": "", **RunConfig().to_flat()}
-    known |= dict.fromkeys(known, "") if submission.resume else submission.settings
-    known["run_folder"] = submission.resume or ""
-    config = "".join(f"{key} = {toml_value(key, known[key])}\n" for key in known)
-    return app_project(config)
+    if submission.resume:
+        # The server's run folder has the settings, but Flower wants every name here.
+        known = dict.fromkeys(known, "")
+        known["run_folder"] = submission.resume
+    else:
+        known |= submission.settings
+    lines = [f"{key} = {toml_value(key, value)}\n" for key, value in known.items()]
+    return app_project("".join(lines))
 
 
 def submit(submission: Submission) -> int:
@@ -125,7 +130,9 @@ def submit(submission: Submission) -> int:
     """
     project = _project(submission)
     submission.check()
-    authority = None if submission.insecure else submission.ca
+    authority = submission.ca
+    if submission.insecure:
+        authority = None
     with control_of(submission.server, authority, START_PATIENCE) as control:
         register(control, submission.clients)
         run_id = control.start(project)
@@ -151,17 +158,19 @@ def register(control: Control, clients: Iterable[tuple[str, Path | None]]) -> No
         UserError: a file that holds no key, or another's; none is registered then.
     """
     # All are read before the first is registered.
-    keys = {name: _public_key(name, path) for name, path in clients if path}
+    keys = {name: client_key(name, path) for name, path in clients if path}
+    owners: dict[bytes, str] = {}
     for name, key in keys.items():
-        if (other := next(n for n, k in keys.items() if k == key)) != name:
+        other = owners.setdefault(key, name)
+        if other != name:
             problem = f"has the key of {other}; give each client its own"
             raise UserError(f"client = {name}: {problem}")
     for name, key in keys.items():
-        known = control.register(name, key)
-        print(f"{name} {'was registered before' if known else 'is registered'}")
+        was_known = control.register(name, key)
+        print(f"{name} {'was registered before' if was_known else 'is registered'}")
 
 
-def _public_key(name: str, path: Path) -> bytes:
+def client_key(name: str, path: Path) -> bytes:
     """Reads a client's public key.
 
     Raises:
@@ -180,7 +189,8 @@ def _follow(control: Control, run_id: int) -> None:
         FlowerFailed: it ended otherwise than completed, or the server is gone.
         UserError: the server refuses its settings.
     """
-    shown, last = "", 0.0
+    shown = ""  # the last problem that was printed
+    last = 0.0  # the time of the last line of the log that was printed
     deadline = time.monotonic() + PATIENCE
     while True:
         # A connection that ends ends the log, and the run goes on.

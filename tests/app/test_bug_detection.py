@@ -17,7 +17,7 @@ from fedgs.app.debug import bug_detection, power
 from fedgs.app.debug import cohorts as debug_cohorts
 from fedgs.app.debug import debug_folder as debug_plan
 from fedgs.app.debug.debug_folder import read_debug
-from fedgs.cohorts.files import (
+from fedgs.cohorts.cohort_file import (
     EXCLUDED,
     Cohort,
     read_cohort,

@@ -189,7 +189,7 @@ def test_a_selection_whose_cohorts_cannot_be_written_is_one_that_stopped(
     def no_room(path: Path, *_: object) -> None:
         raise full(str(path))
 
-    monkeypatch.setattr("fedgs.cohorts.files.write_cohort", no_room)
+    monkeypatch.setattr("fedgs.cohorts.cohort_file.write_cohort", no_room)
     given = flags(data=data, output=tmp_path / "s", **SELECTION, seed=0)
     code, _, err = fedgs("select-clients", *given)
     said = f".txt: No space left on device\ncontinue with: fedgs resume {tmp_path}/s\n"

@@ -14,7 +14,7 @@ from fedgs.app.report.communication import communication, release_bytes
 from fedgs.app.report.phase_tables import phase_tables
 from fedgs.app.report.run import RunFacts, read_run
 from fedgs.app.report.settings_tables import shown_data, train_command
-from fedgs.cohorts.files import EXCLUDED
+from fedgs.cohorts.cohort_file import EXCLUDED
 from fedgs.config.recipes import configure
 from fedgs.methods import new_state
 from fedgs.methods.schedule import EVERYONE

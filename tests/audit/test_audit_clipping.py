@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import planted
+from fedgs.audit.crafted_releases import audited
 from fedgs.audit.finding import HOLDS, REFUTED
 from fedgs.audit.mechanism import audit_rounds
-from fedgs.audit.releases import audited
 from fedgs.audit.worst_case import check_clipping, check_mechanism, check_terms
 from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream

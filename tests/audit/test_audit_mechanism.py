@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedgs.audit import mechanism as mechanism_module
+from fedgs.audit.crafted_releases import _NUMBERS_AT_ONCE, node_scores
 from fedgs.audit.finding import (
     CONFIDENCE,
     HOLDS,
@@ -24,7 +25,6 @@ from fedgs.audit.mechanism import (
     recorded_plan,
     weakest_rounds,
 )
-from fedgs.audit.releases import _NUMBERS_AT_ONCE, node_scores
 from fedgs.config.run_config import GsWganConfig, RunConfig
 from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
@@ -33,7 +33,7 @@ from fedgs.privacy.accountant import statements
 from fedgs.privacy.amplification import PLD_THEOREM
 from fedgs.privacy.gaussian import binomial_law
 from fedgs.privacy.oracle import autodp_epsilon
-from fedgs.privacy.plan import COLUMNS, Plan, noise_ratio
+from fedgs.privacy.plan import ADVERSARY_COLUMNS, Plan, noise_ratio
 from fedgs.round import answer as rounds
 from fedgs.round.run import new_event
 from tiny import FULL_PARTICIPATION, WITH_RELEASES, record_calls, tiny_config
@@ -187,7 +187,7 @@ def test_integers_of_a_secure_aggregation_are_attacked_with_every_share_of_noise
     findings = audited(config)
     assert verdicts(findings) == {HOLDS}
     mu = {(f.adversary, f.relation): f.details["mu_lower_bound"] for f in findings}
-    assert {adversary for adversary, _ in mu} == {*COLUMNS}
+    assert {adversary for adversary, _ in mu} == {*ADVERSARY_COLUMNS}
     for finding in findings:
         assert finding.details["mu_lower_bound"] > 0.75 * finding.details["mu"]
     # Three nodes' noise protects from the server, as long as masking does not fail.

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from fedgs.audit import noise as module
+from fedgs.audit import noise_check as module
+from fedgs.audit.crafted_releases import audited
 from fedgs.audit.finding import HOLDS, OF_NOISE, REFUTED, Check
-from fedgs.audit.noise import check_noise, p_values
-from fedgs.audit.releases import audited
+from fedgs.audit.noise_check import check_noise, p_values
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.round import answer as rounds
 from fedgs.round.run import new_event

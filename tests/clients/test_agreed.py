@@ -292,7 +292,7 @@ def test_what_is_agreed_counts_the_noise_that_the_client_trusts(trusted, shares)
     own = {"client_selection": "all", "engine": "flower", "secure_aggregation": True}
     config, limits = tiny_config(**own), Limits(min_honest_nodes=trusted)
     expected = epsilon_from_mu((config.num_rounds * COST / shares) ** 0.5, 1e-5)
-    text = agreement._costs(config, limits)
+    text = agreement.cost_in_words(config, limits)
     assert text.startswith(f"epsilon {upper(expected)} (replace-one")
     assert text.endswith("a round that is asked again adds to it, without a bound")
 

@@ -18,7 +18,7 @@ from fedgs.round.messages import MaskedRequest
 from fedgs.round.run import RunStopped
 from runs import at_round, events, ignore, num_answers
 from server.launch.certs import make_certificates
-from server.launch.submit import _public_key
+from server.launch.submit import client_key
 from server.strategy import FederatedGan
 from simulated_grid import as_on_a_network, round_of
 from tiny import next_request, record_calls
@@ -37,7 +37,7 @@ def masked(deploy, tmp_path):
             folder = tmp_path / "keys" / "clients"
             own = {"peers": str(folder), "key": str(folder / f"{client.name}.key")}
             client.node_config |= own | {"min-peers": 2}
-            client.public_key = _public_key("", folder / f"{client.name}.pub")
+            client.public_key = client_key("", folder / f"{client.name}.pub")
         return run
 
     return make

@@ -97,9 +97,9 @@ def test_a_masked_attempt_of_others_hides_no_release(deploy):
     silent = RunProgress(None, config, "0" * 16, 0)
     calls = RollCall(run.grid, run.folder, config, events, silent)
     for node in (0, 1):
-        calls._check_ledger(node, [1, 1])
+        calls.check_ledger(node, [1, 1])
     with pytest.raises(RunStopped, match=RESTORED.format("2")):
-        calls._check_ledger(2, [1, 1])
+        calls.check_ledger(2, [1, 1])
 
 
 @pytest.mark.parametrize("released", [None, "1,1", [1] * 5, [1, 1.0], [True]])
@@ -108,8 +108,8 @@ def test_a_client_that_does_not_say_what_it_released_is_refused(deploy, released
     silent = RunProgress(None, run.folder.config, "0" * 16, 0)
     calls = RollCall(run.grid, run.folder, run.folder.config, [], silent)
     words = "without saying what it has released"
-    assert_refused(words, calls._check_ledger, 0, released)
-    calls._check_ledger(0, [0, 0])
+    assert_refused(words, calls.check_ledger, 0, released)
+    calls.check_ledger(0, [0, 0])
 
 
 def test_a_client_tells_a_server_what_it_released_to_it_and_to_no_other(

@@ -20,7 +20,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode.nodestate import NodeStateFactory
 
 from clients import client_app, flower_speed, resident
-from clients.flower_speed import POLL_LEAST, Waiting
+from clients.flower_speed import IDLE_LEAST, Waiting
 from tiny import write_tiny_npz
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,10 +146,10 @@ def test_looks_for_messages_rarely_only_when_rarely_asked(monkeypatch):
     waiting = Waiting()
     for clock.now in (0.0, 1.0, 10.0, 1000.0):
         waiting.sleep(3)
-    assert slept == [POLL_LEAST, POLL_LEAST, 1.0, 3]
+    assert slept == [IDLE_LEAST, IDLE_LEAST, 1.0, 3]
     waiting.last = clock.now  # asked just now
     waiting.sleep(3)
-    assert slept[-1] == POLL_LEAST
+    assert slept[-1] == IDLE_LEAST
 
 
 class Flow:
@@ -266,7 +266,7 @@ def test_a_connection_that_has_ended_is_made_anew_until_sigterm(clock, end):
             raise SystemExit(0)  # as SIGTERM does
         end()
 
-    start = flower_speed._lasting(connect)
+    start = flower_speed.lasting(connect)
     with pytest.raises(SystemExit):
         start(state_factory=None, server_address="host:1")
     assert len(set(map(id, states))) == 3  # what was half received is gone
@@ -277,6 +277,6 @@ def test_a_server_of_another_authority_ends_the_process():
     def stock(code, message):
         raise SystemExit(code)
 
-    leave = flower_speed._refused_unless_final(stock)
+    leave = flower_speed.refused_unless_final(stock)
     with pytest.raises(SystemExit):
         leave(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedgs.cohorts import files
+from fedgs.cohorts import cohort_file
 from fedgs.cohorts.selection import (
     NOBODY_ABOVE,
     NOBODY_BELOW,
@@ -48,19 +48,21 @@ def config(tmp_path):
 @pytest.mark.parametrize(
     "cohort",
     [
-        files.Cohort(("b", "a c", "3")),
-        files.Cohort(("ü",), "not private"),
-        files.Cohort(("1", "2"), "private", COST),
-        files.Cohort(("1", "2"), "private", COST, "5f0e"),
+        cohort_file.Cohort(("b", "a c", "3")),
+        cohort_file.Cohort(("ü",), "not private"),
+        cohort_file.Cohort(("1", "2"), "private", COST),
+        cohort_file.Cohort(("1", "2"), "private", COST, "5f0e"),
     ],
 )
 def test_written_cohort_is_read_as_it_was(tmp_path, cohort):
     path = tmp_path / "c.txt"
-    files.write_cohort(path, cohort, "title")
-    assert files.read_cohort(path) == cohort
+    cohort_file.write_cohort(path, cohort, "title")
+    assert cohort_file.read_cohort(path) == cohort
     path.write_text("# a user's\n\n  ann \nbob\n# selection was by hand\n")
-    assert files.read_cohort(path) == files.Cohort(("ann", "bob"))
-    assert_refused(r"no.txt: .*No such file", files.read_cohort, tmp_path / "no.txt")
+    assert cohort_file.read_cohort(path) == cohort_file.Cohort(("ann", "bob"))
+    assert_refused(
+        r"no.txt: .*No such file", cohort_file.read_cohort, tmp_path / "no.txt"
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,9 +79,9 @@ def test_written_cohort_is_read_as_it_was(tmp_path, cohort):
 def test_bad_files_are_refused(tmp_path, text, named):
     path = tmp_path / "c.txt"
     path.write_bytes(text)
-    assert_refused(rf"{path}.*{named}", files.read_cohort, path)
+    assert_refused(rf"{path}.*{named}", cohort_file.read_cohort, path)
     for name in ("#1", " a", "a\nb", "", "a\u2028b"):  # nor can a file hold these
-        assert_refused("rename the client", files.check_names, ["fine", name])
+        assert_refused("rename the client", cohort_file.check_names, ["fine", name])
 
 
 # ------------------------------------------------------------------ a run's cohort

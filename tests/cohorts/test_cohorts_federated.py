@@ -58,8 +58,8 @@ HALF = {"below": 50, "are_percentiles": True}
 def _process(monkeypatch):
     """An empty cache, short training, and a roll call that does not wait."""
     classifier_app.members_of.cache_clear()
-    monkeypatch.setattr(classifier, "STEPS", 2)
-    monkeypatch.setattr(classifier, "BATCH_SIZE", 4)
+    monkeypatch.setattr(classifier, "CLIENT_STEPS", 2)
+    monkeypatch.setattr(classifier, "CLIENT_BATCH_SIZE", 4)
     monkeypatch.setattr(roll_call, "ROLL_CALL_POLL_SECONDS", 0.0)
     yield
     classifier_app.members_of.cache_clear()

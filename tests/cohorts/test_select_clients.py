@@ -10,7 +10,7 @@ import pytest
 
 from command_line import flags, refused
 from fedgs.app.commands import select_clients
-from fedgs.cohorts.files import read_cohort
+from fedgs.cohorts.cohort_file import read_cohort
 from fedgs.cohorts.selection import Selection, ask_cohorts, read_plan, statements
 from fedgs.data.corruption import corrupted_clients
 from fedgs.round.run import RunStopped

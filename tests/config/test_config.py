@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgs.config.method_settings import field_type, settings_of, settings_with
+from fedgs.config.phases import written
 from fedgs.config.recipes import RECIPES, configure, recipe
 from fedgs.config.run_config import GsWganConfig, ResolvedConfig, RunConfig, check_names
 from fedgs.errors import UserError
@@ -15,7 +16,9 @@ from fedgs.privacy.plan import Plan
 from refusals import assert_refused
 from tiny import run_config, tiny_config
 
-FIELDS = {spec.name: spec for spec in dataclasses.fields(run_config())}
+OF_MOMENTS = {"phases": "means"}
+OF_ALL = (run_config(), run_config(**OF_MOMENTS))
+FIELDS = {spec.name: spec for config in OF_ALL for spec in dataclasses.fields(config)}
 SETTINGS = [spec.name for spec in settings_of()]
 INSIDE: dict[str, st.SearchStrategy[object]] = {
     "data": st.sampled_from(
@@ -23,9 +26,22 @@ INSIDE: dict[str, st.SearchStrategy[object]] = {
     ),
     "classes": st.sampled_from(["all", "digits", "cat,dog"]),
     "node_sizes": st.sampled_from(["2,3", "1,1,1,1,1"]),
-    "stages": st.sampled_from(["means", "means:1,scatter:2", "means,scatter,parts"]),
+    "phases": st.sampled_from(
+        [
+            *("gs-wgan", "means", "means:1,scatter:2", "means,scatter,parts,gs-wgan"),
+            *(
+                "gs-wgan*4:0.5",
+                "fedavg-gan",
+                "dp-merf",
+                "gs-wgan,gs-wgan",
+                "x",
+                "means*2",
+            ),
+            '[{"method":"means"},{"method":"scatter","moment_size":4}]',
+            '[{"method":"gs-wgan","rounds":3,"share":0.5,"batch_size":4}]',
+        ]
+    ),
     "public_data": st.just("fonts"),
-    "method": st.just("gs-wgan"),
     "device": st.sampled_from(["cpu", "cuda"]),
     "nodes": st.sampled_from(["a,b", "a"]),
     "image_size": st.sampled_from([16, 28]),
@@ -52,6 +68,11 @@ def inside(spec) -> st.SearchStrategy[object]:
         return st.integers(int(least), max(int(least), int(most))) | unset
     is_open = "above" in limits or "zero_or_at_least" in limits
     return st.floats(least, most, exclude_min=is_open, exclude_max=most < 9) | unset
+
+
+def phases_with(name: str) -> dict[str, str]:
+    """Phases that have a setting, of the default ones where these do."""
+    return {} if hasattr(run_config(), name) else OF_MOMENTS
 
 
 def outside(spec) -> list[object]:
@@ -95,8 +116,10 @@ def test_any_settings_are_a_configuration_or_refused_by_name(name, chosen, wrong
     assert {*flat} <= {*FIELDS}
     assert all(isinstance(value, str | int | float | bool) for value in flat.values())
     assert RunConfig.from_flat(flat) == config
-    assert config.fakes_sent >= config.batch_size or config.method != "gs-wgan"
-    assert config.num_stages <= config.num_rounds
+    for index, phase in enumerate(config.phases):
+        own = config.at_phase(index)
+        assert own.fakes_sent >= own.batch_size or phase.method != "gs-wgan"
+    assert config.first_rounds[-1] == config.num_rounds + 1
 
 
 @given(st.sampled_from(SETTINGS).flatmap(lambda n: st.tuples(st.just(n), WRONG)))
@@ -104,10 +127,12 @@ def test_a_wrong_value_is_refused_by_its_setting_alone(pair):
     name, value = pair
     kind, optional = field_type(name)
     try:
-        found = getattr(RunConfig.from_flat({name: value}), name)
+        found = getattr(RunConfig.from_flat({**phases_with(name), name: value}), name)
     except UserError as error:
         text = str(error)
     else:
+        if name == "phases":
+            found = written(found)
         is_kind = isinstance(found, kind) or (found is None and optional)
         text = f"{name} " if is_kind else ""
     assert text.startswith(f"{name} ")
@@ -116,7 +141,7 @@ def test_a_wrong_value_is_refused_by_its_setting_alone(pair):
 @pytest.mark.parametrize(("name", "value"), OUTSIDE)
 def test_value_outside_its_range_is_refused_by_name_value_and_remedy(name, value):
     with pytest.raises(UserError) as caught:
-        run_config(**{name: value}).validate()
+        run_config(**{**phases_with(name), name: value}).validate()
     text = str(caught.value)
     assert text.startswith(f"{name} = {value!r}")
     assert "give " in text
@@ -175,8 +200,7 @@ def test_what_cannot_be_is_refused_by_name_value_and_remedy(given, named):
 def test_what_decides_the_epsilons_is_a_plan():
     told = {"noise_source", "public_conditions", "releases"}
     of_plan = {spec.name for spec in dataclasses.fields(Plan)} - told
-    # Of stages a plan knows what their terms are.
-    assert {*settings_with("mechanism")} - {"stages"} == of_plan
+    assert {*settings_with("mechanism")} == of_plan
 
 
 def test_no_server_learns_a_place_or_a_secret_and_no_client_is_told_its_data():

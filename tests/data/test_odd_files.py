@@ -16,7 +16,7 @@ from PIL import Image
 
 import femnist_files
 import loading
-from fedgs.cohorts.files import read_cohort
+from fedgs.cohorts.cohort_file import read_cohort
 from fedgs.config.recipes import settings_in
 from fedgs.config.run_config import RunConfig
 from fedgs.data.given import read_given

@@ -51,7 +51,7 @@ def cache(tmp_path_factory):
 def fedgs(fedgs, monkeypatch, real, tmp_path):
     """Runs `fedgs evaluate SOURCE --data mnist ...` in a new working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(classifiers, "NAMES", QUICK)
+    monkeypatch.setattr(classifiers, "CLASSIFIERS", QUICK)
 
     def evaluate(source, *arguments, names_data=True):
         if "--data" not in arguments and names_data:
@@ -231,7 +231,7 @@ def test_scores_that_cannot_be_compared_have_other_names(asked, name):
 
 
 def test_table_shows_the_papers_columns_and_accuracies():
-    names = classifiers.NAMES
+    names = classifiers.CLASSIFIERS
     accuracy = dict.fromkeys(names, 0.5)
     table = classifier_table("", "mnist", {"accuracy": accuracy})
     rows = {row[0]: row[1:] for row in table.rows}

@@ -26,7 +26,7 @@ def get(train, num_classes=NUM_CLASSES) -> lenet.LeNet:
 def test_classifier_learns_and_its_outputs_have_documented_shapes():
     train, test = labelled(300, 0), labelled(90, 1)
     found = lenet.outputs(get(train), test.images)
-    assert found.features.shape == (90, lenet.NUM_FEATURES)
+    assert found.features.shape == (90, lenet.LENET_FEATURES)
     assert found.features.min() >= 0
     real = RealImages(train, test, NUM_CLASSES)
     assert lenet.test_accuracy(found, real) > 0.9

@@ -14,8 +14,8 @@ from experiments.comparison.rows import rows_of
 from experiments.grid import lines, runs
 from experiments.grid.cells import CellMethod
 from experiments.store import Store
-from fedgs.evaluation.classifiers import NAMES
-from fedgs.privacy.poisson import Releases, epsilon
+from fedgs.evaluation.classifiers import CLASSIFIERS
+from fedgs.privacy.poisson import PoissonReleases, epsilon
 from refusals import assert_refused
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -135,7 +135,7 @@ def test_a_failed_cell_stands_on_the_page_with_its_reason():
 
 def test_thirteen_classifiers_stand_below_the_papers():
     ours = line("moments", 0.9, True) | {"data": "mnist"}
-    ours["accuracy_by_classifier"] = dict.fromkeys(NAMES, 0.75)
+    ours["accuracy_by_classifier"] = dict.fromkeys(CLASSIFIERS, 0.75)
     gan = ours | {"cell": "gan", "method": "wgan-gp", "asked_epsilon": None}
     older = line("dp-merf", 0.8, False, "record") | {"data": "mnist"}
     rows = rows_of([], {each["cell"]: each for each in (ours, gan, older)})
@@ -156,7 +156,8 @@ def test_the_noise_of_bdp_gan_is_that_of_the_epsilon_asked(is_full):
     known = methods.grid(CompareRequest(full=is_full), {}).methods
     noise = known["bdp-gan"].epsilons[3.0]["noise_per_clip"]
     steps, batch = (23_437, 1024) if is_full else (700, 64)
-    releases = [Releases(batch / 52_000, z, steps) for z in (noise, noise * 0.995)]
+    rate = batch / 52_000
+    releases = [PoissonReleases(rate, z, steps) for z in (noise, noise * 0.995)]
     enough, too_little = (epsilon([each], methods.GRID_DELTA) for each in releases)
     assert enough <= 3.0 < too_little
 

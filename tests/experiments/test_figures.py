@@ -101,11 +101,22 @@ def test_points_lie_at_their_epsilon_and_no_noise_is_a_line():
 # ------------------------------------------------------------------ norms
 
 
-SMALL = ("--image-size=16", "--num-rounds=3", "--batch-size=4", "--latent-dim=4")
-SMALL += ("--discriminator-steps=2", "--discriminator-batch-size=4")
-SMALL += ("--warm-start-rounds=1", "--generator=upsample", "--generator-dim=4")
-SMALL += ("--discriminator-dim=4", "--num-workers=1", "--clip-bound=0.02")
-SMALL += ("--num-clients=6", "--clients-per-round=6")
+SMALL = [
+    "--num-rounds=3",
+    "--set=image_size=16",
+    "--set=batch_size=4",
+    "--set=latent_dim=4",
+    "--set=discriminator_steps=2",
+    "--set=discriminator_batch_size=4",
+    "--set=warm_start_rounds=1",
+    "--set=generator=upsample",
+    "--set=generator_dim=4",
+    "--set=discriminator_dim=4",
+    "--set=num_workers=1",
+    "--set=clip_bound=0.02",
+    "--set=num_clients=6",
+    "--set=clients_per_round=6",
+]
 
 
 def test_a_probe_measures_what_is_clipped_and_says_that_it_is_not_private(

@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from scipy import stats
 from torch import Tensor
 
-from fedgs.mechanism.integers import IntegerSum, from_integers, sanitize_integers
+from fedgs.mechanism.integer_sums import IntegerSum, from_integers, sanitize_integers
 from fedgs.mechanism.masks import (
     Announced,
-    Asked,
     Attempt,
+    MaskContext,
     MaskedSum,
     MaskingKey,
     mask,
@@ -29,7 +29,7 @@ from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from refusals import assert_refused
 
 SHAPE = (4, 1, 14, 14)
-ASKED = Asked("0" * 16, 3, "a" * 64, "node {}".format)
+ASKED = MaskContext("0" * 16, 3, "a" * 64, "node {}".format)
 
 
 def node_sum(node: int, std: float = 1.0) -> IntegerSum:
@@ -47,7 +47,7 @@ def attempt_of(keys: dict[int, MaskingKey], number: int = 1) -> Attempt:
 
 
 def masked(
-    node: int, keys: dict[int, MaskingKey], asked: Asked = ASKED, number: int = 1
+    node: int, keys: dict[int, MaskingKey], asked: MaskContext = ASKED, number: int = 1
 ) -> MaskedSum:
     return mask(node_sum(node), keys[node], attempt_of(keys, number), asked, b"")
 

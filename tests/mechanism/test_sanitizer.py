@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import fft, stats
 from torch import Tensor
 
-from fedgs.mechanism.integers import IntegerSum
+from fedgs.mechanism.integer_sums import IntegerSum
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import (
     ClippedGradients,
@@ -24,7 +24,7 @@ from fedgs.mechanism.sanitizer import (
     sanitize,
     to_dct,
 )
-from fedgs.privacy.plan import RELATIONS
+from fedgs.privacy.plan import SENSITIVITIES
 from tiny import tiny_config
 
 ROUNDING = 1e-12  # of norms of at most 1e4 float64 entries, relative
@@ -114,7 +114,9 @@ def test_one_client_moves_the_sum_by_at_most_the_sensitivity(grads, other, clip_
         slack = 1 + 1e-5
         moved = _release(ours).values.double() - _release(theirs).values.double()
         per_fake = moved.flatten(1).norm(dim=1)
-        most = RELATIONS[relation] * clip_bound  # of one fake, as the accountant has it
+        most = (
+            SENSITIVITIES[relation] * clip_bound
+        )  # of one fake, as the accountant has it
         assert (per_fake <= slack * most).all()
 
 
@@ -127,7 +129,7 @@ def test_the_sensitivity_of_a_round_is_attained(relation, factor):
     neighbour[1] *= factor
     ours, theirs = _clipped(grads, 2.0), _clipped(neighbour, 2.0)
     moved = _release(ours).values.double() - _release(theirs).values.double()
-    expected = RELATIONS[relation] * 2.0 * math.sqrt(8)  # C = 2, B = 8
+    expected = SENSITIVITIES[relation] * 2.0 * math.sqrt(8)  # C = 2, B = 8
     assert moved.norm().item() == pytest.approx(expected, rel=1e-6)
 
 

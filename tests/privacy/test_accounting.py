@@ -12,7 +12,7 @@ from fedgs.privacy.amplification import PLD_THEOREM
 from fedgs.privacy.gaussian import LEAST_DELTA, epsilon_from_mu
 from fedgs.privacy.oracle import as_published
 from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
-from fedgs.privacy.plan import ADVERSARIES, RELATIONS, Plan
+from fedgs.privacy.plan import ADVERSARIES, SENSITIVITIES, Plan
 from plans import FULL, TABLE_1, TABLE_2, epsilon, epsilons, everybody, theorems
 from refusals import assert_refused
 from tests.support.ledgers import statements_from_ledger
@@ -98,7 +98,7 @@ def test_server_is_worst_and_replace_one_is_worse(selection, rounds, noise, per_
     plan = replace(FULL, client_selection=selection, noise_multiplier=noise, **sizes)
     stated = statements(plan, 1e-5)
     value = {(s.adversary, s.relation): s.epsilon for s in stated}
-    for relation in RELATIONS:
+    for relation in SENSITIVITIES:
         assert value["release", relation] <= value["server", relation]
         assert value["release", relation] == value["secagg", relation]
     for adversary in ADVERSARIES:
@@ -113,7 +113,9 @@ def test_amplification_is_stated_beside_the_other_rows():
     plain = statements(replace(SAMPLED, amplification=False), 1e-5)
     assert epsilons(stated)[:6] == epsilons(plain)
     more = {(s.adversary, s.theorem, s.guarantee, s.relation) for s in stated[6:]}
-    assert more == {("release", PLD_THEOREM, True, relation) for relation in RELATIONS}
+    assert more == {
+        ("release", PLD_THEOREM, True, relation) for relation in SENSITIVITIES
+    }
     assert [round(s.epsilon, 2) for s in stated[6:]] == [346.66, 346.66]
 
 

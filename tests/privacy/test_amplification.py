@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from fedgs.privacy.amplification import (
     LEAST_RATIO,
-    MOST_KINDS,
+    MOST_SAMPLED_KINDS,
     Sampled,
     SampledBound,
     hockey_stick,
@@ -105,5 +105,7 @@ def test_limits():
 
 def test_too_many_kinds_are_refused():
     # One more than the limit is left for the selection of a cohort.
-    rounds = tuple(OWN._replace(ratio=1.0 + n, rounds=1) for n in range(MOST_KINDS + 2))
+    rounds = tuple(
+        OWN._replace(ratio=1.0 + n, rounds=1) for n in range(MOST_SAMPLED_KINDS + 2)
+    )
     assert_refused("34 kinds of rounds; at most 32", SampledBound(rounds).epsilon, 1e-5)

@@ -8,7 +8,7 @@ from scipy.stats import binom, norm
 
 from fedgs.errors import UserError
 from fedgs.privacy.gaussian import epsilon_from_mu
-from fedgs.privacy.poisson import Releases, epsilon, smallest_noise
+from fedgs.privacy.poisson import PoissonReleases, epsilon, smallest_noise
 
 DELTA = 1e-5
 
@@ -24,7 +24,7 @@ DELTA = 1e-5
 def test_settings_of_the_papers_table_cost_less_than_published(
     rate, noise, times, expected
 ):
-    found = epsilon((Releases(rate, noise, times),), DELTA)
+    found = epsilon((PoissonReleases(rate, noise, times),), DELTA)
     assert found == pytest.approx(expected, rel=2e-3)
 
 
@@ -46,20 +46,20 @@ def _delta_of_one_release(rate, noise, group, at):
     ("rate", "noise", "group"), [(0.1, 1.0, 1), (0.1, 1.0, 6), (0.3, 2.0, 40)]
 )
 def test_one_release_costs_a_group_what_an_integral_says(rate, noise, group):
-    found = epsilon((Releases(rate, noise, 1),), DELTA, group)
+    found = epsilon((PoissonReleases(rate, noise, 1),), DELTA, group)
     assert _delta_of_one_release(rate, noise, group, found) <= DELTA
     assert _delta_of_one_release(rate, noise, group, 0.99 * found) > DELTA
 
 
 def test_without_sampling_releases_are_gaussian():
-    releases = (Releases(1.0, 4.0, 3), Releases(1.0, 2.0, 1))
+    releases = (PoissonReleases(1.0, 4.0, 3), PoissonReleases(1.0, 2.0, 1))
     mu = math.sqrt(3 / 16 + 1 / 4)
     assert epsilon(releases, DELTA) == epsilon_from_mu(mu, DELTA)
     assert epsilon(releases, DELTA, 5) == epsilon_from_mu(5 * mu, DELTA)
 
 
 def test_sampled_and_unsampled_releases_add_up():
-    first, second = Releases(0.01, 1.0, 500), Releases(1.0, 2.0, 1)
+    first, second = PoissonReleases(0.01, 1.0, 500), PoissonReleases(1.0, 2.0, 1)
     both = epsilon((first, second), DELTA)
     assert both > max(epsilon((first,), DELTA), epsilon((second,), DELTA))
     assert both < epsilon((first,), DELTA / 2) + epsilon((second,), DELTA / 2)
@@ -67,19 +67,19 @@ def test_sampled_and_unsampled_releases_add_up():
 
 def test_no_release_is_free_and_no_noise_is_unbounded():
     assert epsilon((), DELTA) == 0
-    assert epsilon((Releases(0.5, 0.0, 1),), DELTA) == math.inf
+    assert epsilon((PoissonReleases(0.5, 0.0, 1),), DELTA) == math.inf
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, float("nan")])
 def test_a_delta_out_of_range_is_refused(delta):
     with pytest.raises(UserError, match="delta"):
-        epsilon((Releases(0.5, 1.0, 1),), delta)
+        epsilon((PoissonReleases(0.5, 1.0, 1),), delta)
 
 
 @pytest.mark.parametrize("target", [0.5, 10.0])
 def test_the_smallest_noise_meets_its_target_and_little_less_does_not(target):
     def releases(noise):
-        return [Releases(0.05, noise, 200)]
+        return [PoissonReleases(0.05, noise, 200)]
 
     noise = smallest_noise(releases, target, DELTA)
     assert 0.995 * target < epsilon(releases(noise), DELTA) <= target
@@ -88,4 +88,4 @@ def test_the_smallest_noise_meets_its_target_and_little_less_does_not(target):
 
 def test_next_to_no_noise_is_unbounded_and_needs_no_gigabytes():
     for noise, group in ((1e-3, 1), (1e-100, 1), (0.1, 100)):
-        assert epsilon([Releases(0.01, noise, 500)], 1e-5, group) == math.inf
+        assert epsilon([PoissonReleases(0.01, noise, 500)], 1e-5, group) == math.inf

@@ -10,7 +10,13 @@ import pytest
 
 import runs
 from fedgs.app.commands import privacy as privacy_report
-from fedgs.cohorts.files import EXCLUDED, GIVEN, Cohort, selection_costs, write_cohort
+from fedgs.cohorts.cohort_file import (
+    EXCLUDED,
+    OWN_COHORT,
+    Cohort,
+    selection_costs,
+    write_cohort,
+)
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.accountant import WITH_SELECTION, statements
 from fedgs.privacy.gaussian import binomial_law
@@ -150,7 +156,7 @@ def cohort_run(folder, cohort, name="run") -> RunFolder:
     ("cohorts", "mu_squared", "condition"),
     [
         ([PRIVATE], 3.9, None),
-        ([Cohort(NAMES)], 0.4, GIVEN),
+        ([Cohort(NAMES)], 0.4, OWN_COHORT),
         ([Cohort(NAMES, "not private")], 0.4, EXCLUDED),
         ([PRIVATE, PRIVATE], 3.5 + 0.8, None),  # paid for once
         ([PRIVATE, TWO], 7 + 0.8, None),
@@ -170,7 +176,7 @@ def test_privacy_of_run_folders_includes_their_selections(
     assert row(found).guarantee
     for adversary in ("server", "secagg"):  # who sees the server has no bound
         assert (row(found, adversary).epsilon is None) == bool(costs)
-    for text in (GIVEN, EXCLUDED):
+    for text in (OWN_COHORT, EXCLUDED):
         assert (text in row(found).conditions) == (text == condition)
 
 

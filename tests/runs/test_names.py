@@ -18,20 +18,20 @@ from experiments.baselines import find
 from experiments.comparison import methods
 from experiments.comparison.options import CompareRequest
 from experiments.grid import runs
-from experiments.grid.cells import Cells, Method, Request, Source
+from experiments.grid.cells import CellMethod, Cells, Source, TableRequest
 from fedgs.app.debug.debug_folder import read_debug
 from fedgs.app.report.debug import read_debug_folder
 from fedgs.cohorts.selection import PLAN
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.files import inside, write_json
-from fedgs.privacy.client_ledger import FORMAT, ClientLedger
+from fedgs.privacy.client_ledger import COUNT_FORMAT, ClientLedger
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import draw_samples, load_generator
 from fedgs.runs.sample_files import Samples
 from refusals import assert_refused
 from report_folders import make_debug, make_run
-from server.server_app import _place
+from server.server_app import run_place
 
 BAD = ["", ".", "..", ".hidden", "../out", "/etc", "a/b", "a\\b", "a\0b", "a\nb"]
 BAD += ["a\x1b[2J", "\ud800", "x" * 256, "ä" * 128, 7, None, ["a"]]
@@ -137,7 +137,9 @@ def test_runs_of_another_kind_are_a_broken_debug_folder(tmp_path, content):
 
 
 def test_the_ledgers_of_a_client_are_in_its_folder(tmp_path):
-    write_json(tmp_path / "clients.json", {"format": FORMAT, "../other.jsonl": ["ann"]})
+    write_json(
+        tmp_path / "clients.json", {"format": COUNT_FORMAT, "../other.jsonl": ["ann"]}
+    )
     count = ClientLedger(tmp_path, ["ann"])
     with pytest.raises(UserError, match=r"clients.json = '../other.jsonl': give"):
         count.released("0" * 16, "ann")
@@ -145,9 +147,9 @@ def test_the_ledgers_of_a_client_are_in_its_folder(tmp_path):
 
 def test_a_server_takes_plain_names_of_runs_only(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGS_RUNS", str(tmp_path))
-    assert _place("run") == tmp_path / "run"
+    assert run_place("run") == tmp_path / "run"
     for name in ("../run", "/etc", "a/b", ".", ".hidden", "a\nb", "x" * 300):
-        assert_refused("output = ", _place, name)
+        assert_refused("output = ", run_place, name)
 
 
 def test_no_setting_has_a_character_that_no_path_has(tmp_path, fedgs):
@@ -173,9 +175,9 @@ def test_a_run_of_other_data_with_the_same_name_is_not_taken(tmp_path):
     before = tree(tmp_path)
     cells = Cells(
         {"npz-a-b": Source({"data": "npz:/a/b"})},
-        {"moments": Method("moments", {}, {10.0: {}})},
+        {"moments": CellMethod("moments", {}, {10.0: {}})},
     )
-    request = Request(seeds=("0",), only="moments", output=tmp_path / "out")
+    request = TableRequest(seeds=("0",), only="moments", output=tmp_path / "out")
     words = (
         "npz-a-b-moments-eps10-seed0 is of data = 'npz:/a-b' there, not of 'npz:/a/b'"
     )

@@ -137,7 +137,7 @@ def test_workers_share_a_gpu(tmp_path, monkeypatch):
         config = tiny_config(engine="flower", output="unused", **settings)
         folder = SimpleNamespace(config=config, path=tmp_path)
         control = SimpleNamespace(start=start)
-        flower_engine._submit(control, folder, ("module:app", "module:app"))
+        flower_engine.start_run(control, folder, ("module:app", "module:app"))
     pools = [ray_actor.pool_size_from_resources(each) for each in of_a_client]
     assert pools == [1, 2, 4]
     machine[0]["Resources"].pop("GPU")
@@ -224,7 +224,7 @@ def test_a_simulation_whose_ray_started_too_late_is_started_again(
     logs = [f"Exception: The current {flower_engine.RAY_IS_LATE}.", "another reason"]
 
     ended = "finished:failed", ""
-    monkeypatch.setattr(flower_engine, "_simulate", lambda *_: (*ended, logs.pop(0)))
+    monkeypatch.setattr(flower_engine, "simulate", lambda *_: (*ended, logs.pop(0)))
     with pytest.raises(FlowerFailed, match="without an outcome"):
         flower_engine.train(folder, lambda metrics: None, threading.Event())
     assert logs == []

@@ -108,12 +108,12 @@ class FakeGrid(Grid):
 
     def ask(self, who: Any, memory: dict, request: Message) -> Message | None:
         """Has a process with some memory answer a request."""
-        state._workers.clear()
-        state._workers.update(memory)
+        state.workers.clear()
+        state.workers.update(memory)
         context = self.contexts[request.metadata.dst_node_id]
         reply = self.client_app(message=request, context=context)
-        memory.update(state._workers)
-        state._workers.clear()
+        memory.update(state.workers)
+        state.workers.clear()
         self.replies.append((request.metadata.message_type, who, reply))
         return self.spoil(who, request, reply)
 

@@ -17,11 +17,11 @@ from fedgs.app.commands.audit_report import conclude
 from fedgs.app.commands.audit_request import AuditRequest
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.audit.canaries import Canaries
+from fedgs.audit.crafted_releases import audited
 from fedgs.audit.finding import Check, Finding
 from fedgs.audit.mechanism import MAX_DRAWS, audit_rounds, recorded_plan
 from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_run import as_audited, audit_run
-from fedgs.audit.releases import audited
 from fedgs.audit.worst_case import check_mechanism, check_method
 from fedgs.config.run_config import GsWganConfig, ResolvedConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages, to_float
@@ -38,7 +38,8 @@ from fedgs.runs.other_runs import open_other
 from fedgs.runs.run_folder import RunFolder
 
 QUICK_DRAWS = 1.2e8  # of noise: one node's million rounds of 32 fakes, three times
-CANARIES, FEWEST_CANARIES = 100, 10
+CANARIES = 100
+FEWEST_CANARIES = 10
 NUM_SYNTHETIC = 5000
 NUM_RECORDS = 2500
 NOT_RUN = "not run: give --full"
@@ -98,7 +99,8 @@ def _attack_run(
             f"num_clients = {clients}: --full needs a run of at least "
             f"{FEWEST_CANARIES} clients; leave it out"
         )
-    config, events = folder.config, folder.read_ledger().events
+    config = folder.config
+    events = folder.read_ledger().events
     output = folder.path / "audit"
     output.mkdir(exist_ok=True)
     # Attack B is of gradient rounds alone. The bounds of A and B hold together.
@@ -115,10 +117,12 @@ def _attack_run(
             f"A: best of rounds of one coordinate and of {min(whole):g} or more whole "
             "releases in each of four directions"
         )
-    data, one_run = None, NO_STAGES if request.full else NOT_RUN
+    data = None
+    one_run = NO_STAGES if request.full else NOT_RUN
     if has_b:
         config = of_gs_wgan(config)
-        data, rounds = load_data(config), request.rounds or config.num_rounds
+        data = load_data(config)
+        rounds = request.rounds or config.num_rounds
         plan = recorded_plan(config, events)
         more, one_run = _one_run(config, plan, data, rounds, output, progress)
         findings += more

@@ -22,7 +22,9 @@ from fedgs.data.records import Records
 from fedgs.errors import UserError, wrap_error
 from fedgs.runs.sample_files import save_images
 
-SHEET_CLIENTS, SHEET_IMAGES = 12, 10  # rows and columns of the contact sheet
+# Rows and columns of the contact sheet
+SHEET_CLIENTS = 12
+SHEET_IMAGES = 10
 
 
 def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
@@ -104,7 +106,8 @@ def write_contact_sheet(path: Path, data: FederatedImages) -> None:
 def _show(report: dict[str, Any]) -> None:
     per_client = report["images_per_client"]
     least, median, most = (per_client[name] for name in ("min", "median", "max"))
-    shape, per_class = report["image_shape"], report["images_per_class"]
+    shape = report["image_shape"]
+    per_class = report["images_per_class"]
     shown = {
         "clients": report["clients"],
         "images": f"{report['images']}, each {' x '.join(map(str, shape))}",

@@ -34,7 +34,10 @@ def statuses_in(path: Path) -> list[Status]:
     """
     places = (path, path / "runs")
     found = (run.parent for place in places for run in place.glob("*/config.json"))
-    runs = [path] if (path / "config.json").is_file() else sorted(found)
+    if (path / "config.json").is_file():
+        runs = [path]
+    else:
+        runs = sorted(found)
     if not runs:
         raise UserError(f"{path}: no run folder here yet; give the server's state-dir")
     statuses: list[Status] = []
@@ -61,7 +64,10 @@ def status_of(path: Path) -> Status:
     ledger = folder.read_ledger()
     rounds = [line["round"] for line in folder.metrics()]
     said = folder.path / ".flower" / "nodes.json"
-    progress = read_json(said) if said.exists() else {}
+    if said.exists():
+        progress = read_json(said)
+    else:
+        progress = {}
     return {
         "run": folder.path.name,
         # A full disk takes lines of metrics, and the run goes on.
@@ -109,7 +115,10 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
 
 def _node_cells(node: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the cells of one node, in the order of `NODE_HEAD`."""
-    answer = f"round {node['last_answer']}" if node["last_answer"] else "none yet"
+    if node["last_answer"]:
+        answer = f"round {node['last_answer']}"
+    else:
+        answer = "none yet"
     if node.get("last_answer_time") is not None:
         answer += f", {_clock(node['last_answer_time'])}"
     counts = (str(node.get("resends", 0)), str(node.get("failures", 0)))

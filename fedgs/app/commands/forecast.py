@@ -14,7 +14,7 @@ import torch
 from fedgs.app.commands.run_outcome import in_words, near
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.feature_settings import OF_MOMENTS, OF_TRUNKS
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
@@ -34,7 +34,9 @@ from fedgs.round.answer import answer_of, most_signal_to_noise, summed
 from fedgs.round.preparation import clients_needed, copies_in_memory, state_bytes
 
 PROCESS_BYTES = 5e8  # a process with torch
-FEW_SECONDS, FLOWER_SECONDS = 5.0, 20.0  # start and end of a run, by engine
+# Start and end of a run, by engine
+FEW_SECONDS = 5.0
+FLOWER_SECONDS = 20.0
 TIMED_SECONDS = 1.0  # of a few clients' rounds, by which all rounds are estimated
 # 60,000 images, 100 low frequencies: 4 CPU seconds (docs/benchmark.md).
 SECONDS_OF_PRODUCT = 4 / (60_000 * 100**2)
@@ -53,7 +55,9 @@ def choice(config: ResolvedConfig, data: FederatedImages) -> str:
 
 def _moments(config: ResolvedConfig) -> str:
     size = getattr(config, "moment_size", None)  # of phases of moments alone
-    return config.methods if size is None else f"moment_size {size}"
+    if size is None:
+        return config.methods
+    return f"moment_size {size}"
 
 
 def target(config: ResolvedConfig) -> str:
@@ -126,7 +130,11 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
 
     Privacy: reads images and their number; for their owner's eyes.
     """
-    seconds, by = FEW_SECONDS if config.engine == "local" else FLOWER_SECONDS, ""
+    if config.engine == "local":
+        seconds = FEW_SECONDS
+    else:
+        seconds = FLOWER_SECONDS
+    by = ""
     for phase in phases_of(config):
         own = phase.config
         if own.method == "scatter":  # of all moments, it takes nearly all the time
@@ -182,7 +190,10 @@ def _timed_round(
     method: Method[Any] = phase.method
     own: Any = config.at_phase(phase.config.phase_index)
     hosted = range(min(on_node, method.stack_size(own)))
-    nets = Discriminators(own, hosted) if method.has_discriminators else None
+    if method.has_discriminators:
+        nets = Discriminators(own, hosted)
+    else:
+        nets = None
     hosting = Hosted(data, hosted, 0, nets)
     server = new_state(config)
     server.round = own.rounds_before
@@ -224,7 +235,8 @@ def signal_note(config: ResolvedConfig) -> str:
 
 def stated(config: ResolvedConfig) -> list[list[str]]:
     """Returns adversary, relation and epsilon of every guarantee of a plan."""
-    plan, costs = Plan.from_config(config), selection_costs([config])
+    plan = Plan.from_config(config)
+    costs = selection_costs([config])
     return [
         [row.adversary, row.relation, upper(row.epsilon) if row.epsilon else "none"]
         for row in statements(plan, config.delta, selections=costs)
@@ -238,8 +250,14 @@ def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
     Privacy: reads images and their number; for their owner's eyes.
     """
     state = state_bytes(config)
-    processes = 1 if config.engine == "local" else config.num_workers + 3
-    copies = 1 if config.engine == "local" else config.num_workers + 1
+    if config.engine == "local":
+        processes = 1
+    else:
+        processes = config.num_workers + 3
+    if config.engine == "local":
+        copies = 1
+    else:
+        copies = config.num_workers + 1
     held = processes * PROCESS_BYTES + copies * data.images.nbytes
     held += state * copies_in_memory(config)
     shape = " x ".join(map(str, data.images.shape[1:]))

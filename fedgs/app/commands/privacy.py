@@ -11,7 +11,7 @@ from typing import Any
 
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
-from fedgs.cohorts.files import selection_costs
+from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
@@ -56,7 +56,8 @@ def of_settings(
         UserError: settings that decide an epsilon are missing or invalid.
     """
     config = configure(recipe, config_file, settings, engine="flower")
-    noise, target = config.noise_multiplier, config.target_epsilon
+    noise = config.noise_multiplier
+    target = config.target_epsilon
     if not is_limited and noise is not None and target is not None:
         raise UserError(
             f"noise_multiplier = {noise:g}: target_epsilon = {target:g} finds the "
@@ -98,7 +99,8 @@ def _largest(config: RunConfig, plan: Plan, colluding: int) -> int:
     """Returns the largest number of rounds within the target and says so."""
     asked = Target.of(config, selection_costs([config]))
     most = largest_num_rounds(plan, asked, colluding)
-    noise, target = f"{config.noise_multiplier:g}", _target_text(config)
+    noise = f"{config.noise_multiplier:g}"
+    target = _target_text(config)
     if most == 0:
         raise UserError(
             f"noise_multiplier = {noise}: one round alone exceeds {target}; give a "
@@ -162,7 +164,10 @@ def show_by_round(runs: Sequence[Path]) -> None:
     for round, rows in by_round(folder.config, events, len(events)):
         lines.append({"round": round})
         for row in rows:
-            note = "" if row.label == VALID else f", {row.label}"
+            if row.label == VALID:
+                note = ""
+            else:
+                note = f", {row.label}"
             at = f"at delta {upper(row.delta, 6)}, unit: {row.unit_in_words}"
             name = f"{row.adversary} {row.relation} {at}{note}"
             lines[-1][name] = math.inf if row.epsilon is None else row.epsilon
@@ -191,7 +196,10 @@ def show(statements: Sequence[Statement]) -> None:
 
 
 def _holds(row: Statement) -> str:
-    why = "" if row.label == VALID else f", {row.label}"
+    if row.label == VALID:
+        why = ""
+    else:
+        why = f", {row.label}"
     return "yes" if row.guarantee else f"NO{why}"
 
 
@@ -247,5 +255,7 @@ def _number(row: Statement) -> str:
         below = "< " if row.delta <= LEAST_DELTA else ""
         return f"{below}{upper(row.delta)}"
     if row.epsilon is not None and row.label == AS_PUBLISHED:  # no bound of anything
-        return f"{row.epsilon:.3f}" if row.epsilon >= 100 else f"{row.epsilon:.4g}"
+        if row.epsilon >= 100:
+            return f"{row.epsilon:.3f}"
+        return f"{row.epsilon:.4g}"
     return upper(row.epsilon)

@@ -113,7 +113,9 @@ def end_when_hurried() -> Iterator[None]:
 def near(path: Path) -> Path:
     """Returns a path as short as it can be typed from here."""
     is_below = path.is_relative_to(Path.cwd()) and path != Path.cwd()
-    return path.relative_to(Path.cwd()) if is_below else path
+    if is_below:
+        return path.relative_to(Path.cwd())
+    return path
 
 
 def show_end(path: Path, typed: str = "") -> None:
@@ -148,7 +150,10 @@ def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
     found: dict[str, list[float]] = {}
     for round, ratio in ratios.items():
         own = config.at_round(round)
-        kind = own.method if own.releases_once else config.terms(round).release
+        if own.releases_once:
+            kind = own.method
+        else:
+            kind = config.terms(round).release
         found.setdefault(kind, []).append(ratio)
     return ", ".join(f"{kind} {fmean(own):.3g}" for kind, own in found.items())
 
@@ -158,9 +163,13 @@ def to_quote(label: Mapping[str, Any]) -> str:
     if (epsilon := label["epsilon"]) is None:
         return f"none to quote: {label['guarantee']}"
     adversary, relation, delta = (label[n] for n in ("adversary", "relation", "delta"))
-    unit, delta = label["unit_of_privacy"], upper(delta, 6)
+    unit = label["unit_of_privacy"]
+    delta = upper(delta, 6)
     change = f"{unit} {CHANGES[relation]}"
-    factor = upper(math.exp(epsilon), 3) if epsilon < MOST_EXPONENT else "e^epsilon"
+    if epsilon < MOST_EXPONENT:
+        factor = upper(math.exp(epsilon), 3)
+    else:
+        factor = "e^epsilon"
     text = (
         f"{upper(epsilon)} (adversary {adversary}, {relation}, delta {delta}, unit: "
         f"{unit}): whether {change} changes the probability of anything that "

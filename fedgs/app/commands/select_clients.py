@@ -25,9 +25,9 @@ from fedgs.app.commands.run_outcome import (
 )
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.tables import Table
-from fedgs.cohorts import files
+from fedgs.cohorts import cohort_file
 from fedgs.cohorts.selection import (
-    ASKED,
+    ASKED_FILE,
     CLASSIFIER,
     OUTCOME,
     REST,
@@ -95,7 +95,7 @@ def resume(path: Path) -> None:
     """
     check_entries(path)
     config, selection = read_plan(path)
-    is_asked = selection.is_private and (path / ASKED).exists()
+    is_asked = selection.is_private and (path / ASKED_FILE).exists()
     if is_asked or (path / SUMMARY).exists():
         raise UserError(
             f"{path}: its clients have been asked for their cohorts; select again "
@@ -145,7 +145,7 @@ def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
         raise UserError(
             f"data = {config.data}: has one class only; a classifier needs labels"
         )
-    files.check_names(data.client_names)
+    cohort_file.check_names(data.client_names)
     return data
 
 
@@ -154,12 +154,16 @@ def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
 
 def _select(path: Path, members: Members) -> None:
     """Trains the classifier, asks the clients, and writes and prints the cohorts."""
-    config, selection = members.config, members.selection
+    config = members.config
+    selection = members.selection
     own = dataclasses.replace(config, output=str(path / CLASSIFIER))
     if not selection.train_corrupted:
         own = dataclasses.replace(own, corruption="none")
     is_new = not Path(own.output).exists()
-    folder = RunFolder.create(own) if is_new else RunFolder.open(own.output)
+    if is_new:
+        folder = RunFolder.create(own)
+    else:
+        folder = RunFolder.open(own.output)
     go_on = f"fedgs resume {near(path)}"
     with exit_if_stopped(f"continue with: {go_on}"), stopping_on_failure():
         with stop_on_signal(go_on) as stop, Progress(console) as progress:
@@ -183,7 +187,10 @@ def _locally(
     """Returns the outcome of the local engine; threads ask the clients."""
     config = members.config
     is_same = folder.config.corruption == config.corruption
-    data = members.data if is_same else load_data(folder.config)
+    if is_same:
+        data = members.data
+    else:
+        data = load_data(folder.config)
     local.train(folder, data, report, stop)
     own = [dict[str, Any]() for _ in range(config.num_clients)]
     one_each = {"initializer": torch.set_num_threads, "initargs": (1,)}
@@ -225,9 +232,16 @@ def _write(
     outcome: dict[str, Any],
 ) -> dict[str, Any]:
     """Writes the cohort files, then `cohorts.json`; returns its content."""
-    config, names = members.config, members.data.client_names
-    selection_id = "" if cost is None else secrets.token_hex(8)
-    kind = files.NOT_PRIVATE if cost is None else "private"
+    config = members.config
+    names = members.data.client_names
+    if cost is None:
+        selection_id = ""
+        kind = cohort_file.SELECTED_OPENLY
+        condition_of_runs = cohort_file.EXCLUDED
+    else:
+        selection_id = secrets.token_hex(8)
+        kind = cohort_file.SELECTED_PRIVATELY
+        condition_of_runs = cohort_file.INCLUDED
     chosen = [*zip(names, outcome["cohorts"], strict=True)]
     cohorts = {
         cohort: tuple(name for name, of in chosen if of == cohort)
@@ -237,11 +251,11 @@ def _write(
         if own:
             title = f"{cohort}: {len(own)} of {len(names)} clients"
             title = f"{title} of {config.data.splitlines()[0]}"
-            file = files.Cohort(own, kind, cost, selection_id)
-            files.write_cohort(path / f"{cohort}.txt", file, title)
+            file = cohort_file.Cohort(own, kind, cost, selection_id)
+            cohort_file.write_cohort(path / f"{cohort}.txt", file, title)
     summary = {
         "selection": kind,
-        "condition_of_runs": files.EXCLUDED if cost is None else files.INCLUDED,
+        "condition_of_runs": condition_of_runs,
         "statements": [row.to_json() for row in rows],
         "cost": None if cost is None else dataclasses.asdict(cost),
         "id": selection_id,
@@ -272,14 +286,18 @@ def planted_counts(
 
 
 def _show(path: Path, rows: Sequence[Statement], summary: dict[str, Any]) -> None:
-    low, high = summary["thresholds"]["below"], summary["thresholds"]["above"]
+    low = summary["thresholds"]["below"]
+    high = summary["thresholds"]["above"]
     limits = {"selected": f"<= {low}", "above": f"> {high}", REST: "others"}
     planted = summary["planted"]
     head = ["cohort", "accuracy", "clients"]
     head += ["corrupted", "intact"] if planted else []
     cells: list[list[str]] = []
     for cohort, count in summary["cohorts"].items():
-        counts = planted[cohort].values() if planted else ()
+        if planted:
+            counts = planted[cohort].values()
+        else:
+            counts = ()
         cells.append([cohort, limits[cohort], str(count), *map(str, counts)])
         if not count:
             say(f"{cohort} is empty: no file; give another threshold")

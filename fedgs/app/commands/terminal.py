@@ -60,7 +60,8 @@ class Progress:
 
     def rounds(self, total: int, title: str = "round") -> Callable[[Any], None]:
         """Returns what a run of so many rounds calls with each round's metrics."""
-        stage, fit = self.stage(title, title.split()[-1]), self.stage("fit: step")
+        stage = self.stage(title, title.split()[-1])
+        fit = self.stage("fit: step")
 
         def show(metrics: dict[str, Any]) -> None:
             if "fit_step" in metrics:
@@ -68,7 +69,10 @@ class Progress:
                 fit(metrics["fit_step"], metrics["fit_steps"])
             else:
                 ratio = metrics.get("signal_to_noise")
-                stage.about = "" if ratio is None else f", signal/noise {ratio:.3g}"
+                if ratio is None:
+                    stage.about = ""
+                else:
+                    stage.about = f", signal/noise {ratio:.3g}"
                 stage(metrics["round"], total)
 
         return show
@@ -79,17 +83,24 @@ class Stage:
 
     def __init__(self, progress: Progress, title: str, unit: str) -> None:
         """Shows nothing before the first call."""
-        self.progress, self.title, self.unit = progress, title, unit
+        self.progress = progress
+        self.title = title
+        self.unit = unit
         self.task = progress.bars.add_task(title, total=None, visible=False, pace="")
         self.first: int | None = None
-        self.started, self.about = 0.0, ""  # what is told of the last step
+        # What is told of the last step
+        self.started = 0.0
+        self.about = ""
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
         """Shows how many steps are done; a note is a result, and its line stays."""
         now = time.monotonic()
         if self.first is None:  # what came before the first report is no step's time
-            self.first, self.started = done, now
-        title, pace, left = f"{self.title} {done} of {total}{self.about}", "", ""
+            self.first = done
+            self.started = now
+        title = f"{self.title} {done} of {total}{self.about}"
+        pace = ""
+        left = ""
         if steps := done - self.first:
             seconds = (now - self.started) / steps
             pace = f"{seconds:.2f} s/{self.unit}"
@@ -105,5 +116,8 @@ class Stage:
         is_due = done == total or now - self.progress.printed > PLAIN_SECONDS
         if note or (is_due and not self.progress.console.is_terminal):
             self.progress.printed = now
-            words = (title, note) if note else (title, pace, left)
+            if note:
+                words = (title, note)
+            else:
+                words = (title, pace, left)
             self.progress.say(", ".join(word for word in words if word))

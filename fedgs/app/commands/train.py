@@ -212,11 +212,13 @@ def sample(asked: SampleRequest) -> None:
         UserError: invalid labels, count or output, or no generator yet.
     """
     check_output(asked.output)
-    wanted, labels = None, asked.labels
+    wanted = None
+    labels = asked.labels
     if labels is not None:
         with wrap_error(ValueError, f"labels = {labels!r}", "give numbers like 3,7"):
             wanted = [int(label) for label in labels.split(",")]
-    folder, count = RunFolder.open(asked.run), asked.count or DEFAULT_COUNT
+    folder = RunFolder.open(asked.run)
+    count = asked.count or DEFAULT_COUNT
     if asked.per_class is not None:
         wanted = wanted or [*range(folder.config.num_classes)]
         count = asked.per_class * len(wanted)

@@ -45,7 +45,7 @@ from fedgs.app.debug.debug_folder import (
 )
 from fedgs.app.debug.debug_request import COHORTS, DebugRequest, planted
 from fedgs.app.debug.suspects import load_suspect
-from fedgs.cohorts.files import read_cohort
+from fedgs.cohorts.cohort_file import read_cohort
 from fedgs.config.recipes import CLASS_MEANS, configure
 from fedgs.config.run_config import MomentConfig, ResolvedConfig, RunConfig
 from fedgs.data import sources
@@ -57,7 +57,7 @@ from fedgs.diagnosis.diagnosis import ONE_OF, OTHER, diagnose
 from fedgs.diagnosis.permutation import attainable_p
 from fedgs.errors import UserError, reject, wrap_error
 from fedgs.evaluation.images import LabelledImages
-from fedgs.files import REMEDY, replacing, write_json
+from fedgs.files import RESTORE, replacing, write_json
 from fedgs.privacy.accountant import Statement
 from fedgs.round.preparation import check_capacity, resolve, with_absolute_paths
 from fedgs.round.run import RunStopped
@@ -196,7 +196,7 @@ def resume(
     """
     path = path.expanduser().absolute()
     plan, _ = read_debug(path)
-    with wrap_error(Exception, f"{path / 'debug.json'}: cannot be read", REMEDY):
+    with wrap_error(Exception, f"{path / 'debug.json'}: cannot be read", RESTORE):
         plan["request"] |= rule or {}
         request_of(plan)  # refuses a wrong rule
         config_of(plan)
@@ -247,7 +247,8 @@ def _continue(
 ) -> dict[str, Any]:
     """Does what is left: the selection, the groups, the runs, the diagnosis."""
     plan, _ = read_debug(path)
-    config, request = config_of(plan), request_of(plan)
+    config = config_of(plan)
+    request = request_of(plan)
     go_on = f"continue with: fedgs debug --output {path}"
     with exit_if_stopped(go_on), stopping_on_failure():
         if plan["clients_per_group"] is None:
@@ -394,7 +395,8 @@ def _planted(
     config = config_of(plan)
     if not plan["request"]["is_experiment"]:
         return {"planted": None, "outcome": None}
-    bug, fraction = config.corruption, config.corruption_fraction
+    bug = config.corruption
+    fraction = config.corruption_fraction
     counts = planted_counts(config, members)
     planted = {"bug": bug, "fraction": fraction, "counts": counts}
     return {"planted": planted, "outcome": outcome(verdict, bug)}

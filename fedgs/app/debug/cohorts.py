@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedgs.app.commands.select_clients import select_clients
 from fedgs.app.debug.debug_request import DebugRequest
-from fedgs.cohorts.files import Cohort, write_cohort
+from fedgs.cohorts.cohort_file import Cohort, write_cohort
 from fedgs.cohorts.selection import ABOVE, SELECTED, Selection
 from fedgs.config.method_settings import settings_of
 from fedgs.config.run_config import RunConfig
@@ -48,7 +48,8 @@ def group_settings(config: RunConfig, num_clients: int, number: int) -> RunConfi
         number: of the group, among all of both cohorts.
     """
     assert config.seed is not None
-    seed, noise_seed = config.corruption_seed, config.noise_seed
+    seed = config.corruption_seed
+    noise_seed = config.noise_seed
     if noise_seed is not None:
         noise_seed = derived_seed(noise_seed, "debug-noise", number) % 2**31
     return dataclasses.replace(
@@ -125,7 +126,8 @@ def make_groups(
         UserError: unknown clients, clients in both cohorts, or too few of them.
     """
     cohorts = {n: cohort_of_data(file, everyone, n) for n, file in files.items()}
-    healthy, suspicious = cohorts["healthy"], cohorts["suspicious"]
+    healthy = cohorts["healthy"]
+    suspicious = cohorts["suspicious"]
     if dataclasses.replace(healthy, names=()) != dataclasses.replace(
         suspicious, names=()
     ):

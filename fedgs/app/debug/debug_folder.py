@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgs.app.debug.debug_request import COHORTS, DebugRequest
-from fedgs.cohorts.files import read_cohort
+from fedgs.cohorts.cohort_file import read_cohort
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import check_entries, inside, read_json, write_json

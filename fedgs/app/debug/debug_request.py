@@ -39,7 +39,8 @@ def planted(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: an unknown bug, or a fraction without one.
     """
-    bug, fraction = given.get("bug"), given.get("fraction")
+    bug = given.get("bug")
+    fraction = given.get("fraction")
     if bug is None:
         reject({"fraction": fraction}, "needs --bug; give it or leave out")
         return {}

@@ -27,7 +27,9 @@ from fedgs.privacy.rounding import upper
 POWER_FILE = Path(__file__).with_name("power.json")
 CLASSES = 10  # of the table's data
 MOST_EPSILON = 100.0  # a larger one protects nobody
-YES, PERHAPS, NO = "found", "perhaps", "not found"
+YES = "found"
+PERHAPS = "perhaps"
+NO = "not found"
 
 
 class Power(NamedTuple):
@@ -49,13 +51,17 @@ def of_plan(signal: float, table: Mapping[str, Any]) -> dict[str, Power]:
         signal: `recipes.signal_of` of one group, infinite without noise.
         table: power.json.
     """
-    levels, found = table["signals"], dict[str, Power]()
+    levels = table["signals"]
+    found = dict[str, Power]()
     below = sum(level <= signal for level in levels) - 1
     above = min(below + (levels[max(below, 0)] != signal), len(levels) - 1)
     for bug, right in table["right"].items():
         is_sure = [r == n for r, n in zip(right, table["trials"][bug], strict=True)]
         first = next((i for i in range(len(levels)) if all(is_sure[i:])), None)
-        now = PERHAPS if right[max(above, 0)] else NO
+        if right[max(above, 0)]:
+            now = PERHAPS
+        else:
+            now = NO
         if first is not None and below >= first:
             now = YES
         found[bug] = Power(now, None if first is None else levels[first])

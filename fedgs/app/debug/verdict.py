@@ -101,8 +101,12 @@ def next_step(diagnosis: Diagnosis, path: Path, plan: dict[str, Any]) -> str:
     """
     if diagnosis.verdict != UNDECIDED:
         return ""
-    best, least = diagnosis.ranking[0], diagnosis.rule.min_effect
-    low = best.interval[0] if best.interval else 0.0
+    best = diagnosis.ranking[0]
+    least = diagnosis.rule.min_effect
+    if best.interval:
+        low = best.interval[0]
+    else:
+        low = 0.0
     is_seen = best.adjusted_p <= diagnosis.rule.alpha and (best.fit or 0) >= LEAST_FIT
     # Handwriting alone may look like a small share where accuracy selected.
     if is_seen and 0 < low < least and plan["source"] != BY_ACCURACY:
@@ -114,7 +118,10 @@ def next_step(diagnosis: Diagnosis, path: Path, plan: dict[str, Any]) -> str:
             f"{less:.2g}"
         )
     epsilon = config_of(plan).target_epsilon
-    more = f"--target-epsilon {2 * epsilon:g}" if epsilon else "--noise-multiplier LESS"
+    if epsilon:
+        more = f"--target-epsilon {2 * epsilon:g}"
+    else:
+        more = "--noise-multiplier LESS"
     return (
         "Next step: cohorts of more clients, or in which more are suspected; or again "
         f"with less noise, whose epsilon comes on top: {plan['command']} {more} "
@@ -167,7 +174,9 @@ def with_titles(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _degree(suspect: Suspect) -> str:
-    return "" if suspect.degree is None else f"about {suspect.degree}, "
+    if suspect.degree is None:
+        return ""
+    return f"about {suspect.degree}, "
 
 
 def _effect(suspect: Suspect, diagnosis: Diagnosis) -> str:
@@ -178,7 +187,10 @@ def _effect(suspect: Suspect, diagnosis: Diagnosis) -> str:
     if suspect.interval is None:
         return text
     low, high = suspect.interval
-    level = "" if diagnosis.draws_averages else f"{INTERVAL_CONFIDENCE:.0%} "
+    if diagnosis.draws_averages:
+        level = ""
+    else:
+        level = f"{INTERVAL_CONFIDENCE:.0%} "
     return f"{text}, {level}interval {low:.2f} to {high:.2f}"
 
 
@@ -232,7 +244,10 @@ def _suspects(diagnosis: Mapping[str, Any]) -> Table:
         ]
         for row in shown
     ]
-    hidden = ranking[len(shown) - 1 : -1] if len(ranking) > len(shown) else []
+    if len(ranking) > len(shown):
+        hidden = ranking[len(shown) - 1 : -1]
+    else:
+        hidden = []
     excluded = sum(row["decision"] == "excluded" for row in hidden)
     note = f"{len(hidden)} more explain less, {excluded} of them are excluded."
     share = f"share [{INTERVAL_CONFIDENCE:.0%}]"

@@ -112,7 +112,9 @@ def _load(
     request: EvaluationRequest, progress: Progress
 ) -> tuple[EvaluationRequest, RealImages, LabelledImages]:
     """Returns the request with all settings of its data, the real and the synthetic."""
-    path, folder, synthetic = Path(request.source), None, None
+    path = Path(request.source)
+    folder = None
+    synthetic = None
     config = RunConfig()
     if path.suffix == ".npz":
         synthetic = images.read_npz(path)
@@ -131,7 +133,8 @@ def _load(
             f"image_size = {config.image_size}: give --image-size at least "
             f"{images.SMALLEST_SIDE}"
         )
-    sizes, seed = (FAST if request.fast else FULL), request.seed
+    sizes = FAST if request.fast else FULL
+    seed = request.seed
     real = images.load_real(config, sizes.real, request.test)
     channels, side = real.train.images.shape[1:3]
     config = dataclasses.replace(config, image_channels=channels, image_size=side)
@@ -219,7 +222,7 @@ def _num_used(request: EvaluationRequest, real: RealImages) -> int:
     number also where real ones are few.
     """
     is_cnn = {*request.metrics} == {"cnn"}
-    return max(0 if is_cnn else len(real.train.labels), downstream.NUM_IMAGES)
+    return max(0 if is_cnn else len(real.train.labels), downstream.CNN_IMAGES)
 
 
 def _check_count(what: str, count: int) -> None:

@@ -8,13 +8,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from fedgs.evaluation.classifiers import NAMES
+from fedgs.evaluation.classifiers import CLASSIFIERS
 
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 TABLE_1: dict[str, dict[str, list[str]]] = _TABLES["table1"]
 PUBLISHED = {  # data: trained on: classifier: accuracy
     data: {
-        title: dict(zip(NAMES, map(float, numbers.split()), strict=True))
+        title: dict(zip(CLASSIFIERS, map(float, numbers.split()), strict=True))
         for title, numbers in table.items()
     }
     for data, table in _TABLES["classifiers"].items()

@@ -29,12 +29,16 @@ def classifier_stage(
     progress: Progress, title: str, total: int
 ) -> Callable[[str, dict[str, Any] | None, bool], None]:
     """Returns what the classifiers call with each result."""
-    stage, numbers = progress.stage(title), itertools.count(1)
+    stage = progress.stage(title)
+    numbers = itertools.count(1)
 
     def report(name: str, result: dict[str, Any] | None, is_cached: bool) -> None:
         shown = "cannot be trained"
         if result is not None:
-            how = "cached" if is_cached else f"{result['seconds']:.1f} s"
+            if is_cached:
+                how = "cached"
+            else:
+                how = f"{result['seconds']:.1f} s"
             shown = f"{result['accuracy']:.4f} ({how})"
         stage(next(numbers), total, f"{name} {shown}")
 
@@ -52,13 +56,17 @@ def places(request: EvaluationRequest) -> tuple[Path, Path]:
     """
     path = Path(request.source)
     if request.output is not None:
-        base, prefix = request.output, ""
+        base = request.output
+        prefix = ""
     elif request.source in YARDSTICKS:
-        base, prefix = Path(), f"{request.source}-{request.data.split(':')[0]}."
+        base = Path()
+        prefix = f"{request.source}-{request.data.split(':')[0]}."
     elif path.suffix == ".npz":
-        base, prefix = path.parent, f"{path.stem}."
+        base = path.parent
+        prefix = f"{path.stem}."
     else:
-        base, prefix = path, ""
+        base = path
+        prefix = ""
     return base / f"{prefix}evaluations.jsonl", base / f"{prefix}evaluation"
 
 

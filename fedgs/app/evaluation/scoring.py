@@ -86,7 +86,8 @@ class Scoring:
 
     def _network_metrics(self) -> dict[str, Any]:
         """Returns what needs a classifier of the real data."""
-        request, real = self.request, self.real
+        request = self.request
+        real = self.real
         stage = self.progress.stage(f"training {request.network}:")
         network, model = lenet.cached_lenet(
             real.train, real.num_classes, request.device, stage
@@ -121,8 +122,10 @@ class Scoring:
         self, synthetic_outputs: lenet.Outputs, real_features: NDArray[np.float32]
     ) -> dict[str, Any]:
         """Returns IS, FID, precision and recall, and memorisation."""
-        name, seed = self.request.network, self.request.seed
-        real, synthetic = self.real, self.synthetic
+        name = self.request.network
+        seed = self.request.seed
+        real = self.real
+        synthetic = self.synthetic
         features = synthetic_outputs.features
         mean, std = quality.inception_score(synthetic_outputs.logits, seed)
         result: dict[str, Any] = {
@@ -142,7 +145,8 @@ class Scoring:
         scores = quality.manifold_scores(real_features[real_rows], features[rows])
         k = quality.NUM_NEIGHBOURS
         result |= {f"{score}_{name}_k{k}": value for score, value in scores.items()}
-        tested, drawn = real.test.images[test_rows], synthetic.images[rows]
+        tested = real.test.images[test_rows]
+        drawn = synthetic.images[rows]
         compared = (real.train.images, tested, drawn)
         result |= quality.memorisation(*(x.reshape(len(x), -1) for x in compared))
         result["num_neighbour_images"] = min(len(rows), len(real_rows), len(test_rows))
@@ -153,8 +157,9 @@ class Scoring:
         weights = inception.find_weights()
         if weights is None:
             return {}
-        seed, stage = self.request.seed, self.progress.stage("Inception-v3:")
-        drawn = self.synthetic.subset(inception.NUM_SYNTHETIC, seed, "inception")
+        seed = self.request.seed
+        stage = self.progress.stage("Inception-v3:")
+        drawn = self.synthetic.subset(inception.FID_IMAGES, seed, "inception")
         fid = inception.fid_inception_v3_pool3(
             self.real.train.images, drawn.images, weights, self.request.device, stage
         )
@@ -164,8 +169,9 @@ class Scoring:
         }
 
     def _cnn(self) -> dict[str, Any]:
-        seed, real = self.request.seed, self.real
-        train = self.synthetic.subset(downstream.NUM_IMAGES, seed, "cnn")
+        seed = self.request.seed
+        real = self.real
+        train = self.synthetic.subset(downstream.CNN_IMAGES, seed, "cnn")
         accuracy = downstream.cnn_accuracy(
             train,
             real.test,
@@ -181,11 +187,12 @@ class Scoring:
 
     def _classifiers(self) -> dict[str, Any]:
         """Returns the column of the table, calibrated where the real one is known."""
-        request, real = self.request, self.real
+        request = self.request
+        real = self.real
         task = classifiers.Task(
             self.synthetic, real.test, real.num_classes, request.seed
         )
-        names = classifiers.NAMES
+        names = classifiers.CLASSIFIERS
         stage = classifier_stage(self.progress, "classifiers:", len(names))
         results, failed = classifiers.run_classifiers(task, names, stage)
         # Of `fedgs evaluate real`: the same number as synthetic ones if fast, else all.

@@ -32,7 +32,8 @@ class Picture:
 def picture_of(facts: RunFacts, grid: Grid, caption: str) -> Picture:
     """Returns a grid of a run; the caption goes on with its round."""
     step = facts.config.image_size + 2
-    rows, columns = grid.height // step, grid.width // step
+    rows = grid.height // step
+    columns = grid.width // step
     what = f"{rows} rows of {columns} generated images of {facts.name}"
     caption = f"{caption} {facts.unit_of_time} {grid.round}"
     what += f", one column for each class from 0 to {columns - 1}"

@@ -56,7 +56,8 @@ def communication(facts: RunFacts) -> Communication:
 
     Privacy: post-processing of DP output.
     """
-    config, events = facts.config, facts.events
+    config = facts.config
+    events = facts.events
     planned = max((event.planned_nodes for event in events), default=config.num_nodes)
     trains_all = config.discriminator_training == "every_round"
     once = [event for event in events if config.at_round(event.round).releases_once]
@@ -74,7 +75,8 @@ def communication(facts: RunFacts) -> Communication:
 
 def _request(facts: RunFacts) -> bytes:
     """Returns a request's tensors, with images of the last grid, repeated."""
-    config, count = facts.config, facts.config.fakes_sent
+    config = facts.config
+    count = facts.config.fakes_sent
     if phase_with_discriminators(config) is None:
         return pack_request(_zeros(config, config.num_rounds), config)
     shape = (config.image_size, config.image_size, config.image_channels)

@@ -50,8 +50,14 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
                 lines.append(Line(facts.name, place, points))
     first = runs[0].headline
     own = "each run's own adversary and relation"
-    against = own if len(runs) > 1 else f"relation {first.relation}"
-    notes = [f"Unbounded, so not drawn: {', '.join(unbounded)}."] if unbounded else []
+    if len(runs) > 1:
+        against = own
+    else:
+        against = f"relation {first.relation}"
+    if unbounded:
+        notes = [f"Unbounded, so not drawn: {', '.join(unbounded)}."]
+    else:
+        notes = []
     if any(f.config.noise_std and f.config.noise_seed is not None for f in runs):
         notes.append("Seeded noise: not a guarantee.")
     if any(facts.config.amplification for facts in runs):
@@ -79,8 +85,11 @@ def _signal(runs: Sequence[RunFacts]) -> list[Curve]:
         lines += [Line(facts.name, place, points)] if points else []
     text = "Power of a round's summed release, without the part that the known noise "
     text += "explains, over the noise's. 0: the noise hides it in this round."
-    title, unit = "Signal beside noise", "signal-to-noise ratio"
-    return [Curve(title, unit, lines, text)] if lines else []
+    title = "Signal beside noise"
+    unit = "signal-to-noise ratio"
+    if lines:
+        return [Curve(title, unit, lines, text)]
+    return []
 
 
 def grid_images(grid: Grid, facts: RunFacts) -> NDArray[np.float64]:
@@ -89,7 +98,8 @@ def grid_images(grid: Grid, facts: RunFacts) -> NDArray[np.float64]:
     Raises:
         UserError: the picture's size is not that of a grid of this run.
     """
-    side, channels = facts.config.image_size, facts.config.image_channels
+    side = facts.config.image_size
+    channels = facts.config.image_channels
     step = side + GRID_PADDING
     pixels = np.asarray(Image.open(io.BytesIO(grid.png)).convert("RGB"), float) / 255
     rows, columns = ((n - GRID_PADDING) // step for n in pixels.shape[:2])

@@ -55,7 +55,10 @@ class DebugFacts:
     @property
     def statements(self) -> list[Statement]:
         """What all groups released; a client is in one group, so the largest counts."""
-        rows = self.diagnosis["privacy"] if self.diagnosis else []
+        if self.diagnosis:
+            rows = self.diagnosis["privacy"]
+        else:
+            rows = []
         return [Statement.from_json(row) for row in rows]
 
     @property
@@ -83,8 +86,13 @@ class DebugFacts:
             what = f"{planted['bug']} was planted in {planted['fraction']:g} of the "
             is_by_client = self.runs[0].config.corruption_unit == "client"
             what += "clients" if is_by_client else "images"
-        outcome = self.diagnosis["outcome"] if self.diagnosis else None
-        return f"{what}; the verdict is {outcome}." if outcome else f"{what}."
+        if self.diagnosis:
+            outcome = self.diagnosis["outcome"]
+        else:
+            outcome = None
+        if outcome:
+            return f"{what}; the verdict is {outcome}."
+        return f"{what}."
 
     @property
     def verdict(self) -> tuple[str, str]:
@@ -106,12 +114,14 @@ def glance_cards(debug: DebugFacts) -> list[Card]:
         if step := debug.diagnosis.get("next_step"):
             texts.append(without_folders(step))
     else:
-        there, missing = len(debug.runs), ", ".join(debug.missing)
+        there = len(debug.runs)
+        missing = ", ".join(debug.missing)
         text = f"{there} of {there + len(debug.missing)} generators have samples"
         text += f"; missing: {missing}" if missing else ""
         texts = [f"{text}. Continue with the same fedgs debug."]
     texts += [f"This was a test: {debug.outcome}"] if debug.outcome else []
-    row, content = debug.headline, debug.debug
+    row = debug.headline
+    content = debug.debug
     bound = row.epsilon if row.guarantee else None
     worth = words.reading(bound, row.conditions)[0]
     counts = (content.get("clients") or {}).items()

@@ -96,7 +96,10 @@ def _with_unique_names(
 
     found = []
     for debug in map(named, debugs):
-        prefix = f"{debug.name}/" if len(debugs) > 1 or singles else ""
+        if len(debugs) > 1 or singles:
+            prefix = f"{debug.name}/"
+        else:
+            prefix = ""
         cohorts = {
             cohort: [named(run, prefix) for run in runs]
             for cohort, runs in debug.cohorts.items()

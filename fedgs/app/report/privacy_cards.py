@@ -53,7 +53,10 @@ def label_card(facts: RunFacts) -> Card:
     """Returns a run's privacy label."""
     rows = []
     for name, value in facts.label.items():
-        items = value if isinstance(value, list) else [value]
+        if isinstance(value, list):
+            items = value
+        else:
+            items = [value]
         text = "\n".join(in_words(item, name) for item in items) or "none"
         if text.startswith(NO_GUARANTEE):
             text = words.badge(text, "bad")

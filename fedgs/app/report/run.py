@@ -76,7 +76,9 @@ class RunFacts:
     @property
     def round(self) -> int:
         """The last finished round."""
-        return int(self.metrics[-1]["round"]) if self.metrics else 0
+        if self.metrics:
+            return int(self.metrics[-1]["round"])
+        return 0
 
     @property
     def unit_of_time(self) -> str:
@@ -93,7 +95,9 @@ class RunFacts:
         """The statement that the run was made for: its own adversary and relation."""
         ranked = self.baseline is None  # a baseline's first line is its own
         rows = self.statements
-        return epsilons.ranked(self.config, rows)[0] if ranked else rows[0]
+        if ranked:
+            return epsilons.ranked(self.config, rows)[0]
+        return rows[0]
 
 
 def read_run(path: Path) -> RunFacts:
@@ -105,7 +109,10 @@ def read_run(path: Path) -> RunFacts:
         UserError: no run folder, a broken file, or no sample grid yet.
     """
     folder = RunFolder.open(path)
-    baseline = open_other(folder.path) if folder.is_baseline else None
+    if folder.is_baseline:
+        baseline = open_other(folder.path)
+    else:
+        baseline = None
     return RunFacts(
         name=folder.path.name,
         config=folder.config,

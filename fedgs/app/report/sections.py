@@ -79,7 +79,8 @@ def _glance(page: Page) -> Section:
 
 def _card_of_run(facts: RunFacts) -> Card:
     """Returns the last picture of a run, its epsilon and what that is worth."""
-    label, epsilon = facts.label, facts.label["epsilon"]
+    label = facts.label
+    epsilon = facts.label["epsilon"]
     answer = "no epsilon"
     texts: list[str] = [words.badge(label["guarantee"], "bad")]
     if epsilon is not None:
@@ -87,7 +88,10 @@ def _card_of_run(facts: RunFacts) -> Card:
         badge = words.badge(*words.reading(epsilon, [label["guarantee"]]))
         texts = [badge, f"{to_outsiders(label).capitalize()}."]
     picture = picture_of(facts, facts.grids[-1], "After")
-    about = _guaranteed(facts) if epsilon is not None else {}
+    if epsilon is not None:
+        about = _guaranteed(facts)
+    else:
+        about = {}
     about |= _trained(facts)
     return Card(facts.name, answer, [picture], texts, about)
 
@@ -95,7 +99,8 @@ def _card_of_run(facts: RunFacts) -> Card:
 def _guaranteed(facts: RunFacts) -> dict[str, str]:
     """Returns against whom the epsilon holds, and the others that the run states."""
     label = facts.label
-    adversary, relation = label["adversary"], label["relation"]
+    adversary = label["adversary"]
+    relation = label["relation"]
     meaning = said(facts.headline.conditions, "relation", "")
     about = {"neighbours": f"{meaning} ({relation})", "unit": label["unit_of_privacy"]}
     for entry in label["who_sees_what"]:
@@ -109,7 +114,8 @@ def _guaranteed(facts: RunFacts) -> dict[str, str]:
 
 def _trained(facts: RunFacts) -> dict[str, str]:
     """Returns what was trained, on what, how far, and how useful the samples are."""
-    config, baseline = facts.config, facts.baseline
+    config = facts.config
+    baseline = facts.baseline
     done = f"{facts.round} of {config.num_rounds}"
     done += f", {facts.repeats} repeated" if facts.repeats else ""
     done += "" if facts.is_finished else " · not finished"
@@ -134,7 +140,10 @@ def _diagnosis(page: Page) -> Section:
 def _training(page: Page) -> Section:
     cards = [Card(tables=[table]) for table in phase_tables(page.trained)]
     for curve in curves(page.trained) if page.trained else []:
-        pictures = [Picture(draw(curve), curve.description)] if curve.lines else []
+        if curve.lines:
+            pictures = [Picture(draw(curve), curve.description)]
+        else:
+            pictures = []
         texts = [text for text in (curve.note, curve.text) if text]
         cards.append(Card(curve.title, pictures=pictures, texts=texts))
     for facts in page.runs:
@@ -185,13 +194,19 @@ def _privacy(page: Page) -> Section:
 
 def _communication(page: Page) -> Section:
     trained = page.trained
-    cards = [Card(tables=[communication_table(trained)])] if trained else []
+    if trained:
+        cards = [Card(tables=[communication_table(trained)])]
+    else:
+        cards = []
     return Section("communication", "Communication", cards)
 
 
 def _evaluation(page: Page) -> Section:
     first, *others = evaluation_tables(page.runs) or [None]
-    cards = [Card(tables=[first])] if first else []
+    if first:
+        cards = [Card(tables=[first])]
+    else:
+        cards = []
     cards += [Card(t.caption, tables=[t], is_folded=True) for t in others if t]
     badge = words.badge("no epsilon covers these numbers", "unsure")
     text = (

@@ -66,7 +66,9 @@ def shown_data(data: str) -> str:
     kind, colon, place = data.partition(":")
     if kind == "hf" and place.startswith("/"):
         return f"{kind}:FILE{place[len(place.partition('?')[0]) :]}"
-    return f"{kind}:FILE" if colon and kind != "hf" else data
+    if colon and kind != "hf":
+        return f"{kind}:FILE"
+    return data
 
 
 def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
@@ -80,7 +82,9 @@ def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
         return Path(str(value)).name
     if name in ("data", "public_data"):
         return shown_data(str(value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def _changed(facts: RunFacts) -> dict[str, Any]:
@@ -88,7 +92,9 @@ def _changed(facts: RunFacts) -> dict[str, Any]:
 
     A method of its own starts from its recipe, in the command too.
     """
-    config, baseline, base = facts.config, facts.baseline, None
+    config = facts.config
+    baseline = facts.baseline
+    base = None
     specs = [s for s in dataclasses.fields(config) if "group" in s.metadata]
     if baseline is not None:
         specs = [*baseline.settings_read(), *settings_of("node_sizes")]
@@ -104,7 +110,9 @@ def _recipe_name(config: ResolvedConfig) -> str:
     if config.recipe:
         return config.recipe
     # A program may have made the settings itself.
-    return "algorithm-2" if config.method == GS_WGAN else config.method
+    if config.method == GS_WGAN:
+        return "algorithm-2"
+    return config.method
 
 
 def train_command(facts: RunFacts) -> str:
@@ -123,7 +131,10 @@ def train_command(facts: RunFacts) -> str:
             changed[name] = _shown(config, name, value)
     typed = {spec.name for spec in settings_of()}
     own = [f"{n} = {json.dumps(changed.pop(n))}" for n in [*changed] if n not in typed]
-    table = f"  # in a TOML file: [{config.method!r}] {', '.join(own)}" if own else ""
+    if own:
+        table = f"  # in a TOML file: [{config.method!r}] {', '.join(own)}"
+    else:
+        table = ""
     for name, value in changed.items():
         words += flag_words(name, value)
     return shlex.join(words) + table

@@ -95,7 +95,10 @@ def draw(curve: Curve) -> bytes:
 
 def _plot(axes: Any, curve: Curve, labels: Sequence[str]) -> None:
     for line, label in zip(curve.lines, labels, strict=True):
-        marker = "o" if len(line.points) < 3 else None
+        if len(line.points) < 3:
+            marker = "o"
+        else:
+            marker = None
         dashes = DASHES[line.place % len(DASHES)]
         how = {"color": f"C{line.place}", "marker": marker, "label": label}
         axes.plot(*zip(*line.points, strict=True), dashes, linewidth=1.6, **how)

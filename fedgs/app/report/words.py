@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from fedgs.cohorts.files import EXCLUDED
+from fedgs.cohorts.cohort_file import EXCLUDED
 from fedgs.privacy.accountant import CAVEATS
 from fedgs.privacy.rounding import upper
 

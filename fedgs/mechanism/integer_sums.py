@@ -94,9 +94,19 @@ def sanitize_integers(
         raise ValueError(f"{std} units of noise: the proof needs {LEAST_NOISE}")
     total = torch.zeros(parts[0].values.shape[1:], dtype=torch.int64)
     for part in parts:
-        total += to_integers(part.values.cpu(), units, clip_bound).sum(dim=0)
+        integers = to_integers(part.values.cpu(), units, clip_bound)
+        total += integers.sum(dim=0)
+    # After rounding, so that the theorem is about the integers themselves.
     total += torch.from_numpy(noise.discrete(tuple(total.shape), std))
-    return IntegerSum(total, round, node_id, units, noise_std, clip_bound, _MADE_HERE)
+    return IntegerSum(
+        values=total,
+        round=round,
+        node_id=node_id,
+        units=units,
+        noise_std=noise_std,
+        clip_bound=clip_bound,
+        made_by=_MADE_HERE,
+    )
 
 
 def to_integers(values: Tensor, units: int, clip_bound: float) -> Tensor:
@@ -116,7 +126,8 @@ def to_integers(values: Tensor, units: int, clip_bound: float) -> Tensor:
     integers = scaled.trunc().to(torch.int64)
     squares = (integers * integers).flatten(2).sum(dim=2)
     # Where float64 says less than 2 U^2, which NaN never is, int64 cannot have wrapped.
-    is_exact = scaled.square().flatten(2).sum(dim=2) < 2.0 * units * units
+    squares_of_reals = scaled.square().flatten(2).sum(dim=2)
+    is_exact = squares_of_reals < 2.0 * units * units
     # Never seen: a row that is too long all the same becomes zero, so that it is no
     # signal, as one that is not finite does.
     is_short = is_exact & (squares <= units * units)
@@ -128,8 +139,10 @@ def real_values(release: SanitizedGradients | IntegerSum) -> Tensor:
 
     Privacy: post-processing of DP output.
     """
-    scale = release.scale if isinstance(release, IntegerSum) else 1.0
-    return release.values.double() / scale
+    values = release.values.double()
+    if isinstance(release, IntegerSum):
+        return values / release.scale
+    return values
 
 
 def from_integers(total: Tensor, scale: float) -> Tensor:
@@ -143,4 +156,5 @@ def from_integers(total: Tensor, scale: float) -> Tensor:
     """
     # Remainders from 2^31 on are negative sums: U leaves each sign half the range.
     half = MODULUS // 2
-    return ((total.to(torch.int64) + half) % MODULUS - half).double() / scale
+    signed = (total.to(torch.int64) + half) % MODULUS - half
+    return signed.double() / scale

@@ -33,8 +33,8 @@ import numpy.typing as npt
 import torch
 from scipy.stats import chi2, kstest, norm
 
+from fedgs.audit.crafted_releases import FAR, released
 from fedgs.audit.finding import Check
-from fedgs.audit.releases import FAR, released
 from fedgs.config.integers import noise_units
 from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig

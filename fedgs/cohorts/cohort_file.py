@@ -22,8 +22,12 @@ from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.files import read_text, write_atomically
 from fedgs.privacy.selection_cost import SelectionCost
 
-MARK = "# selection: "
-NOT_PRIVATE, PRIVATE = "not private", "private "
+_MARK = "# selection: "  # begins the comment that tells of the selection
+# How the clients of a cohort were chosen.
+BY_THE_USER = "given"
+SELECTED_OPENLY = "not private"
+SELECTED_PRIVATELY = "private"
+# What a run's cohort adds to each of its epsilons.
 EXCLUDED = (
     "excludes cohort selection: the cohort was selected by accuracy without privacy, "
     "so this holds given who is in it; that somebody is in it is not protected"
@@ -36,7 +40,7 @@ TRAINED = (
     "excludes the questions that select cohorts by this classifier; cohorts.json, "
     "beside the run folder, states the selection as a whole"
 )
-GIVEN = "the cohort is the user's own: it was made without looking at private data"
+OWN_COHORT = "the cohort is the user's own: it was made without looking at private data"
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,14 @@ class Cohort:
 
     Attributes:
         names: client names, each once, at least one.
-        selection: "given" by the user, "not private" or "private".
+        selection: `BY_THE_USER`, `SELECTED_OPENLY` or `SELECTED_PRIVATELY`.
         cost: of a private selection, else None.
         selection_id: tells one private selection from another: two cohorts of the same
             one cost it once. "" is like no other.
     """
 
     names: tuple[str, ...]
-    selection: str = "given"
+    selection: str = BY_THE_USER
     cost: SelectionCost | None = None
     selection_id: str = ""
 
@@ -71,10 +75,10 @@ def write_cohort(path: Path, cohort: Cohort, title: str) -> None:
     """
     lines = [f"# {title}"]
     if cohort.cost is not None:
-        values = {**dataclasses.asdict(cohort.cost), "id": cohort.selection_id}
-        lines.append(MARK + PRIVATE + json.dumps(values))
-    elif cohort.selection == NOT_PRIVATE:
-        lines.append(MARK + NOT_PRIVATE)
+        values = dataclasses.asdict(cohort.cost) | {"id": cohort.selection_id}
+        lines.append(f"{_MARK}{SELECTED_PRIVATELY} {json.dumps(values)}")
+    elif cohort.selection == SELECTED_OPENLY:
+        lines.append(_MARK + SELECTED_OPENLY)
     lines.extend(cohort.names)
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
 
@@ -86,7 +90,8 @@ def check_names(names: Sequence[str]) -> None:
         UserError: a name that begins with #, has a line break, or outer spaces.
     """
     for name in names:
-        if name.startswith("#") or name != name.strip() or len(name.splitlines()) != 1:
+        is_one_line = len(name.splitlines()) == 1
+        if name.startswith("#") or name != name.strip() or not is_one_line:
             raise UserError(
                 f"client {name!r}: a cohort file cannot hold this name; rename the "
                 "client in the data"
@@ -107,12 +112,13 @@ def read_cohort(path: Path, setting: str = "cohort") -> Cohort:
     remedy = f"give --{setting} a text file with one client name a line"
     with wrap_error(Exception, f"{where}: cannot be read", remedy):
         text = read_text(path)
-    cohort, names = Cohort(()), list[str]()
-    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
-        if line.startswith(MARK):
-            if cohort.selection != "given":
+    cohort = Cohort(())
+    names: list[str] = []
+    for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
+        if line.startswith(_MARK):
+            if cohort.selection != BY_THE_USER:
                 raise UserError(f"{where}: line {number}: a second selection")
-            cohort = _selection(f"{where}: line {number}", line.removeprefix(MARK))
+            cohort = _selection(f"{where}: line {number}", line.removeprefix(_MARK))
         elif line and not line.startswith("#"):
             names.append(line)
     if not names:
@@ -127,15 +133,20 @@ def read_cohort(path: Path, setting: str = "cohort") -> Cohort:
 
 def _selection(where: str, words: str) -> Cohort:
     """Returns what a selection line says, without names."""
-    if words == NOT_PRIVATE:
-        return Cohort((), "not private")
+    if words == SELECTED_OPENLY:
+        return Cohort((), SELECTED_OPENLY)
     unknown = f"{where}: unknown selection"
     remedy = "select the cohort again with `fedgs select-clients`"
     with wrap_error((Exception, UserError), unknown, remedy):
         # Words of another kind are no JSON.
-        values = json.loads(words.removeprefix(PRIVATE))
+        values = json.loads(words.removeprefix(f"{SELECTED_PRIVATELY} "))
         cost = SelectionCost.from_json(values)
-    return Cohort((), "private", cost, str(values.get("id", "")))
+    return Cohort(
+        names=(),
+        selection=SELECTED_PRIVATELY,
+        cost=cost,
+        selection_id=str(values.get("id", "")),
+    )
 
 
 # ------------------------------------------------------------------ a run's cohort
@@ -150,10 +161,16 @@ def selection_condition(config: RunConfig) -> str | None:
     Raises:
         UserError: an unreadable cohort file.
     """
-    if config.cohort is None:
-        return TRAINED if config.method == COHORT_CLASSIFIER else None
-    found = read_cohort(Path(config.cohort)).selection
-    return {"given": GIVEN, "not private": EXCLUDED, "private": INCLUDED}[found]
+    if config.cohort is not None:
+        conditions = {
+            BY_THE_USER: OWN_COHORT,
+            SELECTED_OPENLY: EXCLUDED,
+            SELECTED_PRIVATELY: INCLUDED,
+        }
+        return conditions[read_cohort(Path(config.cohort)).selection]
+    if config.method == COHORT_CLASSIFIER:
+        return TRAINED
+    return None
 
 
 def selection_costs(configs: Iterable[RunConfig]) -> tuple[SelectionCost, ...]:
@@ -170,5 +187,7 @@ def selection_costs(configs: Iterable[RunConfig]) -> tuple[SelectionCost, ...]:
     costs: dict[object, SelectionCost] = {}
     for number, cohort in enumerate(found):
         if cohort.cost is not None:
-            costs[(cohort.selection_id or number), cohort.cost] = cohort.cost
+            # A cohort without an id is of a selection of its own, as far as is known.
+            which = cohort.selection_id or number
+            costs[which, cohort.cost] = cohort.cost
     return tuple(costs.values())

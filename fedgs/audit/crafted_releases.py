@@ -20,7 +20,7 @@ from fedgs.audit.bounds import Scores
 from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.terms import Terms
-from fedgs.mechanism.integers import real_values
+from fedgs.mechanism.integer_sums import real_values
 from fedgs.randomness import secret
 from fedgs.round.answer import release
 

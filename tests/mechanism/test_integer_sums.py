@@ -12,7 +12,7 @@ from scipy import stats
 from fedgs.config.integers import LEAST_NOISE, noise_units
 from fedgs.mechanism import discrete
 from fedgs.mechanism.discrete import MOST_STD, discrete_gaussian
-from fedgs.mechanism.integers import sanitize_integers, to_integers
+from fedgs.mechanism.integer_sums import sanitize_integers, to_integers
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 
