@@ -52,7 +52,7 @@ def test_new_folder_holds_settings_versions_and_an_empty_ledger(folder):
     stored = json.loads((folder.path / "config.json").read_text())
     assert stored == folder.config.to_flat() | {"counted": ""}
     versions = json.loads((folder.path / "versions.json").read_text())
-    assert versions["format"] == 2
+    assert versions["format"] == 3
     assert versions["torch"] == torch.__version__.split("+")[0]
     assert [*folder.read_ledger().bound] == ["config.json", "salt"]
     assert folder.read_ledger().length == 0
