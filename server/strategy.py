@@ -111,11 +111,9 @@ class FederatedGan(SilentStrategy):
         """Logs what is about to run."""
         log(
             INFO,
-            "%s: %s clients on %d nodes, %d rounds, run folder %s",
-            self.config.methods,
-            self.config.num_clients,
+            "%s; %d nodes, run folder %s",
+            described(self.config),
             self.config.num_nodes,
-            self.config.num_rounds,
             self.folder.path,
         )
 

@@ -108,7 +108,7 @@ def test_folder_that_cannot_be_made_leaves_nothing_behind(
         ("config.json", '{"num_rounds": 3', "config.json: .*restore it from a backup"),
         ("config.json", '{"no_such": 1}', "no_such: unknown setting"),
         ("versions.json", "", "versions.json: .*restore it from a backup"),
-        ("versions.json", '{"format": 1}', "format 1, .* reads 2; use the version"),
+        ("versions.json", '{"format": 1}', "format 1, .* reads 3; use the version"),
     ],
 )
 def test_folder_that_is_no_run_of_this_version_is_refused(folder, name, content, words):
