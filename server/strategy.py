@@ -16,6 +16,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from fedgs.config.recipes import described
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.mechanism.masks import Announced, Attempt, MaskedSum
