@@ -48,6 +48,7 @@ def answer(message: Message, context: Context) -> Message:
     try:
         asked = message.content.config_records[PAYLOAD_RECORD]
         members = members_of(str(asked["run_folder"]))
+        # Flower keeps it between questions, and hands it to no other client.
         if OWN not in context.state:
             context.state[OWN] = ConfigRecord({})
         found = members.answer(client, asked, context.state.config_records[OWN])

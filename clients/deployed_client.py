@@ -60,7 +60,7 @@ from fedgs.runs.run_folder import node_folder, remove_states_after, state_rounds
 OWN_SETTINGS = frozenset(settings_with("of_client"))
 # What a server may not choose for a client beyond these: see `agreed`.
 NEUTRAL: dict[str, Any] = {"corruption": "none", "output": "", "num_workers": 1}
-NAME = re.compile(r"[0-9a-f]{16}")  # of a run, or of a start of its server
+DRAWN_NAME = re.compile(r"[0-9a-f]{16}")  # of a run, or of a start of its server
 RELEASE = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})/([0-9a-f]{64}|)")  # see `Received`
 # By a server that has nothing of this node yet.
 NOTHING_TOLD = {"start": "0" * 16, "since": 0, "answered": ""}
@@ -110,6 +110,7 @@ class DeploymentConfig:
             others = {"name", "state_dir", "limits", "key", "peers", "min_peers"}
             known = ", ".join(sorted(OWN_SETTINGS | others))
             raise UserError(f"{unknown[0]}: unknown in --node-config; give {known}")
+        # This process may be started from any folder.
         values["data"] = sources.with_absolute_path(values["data"])
         RunConfig.from_flat(values)  # checks each value
         site = cls(name, state_dir, values, limits, peers)
@@ -125,6 +126,7 @@ class DeploymentConfig:
         limits = Limits()
         if self.limits is not None:
             limits = Limits.read(self.limits)
+        # Beside the runs' own folders, for it goes on over all of them.
         if limits.state_dir is None:
             limits = dataclasses.replace(limits, state_dir=self.state_dir / "releases")
         return limits
@@ -232,7 +234,7 @@ class DeployedClient:
 
     def __post_init__(self) -> None:
         """Checks the name that comes from the server."""
-        if not NAME.fullmatch(self.run_id):
+        if not DRAWN_NAME.fullmatch(self.run_id):
             raise UserError("run_id of the server: not 16 hexadecimal digits; refused")
 
     @property
@@ -329,6 +331,7 @@ class DeployedClient:
             worker = self._make_from(settings, told.start)
         except ClientRefused as refusal:
             return Joined(released, refusal=refusal)
+        # Only now: a run that was refused leaves nothing behind.
         if not self._settings_file.exists():
             make_folder(self.folder, 0o700)
             write_json(self._settings_file, dict(settings))
@@ -521,6 +524,7 @@ def settings_of(payload: Mapping[str, object]) -> dict[str, Any]:
     """
     check_protocol("the server", payload.get("protocol"), "this client")
     settings: Any = None
+    # Whatever came, the text of the refusal quotes nothing of it.
     with contextlib.suppress(TypeError, ValueError):
         settings = json.loads(payload.get("settings"))  # type: ignore
     if not isinstance(settings, dict):
@@ -552,7 +556,7 @@ def told_of(payload: Mapping[str, object]) -> Told:
     since = payload.get("since")
     answered = payload.get("answered")
     last = RELEASE.fullmatch(str(answered))
-    is_valid = NAME.fullmatch(start) and (last or answered == "")
+    is_valid = DRAWN_NAME.fullmatch(start) and (last or answered == "")
     if type(since) is not int or since < 0 or not is_valid:
         raise UserError("request without what the server has of this node: refused")
     received = None

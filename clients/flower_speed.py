@@ -244,7 +244,8 @@ def make_resident(client_app: ClientApp) -> None:
     modules: Iterable[Any] = map(import_module, names)
     loop, command, connection, retry = modules
     # Only in this module: the rest of Flower keeps its clock.
-    loop.time = waiting = Waiting()
+    waiting = Waiting()
+    loop.time = waiting
     stock_push = loop._push_messages
     loop._push_messages = _answering(client_app, loop, waiting, stock_push)
     # No Runtime API: nobody else answers. Of the server, only its end is used.
@@ -254,7 +255,9 @@ def make_resident(client_app: ClientApp) -> None:
     command.start_client_internal = lasting(command.start_client_internal)
     # Whose key is not known (any more) connects again; Flower's ends the process.
     connection.flwr_exit = refused_unless_final(connection.flwr_exit)
-    connection.os = retry.os = SimpleNamespace(getpid=os.getpid, kill=_refused)
+    without_kill = SimpleNamespace(getpid=os.getpid, kill=_refused)
+    connection.os = without_kill
+    retry.os = without_kill
     hasten_pulls()
 
 
@@ -297,6 +300,7 @@ def _answer(client_app: ClientApp, state: Any, store: Any, announced: Any) -> An
         part.object_id: store.get(part.object_id) for part in iterate_object_tree(tree)
     }
     message: Any = inflate_object_from_contents(name, parts)
+    # The one from the store has lost its id, by which the reply refers to it.
     message.metadata.__dict__["_message_id"] = name
     series = state.get_run(announced.metadata.run_id).series_id
     return client_app(message=message, context=state.get_run_series_context(series))

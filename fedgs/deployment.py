@@ -219,7 +219,8 @@ def toml_value(name: str, value: str | int | float | bool) -> str:
 def full_environment(more: Mapping[str, str]) -> dict[str, str]:
     """Returns this process's environment with this installation's commands first."""
     # Flower starts its commands by name: these must be the ones of this installation.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    own = str(Path(sys.executable).parent)
+    path = os.pathsep.join([own, os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, **more}
 
 

@@ -29,7 +29,7 @@ from fedgs.errors import UserError, wrap_error
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
     from fedgs.shapes import TensorDict
 
-REMEDY = "restore it from a backup, or start again with another --output"
+RESTORE = "restore it from a backup, or start again with another --output"
 SEAL = "sha256:"  # begins the hash of tensors in a file's metadata
 TEMPORARY_NAME = re.compile(r"\.(.+)\.([0-9]+)")
 MOST_NAME_BYTES = 255  # of one name, on every common file system
@@ -298,10 +298,10 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: missing or malformed.
     """
-    with wrap_error(Exception, f"{path}: cannot be read", REMEDY):
+    with wrap_error(Exception, f"{path}: cannot be read", RESTORE):
         content = json.loads(read_text(path))
     if not isinstance(content, dict):
-        raise UserError(f"{path}: is not a JSON object; {REMEDY}")
+        raise UserError(f"{path}: is not a JSON object; {RESTORE}")
     return content
 
 
@@ -414,13 +414,13 @@ def check_tensors(path: Path) -> None:
     seal = SEAL + tensors_hash(path.read_bytes())
     if seals != [seal]:
         raise UserError(
-            f"{path}: its tensors are not those that were written; {REMEDY}"
+            f"{path}: its tensors are not those that were written; {RESTORE}"
         )
 
 
 @contextlib.contextmanager
 def _opened_tensors(path: Path, framework: str = "pt") -> Iterator[Any]:
-    with wrap_error(Exception, f"{path}: cannot be read", REMEDY):
+    with wrap_error(Exception, f"{path}: cannot be read", RESTORE):
         check_regular(path)
         with safe_open(path, framework=framework) as file:
             yield file

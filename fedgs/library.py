@@ -108,12 +108,15 @@ def planned(
     Raises:
         UserError: bad input.
     """
-    given = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}
+    given: dict[str, Scalar | None] = {}
+    for name, value in settings.items():
+        given[name] = str(value) if isinstance(value, Path) else value
     recipe = recipe or DEFAULT
     if isinstance(recipe, str):
         config = named_recipe(recipe)
     else:
         config = recipe
+    # Settings that are given as they are stay so: only a recipe is fitted to the data.
     is_open = isinstance(recipe, str) and is_fitted(config)
     load_images: Load = load_data
     if images is not None:
@@ -129,7 +132,7 @@ def planned(
         config = with_held_out(config, given)
     if is_open:
         config, data = fitted_to_data(config, given, load_images)
-        load_images = lambda config: data  # noqa: E731
+        return config, lambda config: data  # they have been read for the fit
     return config, load_images
 
 

@@ -4,7 +4,7 @@ import secrets
 from typing import Any
 
 from fedgs.errors import UserError
-from fedgs.files import REMEDY, read_json, write_json
+from fedgs.files import RESTORE, read_json, write_json
 from fedgs.runs.run_folder import RunFolder
 
 _FILE = "deployment.json"
@@ -23,7 +23,7 @@ def kept_of(folder: RunFolder) -> dict[str, Any]:
     if not path.exists():
         # With a new run_id its clients would take it for another run.
         if folder.read_ledger().length:
-            raise UserError(f"{path}: is missing, the run has released; {REMEDY}")
+            raise UserError(f"{path}: is missing, the run has released; {RESTORE}")
         nodes = list(folder.config.node_names)
         write_json(path, {"run_id": secrets.token_hex(8), "nodes": nodes})
     return read_json(path)

@@ -79,8 +79,13 @@ class Nodes:
         )
         events = self.folder.read_ledger().events
         self.roll = RollCall(grid, self.folder, self.config, events, self.progress)
-        addresses = self.roll.addresses
-        self.exchange = Messenger(grid, addresses, OVER_HTTP, self.progress, self.roll)
+        self.exchange = Messenger(
+            grid=grid,
+            addresses=self.roll.addresses,  # which grow while nodes join
+            polling=OVER_HTTP,
+            progress=self.progress,
+            roll=self.roll,
+        )
 
     def wait(self) -> None:
         """Waits until enough nodes of a deployment have joined.
@@ -220,7 +225,8 @@ class Nodes:
 
     def failures(self) -> list[str]:
         """Returns why nodes did not answer the last request; public texts."""
-        return [reason for _, reason in sorted(self.exchange.reasons.items())]
+        reasons = self.exchange.reasons
+        return [reasons[node] for node in sorted(reasons)]
 
     def titles(self, nodes: Sequence[int]) -> str:
         """Returns what nodes are called for people."""

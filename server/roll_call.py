@@ -114,6 +114,20 @@ class _Query(NamedTuple):
     active_since: str
 
 
+class _LastRelease(NamedTuple):
+    """What the server has of a node, which the node's own count must have as well.
+
+    Attributes:
+        start: name of the server's start that asked for it.
+        round: that it answers.
+        key: masking key; empty without masks, or where it is not known.
+    """
+
+    start: str
+    round: int
+    key: str = ""
+
+
 class RollCall:
     """The nodes of a deployment: who they are, who joined, under which address.
 
@@ -133,8 +147,7 @@ class RollCall:
         round: the last round that was asked for, or that the run goes on from.
         counted: node -> round -> its events in the ledger, without those of this start;
             a masked attempt asks some of a round's nodes.
-        answered: name -> start, round and masking key of the last release that came, in
-            time or late, valid or not; "" for a key that is not known.
+        answered: name -> the last release that came, in time or late, valid or not.
     """
 
     def __init__(
@@ -152,9 +165,9 @@ class RollCall:
         self.progress = progress
         kept = kept_of(folder)
         self.run_id = str(kept["run_id"])
-        self.answered: dict[str, tuple[str, int, str]] = {}
-        for name, (start, round, *key) in kept.get("answered", {}).items():
-            self.answered[name] = (start, round, "".join(key))
+        self.answered: dict[str, _LastRelease] = {}
+        for name, release in kept.get("answered", {}).items():
+            self.answered[name] = _LastRelease(*release)
         self.start = secrets.token_hex(8)
         self.round = folder.last_round
         self.since = folder.last_round
@@ -269,7 +282,7 @@ class RollCall:
 
     def add_answer(self, node: int, round: int, seconds: float) -> None:
         """Notes a node's valid answer; round 0 is its preparation."""
-        name = self.config.node_names[node]
+        name = self._name(node)
         log_event("answered", node=name, round=round, outcome="ok", seconds=seconds)
         if round:
             self.seen[node] = round
@@ -277,12 +290,12 @@ class RollCall:
 
     def add_release(self, node: int, sent: SentRequest) -> None:
         """Notes that a node has released, whether its answer is valid or not."""
-        name = self.config.node_names[node]
+        name = self._name(node)
         key = ""
         # A node that is not in the list has nothing to release, whatever it answers.
         if isinstance(sent, MaskedRequest) and node in sent.attempt.keys:
             key = sent.attempt.keys[node].public.hex()
-        self.answered[name] = (self.start, content_of(sent).round, key)
+        self.answered[name] = _LastRelease(self.start, content_of(sent).round, key)
 
     def add_late(self, node: int | None, reply: Message) -> None:
         """Notes a release that nobody waits for any more: it has left its client.
@@ -292,18 +305,18 @@ class RollCall:
         if node is None or reply.has_error():
             return
         # Not decoded: the round may be over, but the node's count has this release.
-        record = reply.content.config_records.get(PAYLOAD_RECORD) or ConfigRecord()
+        record = _record_of(reply)
         round = record.get("round")
         if type(round) is not int:
             return
-        name = self.config.node_names[node]
-        start, last, _ = self.answered.get(name, ("", 0, ""))
-        if start != self.start or round > last:
-            self.answered[name] = (self.start, round, "")
+        name = self._name(node)
+        last = self.answered.get(name)
+        if last is None or last.start != self.start or round > last.round:
+            self.answered[name] = _LastRelease(self.start, round)
 
     def told(self, node: int) -> dict[str, Any]:
         """Returns what a node is told with every request: which answer it must know."""
-        answered = self.answered.get(self.config.node_names[node], ())
+        answered = self.answered.get(self._name(node), ())
         return {
             "start": self.start,
             "since": self.since,
@@ -321,7 +334,10 @@ class RollCall:
         if not public:
             return True
         key: Any = load_pem_public_key(public)
-        return is_signed(key, self.run_id, self.config.node_names[node], announced)
+        return is_signed(key, self.run_id, self._name(node), announced)
+
+    def _name(self, node: int) -> str:
+        return self.config.node_names[node]
 
     def _push(self, to: dict[int, int | None], kind: str, payload: Any) -> None:
         record = RecordDict({PAYLOAD_RECORD: ConfigRecord(payload)})
@@ -337,11 +353,11 @@ class RollCall:
         self._retry_at[address] = time.monotonic() + ASK_AGAIN_SECONDS
         title = f"node {address}"
         if node is not None:
-            title = self.config.node_names[node]
+            title = self._name(node)
         try:
             if reply.has_error():
                 raise UserError(one_line(reply.error.reason))
-            record = reply.content.config_records.get(PAYLOAD_RECORD) or ConfigRecord()
+            record = _record_of(reply)
             if node is None:
                 self._invite(address, record.get("name"), record.get("protocol", 1))
             else:
@@ -385,7 +401,7 @@ class RollCall:
 
     def _admit(self, address: int, node: int, record: Mapping[str, Any]) -> None:
         """Takes a node in, if its state is that of its last answered round."""
-        name = self.config.node_names[node]
+        name = self._name(node)
         seen = record.get("round")
         if type(seen) is not int:
             raise UserError("joined without saying which round it has seen")
@@ -419,7 +435,7 @@ class RollCall:
         if needs_all or seen < 0:
             remedy = f"restore its {self.run_id}/ only, never an older releases/"
             raise UserError(f"{text}; {remedy}")
-        log(WARNING, "roll call: %s: %s", self.config.node_names[node], text)
+        log(WARNING, "roll call: %s: %s", self._name(node), text)
 
     def check_ledger(self, node: int, released: object) -> None:
         """Ends the run where a node has released more than the ledger has.
@@ -447,13 +463,18 @@ class RollCall:
         ]
         if lost:
             text = (
-                f"{self.config.node_names[node]} has released more than this run's "
+                f"{self._name(node)} has released more than this run's "
                 f"ledger says (rounds {first_n(lost, 10)}): this server was restored "
                 "from an older backup. The run has ended; put the newest copy of the "
                 "whole run folder back, or start a new run"
             )
             self.folder.mark_behind(text)
             raise RunStopped(text)
+
+
+def _record_of(reply: Message) -> ConfigRecord:
+    """Returns what a reply carries; an empty record where it carries none."""
+    return reply.content.config_records.get(PAYLOAD_RECORD) or ConfigRecord()
 
 
 def public_settings(config: RunConfig) -> dict[str, Any]:

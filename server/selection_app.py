@@ -38,7 +38,8 @@ def main(grid: Grid, context: Context) -> None:
         strategy.start(grid)
         ask = functools.partial(ask_nodes, strategy.nodes, stop)
         weights = (folder.path / GENERATOR).read_bytes()
-        write_json(flower / OUTCOME, ask_cohorts(folder.path.parent, weights, ask))
+        outcome = ask_cohorts(folder.path.parent, weights, ask)
+        write_json(flower / OUTCOME, outcome)
 
 
 def ask_nodes(

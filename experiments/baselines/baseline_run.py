@@ -24,7 +24,7 @@ from fedgs.config.run_config import NetworkConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError, wrap_error
-from fedgs.files import REMEDY, read_json, read_json_lines
+from fedgs.files import RESTORE, read_json, read_json_lines
 from fedgs.privacy.accountant import (
     AS_PUBLISHED,
     CHANGES,
@@ -424,7 +424,7 @@ def open_run(path: str | Path, typed: str = "") -> BaselineRun:
             f"{path}: is no run of `fedgs baseline` ({BASELINE} is missing)"
         )
     content = read_json(folder.path / BASELINE)
-    with wrap_error(Exception, f"{folder.path / BASELINE}: corrupted", REMEDY):
+    with wrap_error(Exception, f"{folder.path / BASELINE}: corrupted", RESTORE):
         method = find(content["name"], is_typed=content["name"] == typed)
         settings = made_settings(method, content["settings"])
         shape = tuple(content["facts"].pop("image_shape"))

@@ -37,7 +37,7 @@ from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from fedgs.methods.base import Hosted, Request
 from fedgs.round.answer import raw_answers
 from fedgs.round.local import LocalNodes, train_nodes
-from fedgs.round.messages import Release, SentRequest, content_of
+from fedgs.round.messages import NodeRelease, SentRequest, content_of
 from fedgs.round.node import Node
 from fedgs.round.preparation import new_run
 from fedgs.round.run import Stop, stop_on_signal
@@ -76,7 +76,7 @@ class ProbedNode(Node):
 
     norms: Tensor | None = None
 
-    def answer(self, sent: SentRequest) -> Release | None:
+    def answer(self, sent: SentRequest) -> NodeRelease | None:
         """Answers as every node does."""
         answer = super().answer(sent)
         self.norms = None
@@ -107,7 +107,7 @@ class ProbedNodes(LocalNodes):
         super().__init__(folder.config, data, folder.private)
         self.path = folder.path / FILE
 
-    def answers(self, request: Request) -> Sequence[Release]:
+    def answers(self, request: Request) -> Sequence[NodeRelease]:
         """Answers as `LocalNodes` does, then writes the norms."""
         answers = super().answers(request)
         if not answers:  # the clients refused

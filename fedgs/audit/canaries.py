@@ -29,7 +29,7 @@ from fedgs.methods.base import Hosted, Request
 from fedgs.methods.schedule import clients_of, select
 from fedgs.round.answer import answer_of, raw_answers
 from fedgs.round.local import LocalNodes
-from fedgs.round.messages import Release
+from fedgs.round.messages import NodeRelease
 from fedgs.shapes import PerSampleGrads
 
 LENGTH = 10.0  # of a canary's gradient, in units of C
@@ -141,7 +141,7 @@ class CanaryNodes(LocalNodes):
         self.releases = np.zeros(len(canaries.clients))
         self.sums = np.zeros(len(canaries.clients))
 
-    def answers(self, request: Request) -> Sequence[Release]:
+    def answers(self, request: Request) -> Sequence[NodeRelease]:
         """Answers a request with all nodes concerned and keeps the scores."""
         answers = super().answers(request)
         nodes = [answer.node_id for answer in answers]
@@ -155,7 +155,7 @@ class CanaryNodes(LocalNodes):
     def _refusal(self, node_id: int, request: Request) -> str:
         return ""  # a client's own count has no part in this
 
-    def _answer(self, node_id: int, request: Request) -> Release | None:
+    def _answer(self, node_id: int, request: Request) -> NodeRelease | None:
         config = of_gs_wgan(self.config)
         hosted = config.hosting.hosted(node_id)
         if request.round > 0:
@@ -184,7 +184,7 @@ class CanaryNodes(LocalNodes):
         return total
 
     def _watch(
-        self, request: Request, answers: Sequence[Release], known: Sequence[Tensor]
+        self, request: Request, answers: Sequence[NodeRelease], known: Sequence[Tensor]
     ) -> None:
         by_node = {
             answer.node_id: real_values(answer).sum(0) - others

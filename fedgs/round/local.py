@@ -21,7 +21,7 @@ from fedgs.methods.base import Request
 from fedgs.methods.schedule import nodes_of
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.process import keep_freed_memory
-from fedgs.round.messages import Release
+from fedgs.round.messages import NodeRelease
 from fedgs.round.node import Node
 from fedgs.round.run import Report, RunSession, Stop
 from fedgs.runs.run_folder import RunFolder
@@ -104,7 +104,7 @@ class LocalNodes:
         is_hurried = error[:1] == (KeyboardInterrupt,)
         self.pool.shutdown(wait=not is_hurried, cancel_futures=True)
 
-    def answers(self, request: Request) -> Sequence[Release]:
+    def answers(self, request: Request) -> Sequence[NodeRelease]:
         """Answers a request with all nodes concerned; a failing node raises.
 
         If the clients of one node refuse, no node trains, and nobody answers: the run
@@ -138,7 +138,7 @@ class LocalNodes:
         for node in list(self.nodes.values()):
             node.save(keep_round)
 
-    def _answer(self, node_id: int, request: Request) -> Release | None:
+    def _answer(self, node_id: int, request: Request) -> NodeRelease | None:
         return self._node(node_id).answer(request)
 
     def _node(self, node_id: int) -> Node:

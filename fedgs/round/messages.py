@@ -61,7 +61,7 @@ ANSWER_FIELDS = frozenset(
 )
 NEXT_KEY = "next_key"  # of a masked answer
 Answer = SanitizedGradients | MaskedSum  # in Flower
-Release = Answer | IntegerSum  # the last one in the local engine
+NodeRelease = Answer | IntegerSum  # the last one in the local engine
 MOST_ATTEMPTS = 10_000  # of one round
 FOREIGN_CHARACTERS = 200  # of a foreign text, in one log line
 
@@ -215,7 +215,7 @@ def decode_key(payload: Mapping[str, object]) -> Announced:
 
 
 def encode_answer(
-    answer: Release | None, config: ResolvedConfig, sent: SentRequest
+    answer: NodeRelease | None, config: ResolvedConfig, sent: SentRequest
 ) -> Payload:
     """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
 
@@ -333,7 +333,7 @@ def _decode_answer(
 
 
 def sum_of(
-    config: ResolvedConfig, request: Request, answers: Sequence[Release]
+    config: ResolvedConfig, request: Request, answers: Sequence[NodeRelease]
 ) -> SanitizedGradients:
     """Returns what a secure aggregation opens: the sum of all listed nodes' releases.
 

@@ -26,7 +26,7 @@ from fedgs.privacy.client_limits import ALLOW_ALL, ClientRefused, Limits
 from fedgs.round.answer import answer_of
 from fedgs.round.messages import (
     MaskedRequest,
-    Release,
+    NodeRelease,
     SentRequest,
     content_of,
     decode_request,
@@ -92,7 +92,7 @@ class Node:
         """
         return decode_request(payload, self.config)
 
-    def answer(self, sent: SentRequest) -> Release | None:
+    def answer(self, sent: SentRequest) -> NodeRelease | None:
         """Trains, releases and remembers; a repeated request gets the stored answer.
 
         A method without discriminators needs no state of the rounds before. The local
@@ -132,7 +132,7 @@ class Node:
             # The discriminators have trained on these fakes already.
             request = dataclasses.replace(request, trainees=())
         if self.config.is_masked:
-            answer = self._masked_release(request, sent)
+            answer = self._masked(request, sent)
         else:
             answer = self._release(request)
         self.state.keep_answer(answer, request.round, digest, common_digest)
@@ -175,14 +175,14 @@ class Node:
         """Writes the state and the stored answer, if they changed; see `NodeState`."""
         self.state.save(keep_round, is_durable)
 
-    def _release(self, request: Request) -> Release | None:
+    def _release(self, request: Request) -> NodeRelease | None:
         """Counts a release, then computes it."""
         event = self.limits.event_of(request)
         if event is not None:
             self.limits.charge(event)
         return self._computed(request)
 
-    def _masked_release(self, request: Request, sent: SentRequest) -> Release | None:
+    def _masked(self, request: Request, sent: SentRequest) -> NodeRelease | None:
         """Counts a release under its key, then computes and masks it.
 
         Raises:
@@ -204,8 +204,13 @@ class Node:
         has_room = self._has_room_after(request.round)
         return self._masks.mask(node_sum, key, sent, has_room)
 
-    def _computed(self, request: Request) -> Release | None:
-        hosted = Hosted(self.data, self.hosted, self.node_id, self.state.discriminators)
+    def _computed(self, request: Request) -> NodeRelease | None:
+        hosted = Hosted(
+            data=self.data,
+            clients=self.hosted,
+            node_id=self.node_id,
+            discriminators=self.state.discriminators,
+        )
         return answer_of(self.config, hosted, request)
 
     def _has_room_after(self, round: int) -> bool:

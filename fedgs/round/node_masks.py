@@ -138,10 +138,10 @@ class NodeMasks:
         next_key = b""
         if may_release_again:
             next_key = announced.pack()
-        asked = self._told(sent.request)
-        return mask(node_sum, key, sent.attempt, asked, next_key)
+        context = self._context(sent.request)
+        return mask(node_sum, key, sent.attempt, context, next_key)
 
-    def _told(self, request: Request) -> MaskContext:
+    def _context(self, request: Request) -> MaskContext:
         """Returns what all listed nodes must have been told for their masks to cancel.
 
         The settings too: a server that asks the others for less noise than this node

@@ -19,7 +19,7 @@ from fedgs.mechanism.integer_sums import IntegerSum
 from fedgs.mechanism.masks import MaskedSum, received_masked
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.methods import phase_with_discriminators
-from fedgs.round.messages import NEXT_KEY, Release
+from fedgs.round.messages import NEXT_KEY, NodeRelease
 from fedgs.runs.run_folder import (
     old_states,
     read_state,
@@ -27,8 +27,7 @@ from fedgs.runs.run_folder import (
     state_path,
     state_rounds,
 )
-from fedgs.shapes import Release as ReleaseValues
-from fedgs.shapes import TensorDict
+from fedgs.shapes import Release, TensorDict
 
 _DIGEST = "digest"  # in a state's metadata: the hash of what was answered
 _COMMON_DIGEST = "asked"  # there too: what all masked attempts of the round ask alike
@@ -52,7 +51,7 @@ class NodeState:
         self.folder = folder
         self.round = -1
         self.discriminators: Discriminators | None = None
-        self.answer: Release | None = None
+        self.answer: NodeRelease | None = None
         self.digest = ""
         self.common_digest: str | None = None
         self.is_saved = True
@@ -113,7 +112,7 @@ class NodeState:
 
     def keep_answer(
         self,
-        answer: Release | None,
+        answer: NodeRelease | None,
         round: int,
         digest: str,
         common_digest: str | None,
@@ -126,7 +125,7 @@ class NodeState:
         Raises:
             TypeError: an answer of another type than this run's.
         """
-        only: type[Release] = SanitizedGradients
+        only: type[NodeRelease] = SanitizedGradients
         if self._config.is_masked:
             only = MaskedSum
         elif self._config.secure_aggregation:
@@ -194,7 +193,7 @@ class NodeState:
             self.answer = self._stored(values, metadata.get(NEXT_KEY, ""))
         self.is_saved = True
 
-    def _stored(self, values: ReleaseValues, next_key: str) -> Release:
+    def _stored(self, values: Release, next_key: str) -> NodeRelease:
         """Returns a stored answer of the state's round."""
         if self._config.is_masked:
             packed_key = bytes.fromhex(next_key)

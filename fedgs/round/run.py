@@ -47,7 +47,7 @@ from fedgs.round.checkpoint import (
     server_tensors,
 )
 from fedgs.round.codec import rounded
-from fedgs.round.messages import Release, sum_of
+from fedgs.round.messages import NodeRelease, sum_of
 from fedgs.runs.run_folder import RunFolder
 from fedgs.shapes import TensorDict
 
@@ -293,7 +293,7 @@ class RunSession(Session):
         return _Round(None, request, pending, buffers, time.monotonic())
 
     def finish(
-        self, answers: Sequence[Release], failures: Sequence[str] = ()
+        self, answers: Sequence[NodeRelease], failures: Sequence[str] = ()
     ) -> dict[str, Any]:
         """Takes the generator's step from a round's answers; writes what is due.
 
@@ -350,7 +350,7 @@ class RunSession(Session):
             )
 
     def _opened(
-        self, asked: "_Round", answers: Sequence[Release]
+        self, asked: "_Round", answers: Sequence[NodeRelease]
     ) -> list[SanitizedGradients]:
         """Returns the nodes' releases; of a secure aggregation their sum alone.
 

@@ -330,7 +330,7 @@ class RunFolder:
         prefix = "ledger_" if name == CHECKPOINT else ""
         numbers = content.get("round", -1), content.get(f"{prefix}length", -1)
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise UserError(f"{path}: corrupted; {files.REMEDY}")
+            raise UserError(f"{path}: corrupted; {files.RESTORE}")
         return Witness(name, *numbers, content.get(f"{prefix}head", ""))
 
     def _bound_to(self, name: str) -> Witness | None:
@@ -342,7 +342,7 @@ class RunFolder:
         words = files.read_metadata(path).get("ledger", "").split()
         if len(words) < 2 or not words[0].isdecimal():
             problem = "does not say under which ledger it was made"
-            raise UserError(f"{path}: {problem}; {files.REMEDY}")
+            raise UserError(f"{path}: {problem}; {files.RESTORE}")
         return Witness(name, 0, int(words[0]), words[1])
 
     def _verify(self, ledger: Chain[Any], witnesses: Iterable[Witness]) -> None:
@@ -484,7 +484,7 @@ class RunFolder:
         path = files.inside(folder, commit.get("file"), f"{CHECKPOINT}: file")
         broken = f"{path}: corrupted checkpoint"
         with wrap_error(
-            (OSError, KeyError, TypeError, ValueError), broken, files.REMEDY
+            (OSError, KeyError, TypeError, ValueError), broken, files.RESTORE
         ):
             if hashlib.sha256(path.read_bytes()).hexdigest() != commit["sha256"]:
                 raise ValueError("of another hash")
@@ -507,7 +507,7 @@ class RunFolder:
         files.check_tensors(path)
         record = self._seen_by(RECORD)  # nothing of a published folder
         if record and (made := self._bound_to(AVERAGE)) and made.head != record.head:
-            raise UserError(f"{path}: is of another ledger; {files.REMEDY}")
+            raise UserError(f"{path}: is of another ledger; {files.RESTORE}")
         return files.read_tensors(path)[0]
 
     def save_generator(
@@ -620,7 +620,7 @@ def read_state(path: Path) -> "tuple[TensorDict, dict[str, str]]":
     tensors, metadata = files.read_tensors(path)
     written = tensors.pop(STATE_HASH, None)
     if written is None or written.tolist() != [*_state_hash(tensors, metadata)]:
-        raise UserError(f"{path}: corrupted state, of another hash; {files.REMEDY}")
+        raise UserError(f"{path}: corrupted state, of another hash; {files.RESTORE}")
     return tensors, metadata
 
 

@@ -12,7 +12,7 @@ from fedgs.config.fields import shortened
 from fedgs.config.plugins import COHORT_CLASSIFIER
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
-from fedgs.files import REMEDY
+from fedgs.files import RESTORE
 from fedgs.gan.models import build_generator, sample_labels, sample_latents
 from fedgs.randomness import stream
 from fedgs.runs.run_folder import RunFolder
@@ -48,7 +48,7 @@ def load_generator(folder: RunFolder) -> nn.Module:
         stored = committed[1].items()
         tensors = {n[4:]: v for n, v in stored if n.startswith("ema.")}
     problem = f"{folder.path}: has no generator of this run"
-    with wrap_error(Exception, problem, REMEDY):
+    with wrap_error(Exception, problem, RESTORE):
         generator.load_state_dict(tensors)
     return generator.eval()
 

@@ -62,7 +62,8 @@ def make_certificates(
     for name in clients:
         check_name(name)
     # This machine too, for `submit` on the server or by tunnel. Each name once.
-    names = [*dict.fromkeys(_host(host) for host in (*hosts, *THIS_MACHINE))]
+    all_names = [_host(host) for host in (*hosts, *THIS_MACHINE)]
+    names = list(dict.fromkeys(all_names))
     remedy = "choose another folder for the certificates"
     with wrap_error(OSError, f"{folder}: cannot be written", remedy):
         make_folder(folder, 0o700)

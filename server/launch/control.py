@@ -192,8 +192,10 @@ def _refusals(what: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        text, code = f"{error.response.status_code} {error.response.text}", None
-        if (refusal := FlowerError.from_json(error.response.text)) is not None:
+        text = f"{error.response.status_code} {error.response.text}"
+        code = None
+        refusal = FlowerError.from_json(error.response.text)
+        if refusal is not None:
             text = f"{refusal.message} {refusal.public_details or ''}".strip()
             code = refusal.code
         raise FlowerFailed(f"{what}: the server says: {text}", code) from error

@@ -114,8 +114,8 @@ def _project(submission: Submission) -> str:
         known["run_folder"] = submission.resume
     else:
         known |= submission.settings
-    config = "".join(f"{key} = {toml_value(key, known[key])}\n" for key in known)
-    return app_project(config)
+    lines = [f"{key} = {toml_value(key, value)}\n" for key, value in known.items()]
+    return app_project("".join(lines))
 
 
 def submit(submission: Submission) -> int:

@@ -11,7 +11,7 @@ import runs
 import tiny
 from command_line import refused
 from fedgs.app.commands import audit
-from fedgs.audit import mechanism, noise, one_run, worst_case
+from fedgs.audit import mechanism, noise_check, one_run, worst_case
 from fedgs.audit.finding import CONFIDENCE
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.round.preparation import resolve
@@ -28,7 +28,7 @@ SETTINGS |= {"discriminator_steps": 1, "warm_start_rounds": 1}
 
 @pytest.fixture(autouse=True)
 def _little_noise(monkeypatch):
-    monkeypatch.setattr(noise, "NUM_DRAWS", 60_000)
+    monkeypatch.setattr(noise_check, "NUM_DRAWS", 60_000)
 
 
 @pytest.fixture

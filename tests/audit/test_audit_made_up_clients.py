@@ -10,7 +10,7 @@ import pytest
 
 import planted
 from command_line import flags, printed
-from fedgs.audit import noise, worst_case
+from fedgs.audit import noise_check, worst_case
 from fedgs.audit.crafted_releases import audited
 from fedgs.audit.finding import HOLDS, REFUTED, Check
 from fedgs.audit.worst_case import check_method, made_up
@@ -214,7 +214,7 @@ def test_the_command_refutes_a_method_of_others_by_made_up_clients(
     remembering = code.replace(FORGETFUL, REMEMBERS) + "\nSEEN = []\n"
     assert "SEEN.append" in remembering
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(noise, "NUM_DRAWS", 60_000)
+    monkeypatch.setattr(noise_check, "NUM_DRAWS", 60_000)
     own = {"data": "digits", "num_clients": 12, "clients_per_node": 4, "seed": 1}
     own |= {"target_epsilon": 8}
     for name, text in (("honest", code), ("remembering", remembering)):
@@ -250,7 +250,7 @@ def test_public_data_that_are_gone_leave_the_other_checks(
     )
     folder = RunFolder.create(config)
     monkeypatch.setattr(worst_case, "new_state", gone)
-    monkeypatch.setattr(noise, "NUM_DRAWS", 60_000)
+    monkeypatch.setattr(noise_check, "NUM_DRAWS", 60_000)
     code, out, err = fedgs("audit", folder.path, "--trials", 1000)
     assert code == 0, err
     assert "made-up clients: not run: public_data = 'npz:gone.npz'" in out

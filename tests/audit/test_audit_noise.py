@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from fedgs.audit import noise as module
+from fedgs.audit import noise_check as module
 from fedgs.audit.crafted_releases import audited
 from fedgs.audit.finding import HOLDS, OF_NOISE, REFUTED, Check
 from fedgs.audit.noise_check import check_noise, p_values

@@ -1,9 +1,12 @@
 """Messages: only what is sanitized leaves a node, only what is well-formed enters."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from fedgs.mechanism.masks import Announced, Attempt
 from fedgs.mechanism.sanitizer import PerSampleGradients, SanitizedGradients, clip
 from fedgs.methods.base import Request
 from fedgs.methods.schedule import EVERYONE
@@ -104,3 +107,20 @@ def test_another_request_has_another_digest(changes):
 
 
 # -------------------------------------------------------------------------- clients
+
+
+def test_an_envelope_hashes_the_request_the_nodes_and_their_keys():
+    """By this hash nodes of one version know requests of another one."""
+    tensors = {"images": torch.arange(6.0).view(2, 3), "labels": torch.tensor([1, 2])}
+    request = Request(3, tensors, participants=(2, 4))
+    keys = {0: Announced(b"a" * 32, b""), 2: Announced(b"b" * 32, b"sig")}
+    sent = messages.MaskedRequest(request, Attempt(2, keys))
+    assert request.digest()[:16] == "9b3d7f039a4d2671"
+    assert sent.digest()[:16] == "8e4736baa118d346"
+    others = (
+        messages.MaskedRequest(request, Attempt(3, keys)),
+        messages.MaskedRequest(request, Attempt(2, {**keys, 2: keys[0]})),
+        messages.MaskedRequest(replace(request, participants=(2,)), sent.attempt),
+    )
+    assert sent.digest() not in {other.digest() for other in others}
+    assert messages.content_of(sent) is messages.content_of(request) is request

@@ -57,7 +57,7 @@ from fedgs.diagnosis.diagnosis import ONE_OF, OTHER, diagnose
 from fedgs.diagnosis.permutation import attainable_p
 from fedgs.errors import UserError, reject, wrap_error
 from fedgs.evaluation.images import LabelledImages
-from fedgs.files import REMEDY, replacing, write_json
+from fedgs.files import RESTORE, replacing, write_json
 from fedgs.privacy.accountant import Statement
 from fedgs.round.preparation import check_capacity, resolve, with_absolute_paths
 from fedgs.round.run import RunStopped
@@ -196,7 +196,7 @@ def resume(
     """
     path = path.expanduser().absolute()
     plan, _ = read_debug(path)
-    with wrap_error(Exception, f"{path / 'debug.json'}: cannot be read", REMEDY):
+    with wrap_error(Exception, f"{path / 'debug.json'}: cannot be read", RESTORE):
         plan["request"] |= rule or {}
         request_of(plan)  # refuses a wrong rule
         config_of(plan)
