@@ -20,6 +20,7 @@ def for_all_clients(config: RunConfig) -> RunConfig:
     """
     if config.cohort is None:
         return config
+    # A cohort names owners, so that only a partition by owner can have its clients.
     unset = {"num_clients": "", "node_sizes": "", "partition": "by-client"}
     return RunConfig.from_flat(unset, config)
 
@@ -67,6 +68,7 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
         return data
     wanted = set(cohort_of_data(Path(config.cohort), data).names)
     check_num_clients(config, len(wanted), f"cohort = {config.cohort} has", "clients")
+    # In the data's order, whatever the file's is: a run then depends on who is in it.
     kept = [i for i, name in enumerate(data.client_names) if name in wanted]
     kept = kept[: config.num_clients]
     tests: tuple[NDArray[np.int64], ...] = ()

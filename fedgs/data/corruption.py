@@ -46,6 +46,7 @@ def corrupted(config: RunConfig, name: str, count: int) -> NDArray[np.bool_]:
         seed = config.seed
     if seed is None:
         raise UserError(f"seed is unset: corruption = {config.corruption} needs --seed")
+    # Of its name alone, so that it does not matter who else is there.
     rng = stream(seed, f"corruption/{name}")
     if config.corruption_unit == "client":
         return np.full(count, rng.random() < config.corruption_fraction)
@@ -97,7 +98,7 @@ def corrupt(
         return images, records.labels
     if not images.flags.writeable:  # as those that the process keeps
         images = images.copy()
-    labels = records.labels.copy()
+    labels = records.labels.copy()  # they may be shared as well, and are small
     (bug,) = (known for known in TRANSFORMATIONS if known.name == config.corruption)
     for own, name in zip(client_records, names, strict=True):
         chosen = own[corrupted(config, name, len(own))]

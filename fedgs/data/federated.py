@@ -59,7 +59,7 @@ class FederatedImages:
     >>> labels = np.array([0, 1, 0])
     >>> records = (np.array([2, 1]), np.array([0]))
     >>> data = FederatedImages(images, labels, records, ("ann", "bob"), 2, "toy")
-    >>> data.num_clients, data.sizes, data.client(0)[1]
+    >>> data.num_clients, data.sizes, data.of(0).labels
     (2, array([2, 1]), array([0, 1]))
     """
 
@@ -77,6 +77,7 @@ class FederatedImages:
         count = len(self.images)
         if not self.client_records:
             raise ValueError("there must be at least one client")
+        # A held-out image that is in training as well would make a score worthless.
         owned = np.concatenate(self.client_records + self.client_test_records)
         is_there = (owned >= 0) & (owned < count)
         if owned.dtype != np.int64 or not is_there.all():
@@ -122,7 +123,7 @@ class FederatedImages:
             client_id: in [0, num_clients).
         """
         records = self.client_records[client_id]
-        images = self.images[records]
+        images = self.images[records]  # an index array copies
         labels = self.labels[records]
         if not len(records):
             images = np.zeros((1, *self.images.shape[1:]), np.uint8)

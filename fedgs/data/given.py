@@ -45,7 +45,8 @@ def read_given(
         columns["clients"] = clients
     num_classes = 0
     where = f"data = {config.data!r}"
-    if isinstance(images, Dataset):  # what its own code raises stays as it is
+    # Outside the guard below: what a Dataset's own code raises stays as it is.
+    if isinstance(images, Dataset):
         columns = _of_torch(config, images) | columns
     with wrap_error(Exception, f"{where}: cannot be read", _REMEDY):
         if hasattr(images, "column_names"):  # without importing `datasets`
@@ -53,6 +54,7 @@ def read_given(
         columns.setdefault("images", images)
         arrays = {name: _array(values) for name, values in columns.items()}
     records = from_arrays(where, arrays, config.num_classes)
+    # Declared classes that nobody has an image of are classes.
     num_classes = max(num_classes, records.num_classes)
     return dataclasses.replace(records, num_classes=num_classes)
 
@@ -70,6 +72,7 @@ def _of_torch(config: RunConfig, dataset: Any) -> dict[str, Any]:
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         # Nothing else ends: `torch.utils.data.Dataset` raises no IndexError.
         items = (dataset[i] for i in range(len(dataset)))
+    # An item that is no tuple is an image alone.
     rows = [item if isinstance(item, Sequence) else (item,) for item in items]
     width = max(map(len, rows), default=0)
     if not 1 <= width <= 3 or min(map(len, rows)) < width:
@@ -91,7 +94,7 @@ def _of_hugging_face(
     kinds = {name: type(kind).__name__ for name, kind in dataset.features.items()}
     pictures = [name for name, kind in kinds.items() if kind == "Image"]
     classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
-    if len(classes) == 1:
+    if len(classes) == 1:  # the labels, unless the caller names others
         columns = {"labels": classes[0], **columns}
     named = {name: value for name, value in columns.items() if isinstance(value, str)}
     if len(pictures) != 1 or not {*named.values()} <= kinds.keys():

@@ -68,6 +68,7 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
     Raises:
         UserError: the partition does not suit the data.
     """
+    # First, by owner: the partition then deals only what may be trained on.
     is_held_out = partition.held_out(config, records)
     train = np.flatnonzero(~is_held_out)
     owners = records.clients
@@ -78,7 +79,7 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
         clients=None if owners is None else owners[train],
         owners=records.owners,
     )
-    groups = [train[group] for group in groups]
+    groups = [train[group] for group in groups]  # numbers among all records
     tests: partition.Groups = []
     is_by_client = partition.rule(config, owners) == "by-client"
     if config.test_fraction and is_by_client and owners is not None:
@@ -89,6 +90,7 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
     # Only now, so that no label decides where another record is.
     groups = [group[records.labels[group] != LEFT_OUT] for group in groups]
     tests = [group[records.labels[group] != LEFT_OUT] for group in tests]
+    # A bug of a client is in all its images, held out or not.
     all_of_clients = groups
     if tests:
         pairs = zip(groups, tests, strict=True)

@@ -119,11 +119,14 @@ def by_client(
     >>> by_client(np.array([10, 9, 10]))
     ([array([1]), array([0, 2])], ['9', '10'])
     """
-    found = np.unique(clients if owners is None else owners)
+    if owners is None:
+        owners = clients
+    found = np.unique(owners)
     owner = np.searchsorted(found, clients)
     names = [str(name) for name in found]
-    for name in names:
+    for name in names:  # they are written into files
         check_utf8("client", name)
+    # Stable, so that records stay in the data's order.
     order = np.argsort(owner, kind="stable").astype(np.int64)
     ends = np.cumsum(np.bincount(owner, minlength=len(found)))
     return np.split(order, ends[:-1]), names
@@ -154,7 +157,8 @@ def dirichlet(
     for label in range(num_classes):
         shares = rng.dirichlet(concentration)
         members = rng.permutation(np.flatnonzero(labels == label))
-        cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+        ends = np.cumsum(shares)[:-1] * len(members)
+        cuts = np.rint(ends).astype(np.int64)
         for client_id, records in enumerate(np.split(members, cuts)):
             owner[records] = client_id
     sizes = np.bincount(owner, minlength=num_clients)
@@ -179,9 +183,9 @@ def _named(
 ) -> tuple[Groups, tuple[str, ...]]:
     """Returns the data's own clients, the first `num_clients` in name order."""
     if clients is None:
-        names_none = f"data = {config.data} names no clients; {_way_to_clients(config)}"
         raise UserError(
-            f"partition = by-client: {names_none}give --partition iid or dirichlet"
+            f"partition = by-client: data = {config.data} names no clients; "
+            f"{_way_to_clients(config)}give --partition iid or dirichlet"
         )
     if config.privacy_unit == "record":
         raise UserError(
@@ -200,7 +204,9 @@ def _num_clients(config: RunConfig, num_records: int) -> int:
         return config.num_clients
     if config.data == "digits":
         return DIGITS_NUM_CLIENTS
-    way = _way_to_clients(config) if config.partition == "auto" else ""
+    way = ""
+    if config.partition == "auto":  # the user has not asked for shards
+        way = _way_to_clients(config)
     raise UserError(
         f"num_clients is unset: data = {config.data} names no number of clients "
         f"for this partition; {way}give --num-clients for shards, no people"
@@ -209,8 +215,9 @@ def _num_clients(config: RunConfig, num_records: int) -> int:
 
 def _way_to_clients(config: RunConfig) -> str:
     """Returns how a source can name the owners of its images, if it can."""
-    is_arrays = config.data == GIVEN or config.data.startswith("npz:")
-    return "add 'clients', the owner of each image, or " if is_arrays else ""
+    if config.data == GIVEN or config.data.startswith("npz:"):
+        return "add 'clients', the owner of each image, or "
+    return ""
 
 
 def check_num_clients(config: RunConfig, most: int, who_has: str, what: str) -> None:
@@ -259,6 +266,7 @@ def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
         # By the owner's name alone, so that no other owner changes the choice.
         rng = stream(HELD_OUT_SEED, f"held-out/{name}")
         order = rng.permutation(len(own))
-        count = min(round(config.test_fraction * len(own)), len(own) - 1)
+        count = round(config.test_fraction * len(own))
+        count = min(count, len(own) - 1)  # each owner trains on at least one
         is_held_out[own[order[:count]]] = True
     return is_held_out

@@ -91,6 +91,7 @@ def gathered(
             continue
         if not end:
             images = np.empty((capacity, *more.shape[1:]), np.uint8)
+        # Readers resize to `image_size`, so it is unset here.
         if more.shape[2:] != images.shape[2:]:
             raise _unset_size(data, images.shape[2], more.shape[2])
         if more.shape[1] > images.shape[1]:  # the first one in colour
@@ -243,6 +244,7 @@ def resize(images: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     resized = np.empty((*images.shape[:2], side, side), np.uint8)
     for start in range(0, len(images), RESIZE_CHUNK):
         part = slice(start, start + RESIZE_CHUNK)
+        # In float32, and rounded here: uint8 would be rounded in other ways.
         chunk = torch.from_numpy(images[part].astype(np.float32))
         chunk = functional.resize(chunk, [side, side], antialias=True)
         resized[part] = chunk.round().clamp(0, 255).numpy()

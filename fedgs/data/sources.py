@@ -72,6 +72,7 @@ def read_records(config: RunConfig) -> Records:
             differ in size without `image_size`.
     """
     kind, _, where = config.data.partition(":")
+    # Chosen first and read under the guard: what is refused here is refused as it is.
     read: Callable[[], Records]
     if config.data == "digits":
         read = partial(_digits, config)
@@ -216,6 +217,7 @@ def _mnist(config: RunConfig, split: str) -> Records:
     paths = _find(config, names)
     images = read_idx(paths[0], "uint8", 3)
     labels = read_idx(paths[1], "uint8", 1)
+    # A file of one split beside one of the other.
     if len(images) != len(labels):
         raise UserError(
             f"data_dir = {config.data_dir!r}: {names[0]} has {len(images)} images, "
@@ -249,6 +251,7 @@ def _find(config: RunConfig, names: list[str]) -> list[Path]:
             f"{', '.join(names)}\nor one to fill with --download"
         )
     root = Path(config.data_dir).expanduser()
+    # Without --download nothing goes over the network.
     missing = [name for name in names if not (root / name).is_file()]
     if missing and config.download:
         _download(config, root, missing)
@@ -263,7 +266,8 @@ def _find(config: RunConfig, names: list[str]) -> list[Path]:
 def _download(config: RunConfig, root: Path, missing: list[str]) -> None:
     import torchvision
 
-    for family in sorted({name.split("/")[0] for name in missing}):
+    families = {name.split("/")[0] for name in missing}  # classes of torchvision
+    for family in sorted(families):
         where = f"download = True: {family} for data_dir = {config.data_dir!r} failed"
         remedy = f"put {', '.join(missing)} there by hand"
         with wrap_error((OSError, RuntimeError), where, remedy):

@@ -119,6 +119,7 @@ def _blur(images: Images, sigma: float) -> Images:
 
 
 def _noise(images: Images, deviation: float) -> Images:
+    # The same for any images: an entry of the catalogue is a function.
     rng = stream(0, "transformations/noise")
     noise = rng.normal(0, deviation, images.shape).astype(np.float32)
     return np.clip(images + noise, 0, 1)
@@ -154,8 +155,9 @@ def _resized(images: Images, side: int) -> Images:
     import torch
     from torchvision.transforms.v2 import functional
 
-    found = functional.resize(torch.from_numpy(images.copy()), [side, side])
-    return np.asarray(found.clamp(0, 1).numpy(), np.float32)
+    # torch takes no array that is turned about, and warns of one that is read-only.
+    resized = functional.resize(torch.from_numpy(images.copy()), [side, side])
+    return np.asarray(resized.clamp(0, 1).numpy(), np.float32)
 
 
 def _crop(images: Images, share: float) -> Images:
@@ -207,7 +209,7 @@ def _compressed(images: Images, quality: int) -> Images:
     """Compresses each channel as a JPEG of grey and reads it again."""
     pixels = np.round(255 * images).astype(np.uint8)
     compressed = np.empty_like(pixels)
-    for place in np.ndindex(*images.shape[:2]):
+    for place in np.ndindex(images.shape[:2]):
         file = io.BytesIO()
         Image.fromarray(pixels[place]).save(file, "JPEG", quality=quality)
         with Image.open(file) as image:

@@ -25,18 +25,23 @@ def toy(**changes):
     return FederatedImages(**{**parts, **changes})
 
 
-def test_client_returns_float_images_and_labels():
+def test_a_client_has_copies_of_its_images_and_labels():
     images = np.array([0, 51, 255], np.uint8)[:, None, None, None]
-    x, y = toy(images=images.repeat(2, 2).repeat(2, 3)).client(0)
+    own = toy(images=images.repeat(2, 2).repeat(2, 3)).of(0)
+    assert own.images.dtype == np.uint8
+    assert own.images[:, 0, 0, 0].tolist() == [255, 51]
+    assert own.images.shape == (2, 1, 2, 2)
+    assert own.labels.dtype == np.int64
+    assert own.labels.tolist() == [0, 1]
+    data = toy(images=images.repeat(2, 2).repeat(2, 3))
+    x, y = data.client(0)
     assert x.dtype == np.float32
     assert x[:, 0, 0, 0].tolist() == [1.0, np.float32(0.2)]
-    assert x.shape == (2, 1, 2, 2)
-    assert y.dtype == np.int64
     assert y.tolist() == [0, 1]
     data = toy()
     assert (data.num_clients, data.sizes.tolist()) == (2, [2, 1])
-    data.client(0)[0][:] = 1  # a copy
-    data.client(0)[1][:] = 9
+    data.of(0).images[:] = 1  # a copy
+    data.of(0).labels[:] = 9
     assert (data.images.max(), data.labels.max()) == (0, 1)
 
 

@@ -8,6 +8,7 @@ from fedgs import library
 from fedgs.config.recipes import HELD_OUT, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients
+from fedgs.data.federated import to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.data.records import Records
 from fedgs.errors import UserError
@@ -71,7 +72,7 @@ def test_no_client_trains_on_a_test_image(source, partition, count):
     settings = {"test_fraction": 0.3, "partition": partition, "num_clients": 4}
     data = load(source, **settings)
     test = {image.tobytes() for image in images_held_out(source, **settings)}
-    train = [image.tobytes() for k in range(4) for image in data.client(k)[0]]
+    train = [image.tobytes() for k in range(4) for image in to_float(data.of(k).images)]
     assert (len(test), len(train)) == (21, count)
     assert test.isdisjoint(train)
 

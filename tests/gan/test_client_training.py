@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedgs.config.run_config import RunConfig
+from fedgs.data.federated import to_float
 from fedgs.gan.client_training import Draws, draw_matching
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.warm_start import LocalGenerators, warm_start
@@ -61,8 +62,9 @@ def test_clients_see_their_own_images_and_labels_only(monkeypatch):
     trained = record_calls(monkeypatch, Discriminators, "train")
     _answer(config, _request(config))
     for client in ALL:
-        images, labels = tiny_data(config).client(client)
-        own = {(x.tobytes(), y) for x, y in zip(images, labels.tolist(), strict=True)}
+        data = tiny_data(config).of(client)
+        pairs = zip(to_float(data.images), data.labels.tolist(), strict=True)
+        own = {(image.tobytes(), label) for image, label in pairs}
         used = [
             (image.numpy().tobytes(), int(label))
             for args in trained

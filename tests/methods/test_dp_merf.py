@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedgs.data.federated import to_float
 from fedgs.methods import dp_merf, new_state
 from fedgs.methods.dp_merf import METHOD, Embedding
 from fedgs.privacy.accountant import statements
@@ -73,8 +74,10 @@ def test_a_replaced_client_moves_the_sum_by_two_at_most():
     # Clipping to C = 1 changes nothing: this is the sum of the clients' means.
     embedding, expected = dp_merf._embedding(config), torch.zeros(3, 64)
     for client in range(6):
-        pixels, labels = map(torch.from_numpy, data.client(client))
-        expected += embedding.sum(pixels.flatten(1), labels) / len(labels)
+        own = data.of(client)
+        pixels = torch.from_numpy(to_float(own.images)).flatten(1)
+        labels = torch.from_numpy(own.labels)
+        expected += embedding.sum(pixels, labels) / len(labels)
     assert torch.allclose(whole[0, 0], expected, atol=1e-5)
 
 

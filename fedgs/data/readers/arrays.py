@@ -75,6 +75,7 @@ def read_arrays(
         open(path, "rb") as file,
         np.load(file, allow_pickle=False) as archive,
     ):
+        # A small file may unpack to more than there is room for.
         unpacked = sum(member.file_size for member in archive.zip.infolist())
         if unpacked > psutil.virtual_memory().available:
             raise MemoryError(f"{unpacked / 1e9:.1f} GB unpacked, more than is free")
@@ -182,6 +183,7 @@ def _column_problems(
             yield f"{name} has shape {values.shape}; {remedy}"
         if values.dtype.kind not in kinds:
             yield f"{name} has dtype {values.dtype}; give {words}"
+    # Several classes, of which nobody has said which image has which.
     if "labels" not in arrays and (num_classes or 1) > 1:
         yield (
             f"has no labels for num_classes = {num_classes}; leave --num-classes out "

@@ -85,6 +85,7 @@ def read(config: RunConfig) -> Records:
             f"data = {config.data!r}: {path} {problem}; give a folder with LEAF's "
             "all_data_*.json, a folder with the hub's parquet files, or TFF's .h5 file"
         )
+    # The format is told by the files' names: LEAF's and the hub's copy are folders.
     if files := sorted(path.glob("all_data_*.json")):
         return _leaf(config, files)
     if any(path.rglob("*.parquet")):
@@ -161,6 +162,7 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
             ]
         for user, values, count in users:
             where = f"{file}: user {user}"
+            # Two halves of a user would be two clients, each with a guarantee alone.
             if user in origin:
                 raise UserError(
                     f"{where} is in {origin[user]} too; give a folder in which every "

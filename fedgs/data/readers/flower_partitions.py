@@ -69,8 +69,8 @@ def _partitioner(config: RunConfig, source: HubSource, label: str | None) -> Any
     maker = getattr(partitioners, name)
     wanted = inspect.signature(maker).parameters
     defaults = {"seed": config.seed, "partition_by": label}
-    arguments = {key: defaults[key] for key in defaults if key in wanted}
-    arguments |= source.arguments
+    arguments = {key: value for key, value in defaults.items() if key in wanted}
+    arguments |= source.arguments  # what the user gives counts
     problem = f"data = {config.data!r}: the partitioner's arguments do not suit"
     remedy = f"{name} takes {', '.join(wanted)}"
     with wrap_error(Exception, problem, remedy):

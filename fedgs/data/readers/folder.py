@@ -37,6 +37,7 @@ def read(config: RunConfig) -> Records:
     files = {client: _files(client) for client in _visible(root)}
     raise_if_any(where, _file_problems(files, bool(config.class_names)))
     names = {label for pictures in files.values() for label, _ in pictures if label}
+    # All names together, before a picture is read: reading may take long.
     numbers = numbered(config, sorted(names))
 
     def parts() -> Iterator[tuple[str, NDArray[np.uint8], int]]:
@@ -45,7 +46,9 @@ def read(config: RunConfig) -> Records:
                 pixels = fitted_picture(
                     file, str(file), config.image_channels, config.image_size
                 )
-                number = numbers[label] if label else 0
+                number = 0
+                if label is not None:
+                    number = numbers[label]
                 yield client.name, pixels[None], number
 
     return gathered(

@@ -112,10 +112,12 @@ def load_split(config: RunConfig, source: HubSource, split: str) -> Any:
         from flwr_datasets import FederatedDataset
     path = Path(source.name).expanduser()
     is_local = path.is_dir()
+    # What `save_to_disk` wrote, flwr-datasets does not read.
     if is_local and (saved := _saved(path)):
         if split not in saved:
             raise _missing(config, split, saved)
         return _validated(saved[split])
+    # The splits that there are, for an error: only its preprocessor sees them.
     splits: list[str] = []
 
     def note_splits(found: Any) -> Any:
@@ -252,13 +254,16 @@ def read_dataset(
     elif label and (class_map := _class_map(config, dataset, label)) is not None:
         reading = replace(reading, class_map=class_map)
         num_classes = number_of_classes(config, class_map.tolist())
+    # Pictures as bytes: ours are the checks of what is in them.
     dataset = dataset.cast_column(image, datasets.Image(decode=False))
     has_clients = source.partitioner is not None or source.client is not None
 
     def parts() -> Iterator[tuple[str | int, NDArray[np.uint8], int]]:
         for client, rows in partitions(config, dataset, source, label):
             yield client, NO_IMAGES, 0  # also one without rows is a client
-            who = f"client {client}: " if has_clients else ""
+            who = ""
+            if has_clients:
+                who = f"client {client}: "
             for index, row in enumerate(_rows(rows)):
                 where = f"data = {config.data!r}: {who}image {index}"
                 pixels = _picture(row[image], reading, where)
@@ -290,6 +295,7 @@ def _picture(cell: Any, reading: Reading, where: str) -> NDArray[np.uint8]:
     """Returns (channels, side, side)."""
     if not cell or not (cell["bytes"] or cell["path"]):
         raise UserError(f"{where}: is missing; leave this row out")
+    # A folder of pictures has their paths, a parquet file has their bytes.
     source = cell["bytes"] or Path(cell["path"])
     return fitted_picture(source, where, reading.channels, reading.side)
 
@@ -334,7 +340,9 @@ def _label_column(
     import datasets
 
     classes = _columns(dataset, datasets.ClassLabel)
-    labels = classes if source.label is None else [source.label]
+    labels = classes
+    if source.label is not None:
+        labels = [source.label]
     if not labels:
         return None, 1
     label = labels[0]
@@ -358,6 +366,7 @@ def _check_client_column(config: RunConfig, dataset: Any, source: HubSource) -> 
     client = source.client
     if client is None:
         return
+    # Floats are no names: two that differ in their last bit would be two clients.
     is_name = _has_type(dataset.features.get(client), "int", "string")
     if not is_name or None in dataset.unique(client):
         raise UserError(

@@ -35,6 +35,7 @@ def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
     shown = f"data = {config.data!r}"
     for name in names:
         check_utf8("class", name)
+    # An accent may be typed as one character or two, and settings have it as one.
     if classes := config.class_names:
         plain = {name: unicodedata.normalize("NFC", name).strip() for name in names}
         if unknown := [name for name in names if plain[name] not in classes]:
@@ -43,6 +44,7 @@ def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
                 "add it to --classes, or take its images out"
             )
         return {name: classes.index(plain[name]) for name in names}
+    # A year or a number of a patient, taken for a label, would make as many classes.
     largest = max((int(name) for name in names if name.isdecimal()), default=-1)
     if largest >= MOST_CLASSES:
         raise UserError(

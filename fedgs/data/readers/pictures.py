@@ -51,13 +51,14 @@ def read_picture(
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         content = source if isinstance(source, bytes) else read_bytes(source)
         with Image.open(io.BytesIO(content)) as opened:
+            # To crop or to stretch would be a guess.
             if opened.width != opened.height:
                 raise UserError(
                     f"{where}: has {opened.width} x {opened.height} pixels; give "
                     "square pictures (crop or pad them)"
                 )
             pixels = pixels_of(ImageOps.exif_transpose(opened), where)
-    if channels == 3:
+    if channels == 3:  # grey ones are repeated, colour stays
         return np.repeat(pixels, 3 // len(pixels), axis=0)
     if (pixels == pixels[:1]).all():
         return pixels[:1]
@@ -98,6 +99,7 @@ def pixels_of(picture: Image.Image, where: str) -> NDArray[np.uint8]:
             "grey or RGB"
         )
     if picture.has_transparency_data:
+        # What is behind a transparent pixel, black or white, nobody has said.
         alpha = np.asarray(picture.convert("RGBA"))[..., 3]
         if alpha.min() < 255:
             raise UserError(

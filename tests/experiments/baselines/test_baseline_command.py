@@ -18,6 +18,7 @@ from experiments.baselines.baseline_run import CURATOR, open_run
 from fedgs.app.commands.run_outcome import to_quote
 from fedgs.config.fields import flag
 from fedgs.config.method_settings import settings_with
+from fedgs.data.federated import to_float
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
@@ -134,7 +135,8 @@ class ClassMeans(Baseline[Settings]):
     def step(self, index):
         sums = 0.0
         for client in range(self.data.num_clients):
-            means = self.means(*self.data.client(client))
+            own = self.data.of(client)
+            means = self.means(to_float(own.images), own.labels)
             sums = sums + means * min(1.0, self.settings.clip_bound / means.norm())
         noise = NoiseStream(self.config.noise_seed, 0, index)
         noisy = released(sums.numpy(), self.settings, noise) / self.data.num_clients
