@@ -16,6 +16,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from fedgs.config.recipes import described
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.mechanism.masks import Announced, Attempt, MaskedSum
@@ -111,11 +112,9 @@ class FederatedGan(SilentStrategy):
         """Logs what is about to run."""
         log(
             INFO,
-            "%s: %s clients on %d nodes, %d rounds, run folder %s",
-            self.config.methods,
-            self.config.num_clients,
+            "%s; %d nodes, run folder %s",
+            described(self.config),
             self.config.num_nodes,
-            self.config.num_rounds,
             self.folder.path,
         )
 
