@@ -36,7 +36,9 @@ def select(fedgs, tmp_path):
     def select(name: str = "cohorts", **settings: object) -> tuple[int, str, str, Path]:
         path = tmp_path / name
         given = {"data": data, "output": path, "engine": "local"} | SETTINGS | settings
-        return (*fedgs("select-clients", *flags(**given)), path)
+        # Of the classifier's training, which has a flag of its own.
+        words = ["--clients-per-round", given.pop("clients_per_round")]
+        return (*fedgs("select-clients", *words, *flags(**given)), path)
 
     return select
 
