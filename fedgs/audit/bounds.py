@@ -78,13 +78,13 @@ def error_rates(
         alpha: in (0, 1).
     """
     # How many scores are at most the threshold.
-    low_outside, low_inside = (
-        np.searchsorted(np.sort(scores), threshold, side="right")
-        for scores in (outside, inside)
-    )
+    low_outside = np.searchsorted(np.sort(outside), threshold, side="right")
+    low_inside = np.searchsorted(np.sort(inside), threshold, side="right")
+    high_outside = len(outside) - low_outside
+    # Half of alpha for each: both bounds hold at once by the union bound.
     return ErrorRates(
-        rate_at_most(len(outside) - low_outside, len(outside), alpha / 2),
-        rate_at_most(low_inside, len(inside), alpha / 2),
+        false_positive=rate_at_most(high_outside, len(outside), alpha / 2),
+        false_negative=rate_at_most(low_inside, len(inside), alpha / 2),
     )
 
 
@@ -95,13 +95,20 @@ def epsilon_at_least(rates: ErrorRates, delta: float) -> Any:
         rates: of any test.
         delta: at least 0 and below 1.
     """
-    ratios = [(1 - other - delta) / error for error, other in (rates, rates[::-1])]
-    return np.log(np.maximum(1.0, np.maximum(*ratios)))
+    positive = rates.false_positive
+    negative = rates.false_negative
+    by_positive = (1 - negative - delta) / positive
+    by_negative = (1 - positive - delta) / negative
+    # Both inequalities hold, so that the larger one of their bounds does.
+    ratio = np.maximum(by_positive, by_negative)
+    return np.log(np.maximum(1.0, ratio))
 
 
 def mu_at_least(rates: ErrorRates) -> Any:
     """Returns the least mu that Eq. 2 allows, at least 0."""
-    return np.maximum(0.0, -(ndtri(rates.false_positive) + ndtri(rates.false_negative)))
+    # Phi^-1(1 - x) is -Phi^-1(x), and exact for small x.
+    mu = -(ndtri(rates.false_positive) + ndtri(rates.false_negative))
+    return np.maximum(0.0, mu)
 
 
 def mu_of_means(outside: Scores, inside: Scores, std: float, alpha: float) -> float:
@@ -116,7 +123,8 @@ def mu_of_means(outside: Scores, inside: Scores, std: float, alpha: float) -> fl
         alpha: the chance that the bound is wrong, in (0, 1).
     """
     error = ndtri(1 - alpha) * math.sqrt(2 / len(inside))
-    return max(0.0, float((inside.mean() - outside.mean()) / std - error))
+    found = (inside.mean() - outside.mean()) / std
+    return max(0.0, float(found - error))
 
 
 def best_threshold(
@@ -139,15 +147,18 @@ def best_threshold(
         slack: the share of the value to give up for a larger threshold. A test that
             lives on rare false positives needs it: more trials will show more of them.
     """
-    outside, inside = np.sort(outside), np.sort(inside)
+    outside = np.sort(outside)
+    inside = np.sort(inside)
     candidates = [np.linspace(outside[-1], inside[-1], 30)]
     for scores in (outside, inside):
         ranks = np.unique(np.geomspace(1, len(scores), 70).astype(int))
         candidates += [scores[ranks - 1], scores[-ranks]]
     thresholds = np.unique(np.concatenate(candidates))
     thresholds = thresholds[np.isfinite(thresholds)]
-    values = value(error_rates(outside, inside, thresholds, alpha))
-    return float(thresholds[values >= (1 - slack) * values.max()][-1])
+    rates = error_rates(outside, inside, thresholds, alpha)
+    values = value(rates)
+    is_good = values >= (1 - slack) * values.max()
+    return float(thresholds[is_good][-1])
 
 
 def one_run_p_value(
@@ -173,7 +184,8 @@ def one_run_p_value(
     p_value = float(binom.sf(correct - 1, guesses, chance))
     if correct:
         below = np.arange(correct - 1, -1, -1)  # v - 1, v - 2, ..., 0
-        spread = np.cumsum(binom.pmf(below, guesses, chance)) / (correct - below)
+        probability = np.cumsum(binom.pmf(below, guesses, chance))
+        spread = probability / (correct - below)
         p_value += 2 * num_canaries * delta * float(spread.max())
     return min(1.0, p_value)
 
@@ -201,12 +213,18 @@ def one_run_epsilon(
         p_value = one_run_p_value(num_canaries, guesses, correct, epsilon, delta)
         return p_value < alpha
 
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     if not is_rejected(low):
         return 0.0
     while is_rejected(high):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (middle, high) if is_rejected(middle) else (low, middle)
+        if is_rejected(middle):
+            low = middle
+        else:
+            high = middle
+    # The lower end was rejected for certain: a lower bound is rounded down.
     return low

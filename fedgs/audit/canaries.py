@@ -32,9 +32,10 @@ from fedgs.round.local import LocalNodes
 from fedgs.round.messages import NodeRelease
 from fedgs.shapes import PerSampleGrads
 
-LENGTH = 10.0  # of a canary's gradient, in units of C
-INSIDE = 1.0
-OUTSIDE = {"replace-one": -1.0, "zero-out": 0.0}  # signs of the gradient
+LENGTH = 10.0  # of a canary's gradient, in units of C: clipping has to do something
+# Signs of the gradient of a client that is in, and of one that is out, by relation.
+INSIDE_SIGN = 1.0
+OUTSIDE_SIGNS = {"replace-one": -1.0, "zero-out": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,21 +71,27 @@ class Canaries:
         num_clients = config.num_clients
         counts = np.zeros(num_clients, np.int64)
         for round in range(1, config.num_rounds + 1):
-            counts[clients_of(select(config, round), range(num_clients))] += 1
+            asked = clients_of(select(config, round), range(num_clients))
+            counts[asked] += 1
         order = rng.permutation(num_clients)
-        order = order[np.argsort(counts[order] == 0, kind="stable")][:num_canaries]
+        # A client that is never asked shows nothing, so those come last.
+        is_never_asked = counts[order] == 0
+        order = order[np.argsort(is_never_asked, kind="stable")]
+        chosen = order[:num_canaries]
         shape = config.release_shape[1:]
         vectors = rng.standard_normal((math.prod(shape), num_canaries))
         # Orthonormal where there are as many coordinates: no canary hides another.
         if num_canaries <= len(vectors):
-            vectors = np.linalg.qr(vectors)[0]
+            vectors, _ = np.linalg.qr(vectors)
         vectors = vectors / np.linalg.norm(vectors, axis=0)
+        rows = torch.from_numpy(vectors.T.copy())
+        coins = rng.integers(2, size=num_canaries)
         return cls(
-            order.tolist(),
-            rng.integers(2, size=num_canaries).astype(bool),
-            torch.from_numpy(vectors.T.copy()).view(num_canaries, *shape),
-            counts[order],
-            relation,
+            clients=chosen.tolist(),
+            is_in=coins.astype(bool),
+            directions=rows.view(num_canaries, *shape),
+            counts=counts[chosen],
+            relation=relation,
         )
 
     def images(self, config: GsWganConfig) -> Tensor:
@@ -95,7 +102,7 @@ class Canaries:
 
     def gradients(self, config: GsWganConfig) -> dict[int, Tensor]:
         """Returns what each client answers to every fake, float32 (C, S, S)."""
-        signs = np.where(self.is_in, INSIDE, OUTSIDE[self.relation])
+        signs = np.where(self.is_in, INSIDE_SIGN, OUTSIDE_SIGNS[self.relation])
         images = self.images(config) * LENGTH * config.clip_bound
         return {
             client: (sign * image).float()
@@ -111,7 +118,11 @@ class CanaryDiscriminators(Discriminators):
     ) -> None:
         """Initialises all; `fixed` holds the gradients (C, S, S) by client."""
         super().__init__(config, hosted)
-        self.fixed = {i: fixed[c] for i, c in enumerate(hosted) if c in fixed}
+        self.fixed = {
+            index: fixed[client]
+            for index, client in enumerate(hosted)
+            if client in fixed
+        }
 
     def query(self, indices: Tensor, images: Tensor, labels: Tensor) -> PerSampleGrads:
         """Returns every listed client's gradients, as `Discriminators.query`."""
@@ -159,12 +170,13 @@ class CanaryNodes(LocalNodes):
         config = of_gs_wgan(self.config)
         hosted = config.hosting.hosted(node_id)
         if request.round > 0:
-            stack = self.stacks[node_id]
-            return answer_of(config, Hosted(self.data, hosted, node_id, stack), request)
+            own = Hosted(self.data, hosted, node_id, self.stacks[node_id])
+            return answer_of(config, own, request)
         stack = CanaryDiscriminators(config, hosted, self.fixed)
-        is_public = config.is_warm_start_public
-        fakes = request.tensors["images"], request.tensors["labels"]
-        warm_start(config, stack, self.data, hosted, fakes if is_public else None)
+        fakes = None
+        if config.is_warm_start_public:
+            fakes = (request.tensors["images"], request.tensors["labels"])
+        warm_start(config, stack, self.data, hosted, fakes)
         self.stacks[node_id] = stack
         return None
 
@@ -186,6 +198,8 @@ class CanaryNodes(LocalNodes):
     def _watch(
         self, request: Request, answers: Sequence[NodeRelease], known: Sequence[Tensor]
     ) -> None:
+        # The adversary knows all data but the canary's, so that it takes off what the
+        # other clients contributed.
         by_node = {
             answer.node_id: real_values(answer).sum(0) - others
             for answer, others in zip(answers, known, strict=True)
@@ -194,8 +208,9 @@ class CanaryNodes(LocalNodes):
         total = torch.stack(list(by_node.values())).sum(0)
         asked = set(clients_of(request.participants, self.canaries.clients))
         for row, client in enumerate(self.canaries.clients):
-            if client in asked:
-                direction = self.canaries.directions[row]
-                own = by_node[self.config.hosting.node_of(client)]
-                self.releases[row] += float((own * direction).sum())
-                self.sums[row] += float((total * direction).sum())
+            if client not in asked:
+                continue
+            direction = self.canaries.directions[row]
+            node = self.config.hosting.node_of(client)
+            self.releases[row] += float((by_node[node] * direction).sum())
+            self.sums[row] += float((total * direction).sum())

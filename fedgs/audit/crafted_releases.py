@@ -25,7 +25,7 @@ from fedgs.randomness import secret
 from fedgs.round.answer import release
 
 FAR = 1e6  # length of a worst-case answer, in C: of a million numbers, too
-_NUMBERS_AT_ONCE = 1 << 16
+NUMBERS_AT_ONCE = 1 << 16
 _ONE_COORDINATE = torch.ones(1, 1, 1)
 
 
@@ -51,10 +51,12 @@ def directions(shape: tuple[int, ...]) -> Tensor:
     """
     rng = np.random.default_rng()
     place = [int(rng.integers(side)) for side in shape]
-    found = torch.zeros(len(shape) + 1, *shape, dtype=torch.float64)
+    found = torch.zeros((len(shape) + 1, *shape), dtype=torch.float64)
     for known, direction in enumerate(found):
+        # A view: of all, of one channel, of one row of it, of one coordinate.
         inside = direction[tuple(place[:known])]
-        inside += torch.from_numpy(np.asarray(rng.standard_normal(inside.shape)))
+        drawn = rng.standard_normal(inside.shape)
+        inside += torch.from_numpy(np.asarray(drawn))
         direction /= direction.norm()
     return found
 
@@ -81,13 +83,15 @@ def node_scores(
         direction: e, of the shape of one sample, or of samples of one coordinate.
     """
     terms = terms_at(config, round)
-    size = max(1, _NUMBERS_AT_ONCE // (terms.batch_size * direction.numel()))
-    # In parts, for the memory of a million rounds.
+
+    def scores_of(part: Scores) -> Scores:
+        return _scores_of_part(config, terms, node_id, direction, part)
+
+    # In parts, because a million rounds do not fit into memory at once.
+    size = max(1, NUMBERS_AT_ONCE // (terms.batch_size * direction.numel()))
     parts = np.split(signs, range(size, len(signs), size))
-    of_all = (config, terms, node_id, direction)
     with ThreadPoolExecutor(config.num_workers) as pool:
-        done = pool.map(lambda part: _scores_of_part(*of_all, part), parts)
-        return np.concatenate(list(done))
+        return np.concatenate(list(pool.map(scores_of, parts)))
 
 
 def _scores_of_part(
@@ -101,8 +105,11 @@ def _scores_of_part(
     grads = torch.from_numpy(signs.repeat(terms.batch_size)).float()
     grads = grads.view(1, -1, 1, 1, 1) * one
     if config.largest_node > 1 and config.clients_per_round > 1:
-        grads = torch.cat([grads, (-one).expand_as(grads)])
+        beside = (-one).expand_as(grads)
+        grads = torch.cat([grads, beside])
+    # Seeded noise is the same in all trials, which would be one trial then.
     unseeded = dataclasses.replace(config, noise_seed=None)
+    # Trials lie along the axis of the samples, with B samples for each.
     shape = (grads.shape[1], *one.shape)
     of_trials = dataclasses.replace(terms, shape=shape)
     found = released(unseeded, of_trials, [grads], len(grads), node_id=node_id)
@@ -148,5 +155,10 @@ def rounding(config: ResolvedConfig, terms: Terms, clients: int) -> float:
     client and coordinate.
     """
     units = config.units(terms)
-    of_integers = math.sqrt(math.prod(terms.shape[1:])) / units if units else 0.0
-    return clients * (1e-6 + of_integers)
+    of_float32 = 1e-6
+    of_integers = 0.0
+    if units:
+        # Each of d coordinates is rounded by less than a unit.
+        size = math.prod(terms.shape[1:])
+        of_integers = math.sqrt(size) / units
+    return clients * (of_float32 + of_integers)

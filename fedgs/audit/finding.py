@@ -6,7 +6,10 @@ from typing import Any
 CONFIDENCE = 0.95  # of all rows together
 OF_NOISE = 1e-4  # of what is left: that a test of noise refutes what is true
 OF_BOUNDS = 1 - CONFIDENCE - OF_NOISE  # that a lower bound is too large
-HOLDS, REFUTED, NO_CLAIM = "holds", "REFUTED", "nothing to refute"
+# Verdicts.
+HOLDS = "holds"
+REFUTED = "REFUTED"
+NO_CLAIM = "nothing to refute"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +21,7 @@ class Finding:
 
     Attributes:
         attack: A and how the client comes to take part, or B and what was scored.
-        adversary: a key of `fedgs.privacy.accountant.ADVERSARIES`.
+        adversary: one of `fedgs.privacy.plan.ADVERSARY_COLUMNS`.
         relation: a key of `fedgs.privacy.plan.SENSITIVITIES`.
         rounds: rounds that the claim covers.
         delta: of both epsilons.
@@ -44,7 +47,9 @@ class Finding:
         """Whether the lower bound contradicts the claim."""
         if self.epsilon is None:
             return NO_CLAIM
-        return REFUTED if self.lower_bound > self.epsilon else HOLDS
+        if self.lower_bound > self.epsilon:
+            return REFUTED
+        return HOLDS
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields and the verdict as JSON values.
@@ -75,7 +80,10 @@ class Check:
     @property
     def verdict(self) -> str:
         """Whether what was found contradicts the claim."""
-        return REFUTED if not self.found <= self.allowed else HOLDS
+        # In this order, so that NaN, which compares as false, is refuted.
+        if self.found <= self.allowed:
+            return HOLDS
+        return REFUTED
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields and the verdict as JSON values.

@@ -24,21 +24,22 @@ NeurIPS 2020; Nasr et al., "Adversary instantiation", S&P 2021 (worst-case gradi
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from fedgs.audit import bounds
 from fedgs.audit.bounds import ErrorRates, Scores
-from fedgs.audit.canaries import INSIDE, OUTSIDE
+from fedgs.audit.canaries import INSIDE_SIGN, OUTSIDE_SIGNS
 from fedgs.audit.crafted_releases import directions, node_scores
 from fedgs.audit.finding import OF_BOUNDS, Finding
 from fedgs.config.rounds import rounds_alike, terms_at
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
+from fedgs.methods.schedule import EVERYONE, clients_of, select
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.gaussian import epsilon_from_mu, fixed_law
 from fedgs.privacy.ledger import Event
@@ -48,7 +49,7 @@ from fedgs.randomness import secret
 from fedgs.round.run import new_event
 
 CHOICE_SHARE = 0.2  # trials on which the threshold is chosen, on top of the others
-MAX_DRAWS = 2e9  # of noise; with a large B or many nodes there are fewer trials
+MOST_DRAWS = 2e9  # of noise; with a large B or many nodes there are fewer trials
 WHOLE_DRAWS = 1 / 12  # of them, for releases of the run's shape
 MOST_WHOLE = 2000  # of these in a direction: the mean of more would be hardly sharper
 # Of the chance that a bound is too large: other than the two bounds by counts, that of
@@ -60,7 +61,7 @@ class Claim(NamedTuple):
     """One epsilon for one round, and who would have to refute it.
 
     Attributes:
-        adversary: a key of `fedgs.privacy.accountant.ADVERSARIES`.
+        adversary: one of `fedgs.privacy.plan.ADVERSARY_COLUMNS`.
         relation: a key of `fedgs.privacy.plan.SENSITIVITIES`.
         shares: nodes whose noise the adversary cannot take away.
         epsilon: of one round; None means unbounded.
@@ -86,11 +87,17 @@ def weakest_rounds(config: ResolvedConfig, events: Sequence[Event]) -> dict[str,
         config: of the run.
         events: of its ledger; none: of all rounds as they are planned.
     """
-    planned = [alike.first for alike in rounds_alike(config)]
-    events = events or [new_event(config, round, EVERYONE, 1) for round in planned]
-    by_cost = sorted(events, key=lambda event: costs_of(event, 0))
+    if not events:
+        planned = [alike.first for alike in rounds_alike(config)]
+        events = [new_event(config, round, EVERYONE, 1) for round in planned]
+    by_cost = sorted(events, key=_cost_of)
     # The last one of a kind has the highest cost.
     return {event.release: event.round for event in by_cost}
+
+
+def _cost_of(event: Event) -> tuple[float, ...]:
+    """Returns what an event costs: the more, the less its noise ratio is."""
+    return costs_of(event, colluding=0)
 
 
 def recorded_plan(config: ResolvedConfig, events: Sequence[Event]) -> Plan:
@@ -106,7 +113,7 @@ def recorded_plan(config: ResolvedConfig, events: Sequence[Event]) -> Plan:
     plan = Plan.from_config(config)
     if not events:
         return plan
-    event = max(events, key=lambda event: costs_of(event, 0))
+    event = max(events, key=_cost_of)
     return dataclasses.replace(
         plan,
         releases=(),
@@ -127,21 +134,34 @@ def claims_of_one_round(plan: Plan, delta: float) -> list[Claim]:
     """
     found: list[Claim] = []
     for adversary in plan.adversaries:
-        shares = plan.shares(adversary, colluding=0)
         for relation in relations_of(plan.privacy_unit):
             ratio = plan.ratio(adversary, relation, colluding=0)
-            mu = 1 / ratio if ratio else math.inf
             epsilon = fixed_law(1, ratio).epsilon(delta)
-            stated = epsilon if epsilon < math.inf else None
-            who = (adversary, relation, shares)
-            found.append(Claim(*who, stated, COUNT_THEOREM, mu, "asked"))
+            claim = Claim(
+                adversary=adversary,
+                relation=relation,
+                shares=plan.shares(adversary, colluding=0),
+                epsilon=epsilon if epsilon < math.inf else None,
+                theorem=COUNT_THEOREM,
+                mu=1 / ratio if ratio else math.inf,
+                view="asked",
+            )
+            found.append(claim)
     one_round = dataclasses.replace(plan, num_rounds=1)
     for row in statements(one_round, delta):
-        if row.theorem != COUNT_THEOREM:
-            shares = plan.shares(row.adversary, colluding=0)
-            view = "seen" if row.theorem == MIXTURE_THEOREM else "hidden"
-            who = (row.adversary, row.relation, shares)
-            found.append(Claim(*who, row.epsilon, row.theorem, None, view))
+        if row.theorem == COUNT_THEOREM:
+            continue
+        claim = Claim(
+            adversary=row.adversary,
+            relation=row.relation,
+            shares=plan.shares(row.adversary, colluding=0),
+            epsilon=row.epsilon,
+            theorem=row.theorem,
+            # A mixture is no Gaussian curve.
+            mu=None,
+            view="seen" if row.theorem == MIXTURE_THEOREM else "hidden",
+        )
+        found.append(claim)
     return found
 
 
@@ -149,7 +169,7 @@ def audit_rounds(
     config: ResolvedConfig,
     events: Sequence[Event],
     trials: int,
-    max_draws: float = MAX_DRAWS,
+    max_draws: float = MOST_DRAWS,
     num_more: int = 0,
     is_wanted: Callable[[Claim], bool] = lambda claim: True,
 ) -> list[Finding]:
@@ -165,13 +185,22 @@ def audit_rounds(
         num_more: audits whose bounds stand beside these.
         is_wanted: chooses among the claims.
     """
-    weakest, found = weakest_rounds(config, events), list[Finding]()
+    weakest = weakest_rounds(config, events)
+    found: list[Finding] = []
     for kind, round in sorted(weakest.items()):
         own = [event for event in events if event.release == kind]
         own = own or [new_event(config, round, EVERYONE, 1)]
-        claims = claims_of_one_round(recorded_plan(config, own), config.delta)
-        asked = (config.delta, trials, max_draws, round, len(weakest) + num_more)
-        found += audit_round(config, [*filter(is_wanted, claims)], *asked)
+        plan = recorded_plan(config, own)
+        claims = claims_of_one_round(plan, config.delta)
+        found += audit_round(
+            config,
+            [claim for claim in claims if is_wanted(claim)],
+            delta=config.delta,
+            trials=trials,
+            max_draws=max_draws,
+            round=round,
+            num_audits=len(weakest) + num_more,
+        )
     return found
 
 
@@ -180,7 +209,7 @@ def audit_round(
     claims: Sequence[Claim],
     delta: float,
     trials: int,
-    max_draws: float = MAX_DRAWS,
+    max_draws: float = MOST_DRAWS,
     round: int = 1,
     num_audits: int = 1,
 ) -> list[Finding]:
@@ -206,23 +235,36 @@ def audit_round(
     # Draws by the run's own secret would be the same in every audit.
     config = dataclasses.replace(config, noise_seed=None, selection_key=secret())
     total = int(trials * (1 + CHOICE_SHARE))
-    simulation = _Simulation(config, claims, total, max_draws, round)
+    simulation = Simulation(config, claims, total, max_draws, round)
+    # The union bound: together, all bounds are wrong with chance OF_BOUNDS at most.
     alpha = OF_BOUNDS / len(claims) / num_audits
-    return [_attack(claim, simulation, delta, alpha) for claim in claims]
+    return [attack_claim(claim, simulation, delta, alpha) for claim in claims]
 
 
-def _attack(
-    claim: Claim, simulation: "_Simulation", delta: float, alpha: float
+_IN_WORDS = {"asked": "takes part", "seen": "drawn", "hidden": "drawn, unseen"}
+
+
+def attack_claim(
+    claim: Claim, simulation: "Simulation", delta: float, alpha: float
 ) -> Finding:
+    """Returns a lower bound for a claim, from the trials of a simulation.
+
+    Privacy: public; reads no data.
+
+    Args:
+        claim: what is attacked.
+        simulation: of the round that the claim is about.
+        delta: of the claim.
+        alpha: the chance that the bound is wrong.
+    """
     outside, inside = simulation.scores(claim)
     split = int(len(inside) * CHOICE_SHARE / (1 + CHOICE_SHARE))
     of_whole = WHOLE_SHARE * alpha
     if claim.mu is not None:
         # Three bounds, of which the best one is reported.
         alpha = (alpha - of_whole) / 2
-    any_curve = bound_epsilon(outside, inside, split, delta, alpha)
-    details = {"trials": len(inside) - split, "epsilon_any_curve": any_curve[0]}
-    bound, rates = any_curve
+    bound, rates = bound_epsilon(outside, inside, split, delta, alpha)
+    details = {"trials": len(inside) - split, "epsilon_any_curve": bound}
     if claim.mu is not None:
         threshold = bounds.best_threshold(
             outside[:split], inside[:split], bounds.mu_at_least, alpha
@@ -231,16 +273,18 @@ def _attack(
         mu = bounds.mu_at_least(rates)
         if claim.mu < math.inf:
             whole = simulation.whole_mu(claim, of_whole)
-            details |= {"mu": claim.mu, "mu_of_whole_releases": whole}
-            details |= {"whole_releases": simulation.num_whole}
+            details["mu"] = claim.mu
+            details["mu_of_whole_releases"] = whole
+            details["whole_releases"] = simulation.num_whole
             mu = max(mu, whole)
             bound = max(bound, epsilon_from_mu(mu, delta))
-        details |= {"mu_lower_bound": mu}
-    where = {"asked": "takes part", "seen": "drawn", "hidden": "drawn, unseen"}
+        details["mu_lower_bound"] = mu
     kind = simulation.terms.release
-    what = "" if kind == "gradient" else f", {kind}"
+    attack = f"A {_IN_WORDS[claim.view]}"
+    if kind != "gradient":
+        attack += f", {kind}"
     return Finding(
-        attack=f"A {where[claim.view]}{what}",
+        attack=attack,
         adversary=claim.adversary,
         relation=claim.relation,
         rounds=1,
@@ -265,8 +309,10 @@ def bound_epsilon(
         alpha: the chance that the bound is wrong.
     """
     value = partial(bounds.epsilon_at_least, delta=delta)
-    chosen_on = outside[:split], inside[:split]
-    threshold = bounds.best_threshold(*chosen_on, value, alpha, slack=0.05)
+    # On other trials than those that are counted: else the best one would be luck.
+    threshold = bounds.best_threshold(
+        outside[:split], inside[:split], value, alpha, slack=0.05
+    )
     rates = bounds.error_rates(outside[split:], inside[split:], threshold, alpha)
     return value(rates), rates
 
@@ -274,7 +320,7 @@ def bound_epsilon(
 # ------------------------------------------------------------------ trials
 
 
-class _Simulation:
+class Simulation:
     """The releases of all trials: the attacked client's node and the other nodes."""
 
     def __init__(
@@ -285,34 +331,53 @@ class _Simulation:
         max_draws: float,
         round: int,
     ) -> None:
-        self.terms = terms = terms_at(config, round)
+        """Makes the releases; the arguments are those of `audit_round`."""
+        terms = terms_at(config, round)
+        self.terms = terms
         views = {claim.view for claim in claims}
-        signs = {INSIDE, *(OUTSIDE[claim.relation] for claim in claims)}
+        signs = {INSIDE_SIGN}
+        signs |= {OUTSIDE_SIGNS[claim.relation] for claim in claims}
         if "hidden" in views:
             signs.add(-1.0)  # what the clients who are drawn instead answer
         total = min(total, int(max_draws / (terms.batch_size * len(signs))))
-        self.own = {s: node_scores(config, np.full(total, s), 0, round) for s in signs}
+        self.own = {
+            sign: node_scores(config, np.full(total, sign), round=round)
+            for sign in signs
+        }
         self.others: dict[int, Scores] = {}
         for shares in {claim.shares for claim in claims}:
             draws = terms.batch_size * max(shares - 1, 1)
             # Gradients of 0: the adversary knows what the clients beside it send.
             silent = np.zeros(min(total, int(max_draws / draws)))
-            rest = (node_scores(config, silent, n, round) for n in range(1, shares))
-            self.others[shares] = sum(rest, start=silent)
+            noise = silent
+            for node_id in range(1, shares):
+                noise = noise + node_scores(config, silent, node_id, round)
+            self.others[shares] = noise
         if views != {"asked"}:
             self.is_asked = asked(config, total)
         # Of the run's shape, a few releases in each direction; at least one.
         self.whole: list[dict[float, Scores]] = []
         along = directions(terms.shape[1:])
         draws = math.prod(terms.shape) * len(signs) * len(along)
-        most = min(total, MOST_WHOLE)
-        self.num_whole = max(1, min(most, int(max_draws * WHOLE_DRAWS / draws)))
-        if not any(claim.mu for claim in claims):
-            return
-        for e in along:
-            each = {sign: np.full(self.num_whole, sign) for sign in signs}
-            scores = {s: node_scores(config, x, 0, round, e) for s, x in each.items()}
-            self.whole.append(scores)
+        affordable = int(max_draws * WHOLE_DRAWS / draws)
+        self.num_whole = max(1, min(total, MOST_WHOLE, affordable))
+        # Their mean is compared with a claimed mu; other claims have none.
+        if any(claim.mu for claim in claims):
+            for direction in along:
+                self.whole.append(self._of_whole(config, signs, round, direction))
+
+    def _of_whole(
+        self,
+        config: ResolvedConfig,
+        signs: Iterable[float],
+        round: int,
+        direction: Tensor,
+    ) -> dict[float, Scores]:
+        scores: dict[float, Scores] = {}
+        for sign in signs:
+            trials = np.full(self.num_whole, sign)
+            scores[sign] = node_scores(config, trials, 0, round, direction)
+        return scores
 
     def whole_mu(self, claim: Claim, alpha: float) -> float:
         """Returns the least mu that releases of the run's shape show, by any direction.
@@ -322,9 +387,11 @@ class _Simulation:
         std = self.terms.noise_std * math.sqrt(self.terms.batch_size)
         if not std:
             return 0.0  # counts show it
-        out, of_each = OUTSIDE[claim.relation], alpha / len(self.whole)
+        outside = OUTSIDE_SIGNS[claim.relation]
+        # The largest of several bounds is reported, so that they share alpha.
+        of_each = alpha / len(self.whole)
         found = [
-            bounds.mu_of_means(scores[out], scores[INSIDE], std, of_each)
+            bounds.mu_of_means(scores[outside], scores[INSIDE_SIGN], std, of_each)
             for scores in self.whole
         ]
         return max(found) / math.sqrt(claim.shares)
@@ -333,15 +400,17 @@ class _Simulation:
         """Returns one score per trial, outside and inside."""
         others = self.others[claim.shares]
         count = len(others)
-        inside = self.own[INSIDE][:count] + others
-        outside = self.own[OUTSIDE[claim.relation]][:count] + others
+        inside = self.own[INSIDE_SIGN][:count] + others
+        outside = self.own[OUTSIDE_SIGNS[claim.relation]][:count] + others
         if claim.view == "asked":
             return outside, inside
         is_asked = self.is_asked[:count]
         instead = -np.inf  # told apart from every release, and worth no guess
         if claim.view == "hidden":
             instead = self.own[-1.0][:count] + others
-        return np.where(is_asked, outside, instead), np.where(is_asked, inside, instead)
+        outside = np.where(is_asked, outside, instead)
+        inside = np.where(is_asked, inside, instead)
+        return outside, inside
 
 
 def asked(config: ResolvedConfig, total: int) -> npt.NDArray[np.bool_]:
@@ -351,5 +420,8 @@ def asked(config: ResolvedConfig, total: int) -> npt.NDArray[np.bool_]:
         config: with a seed; decides the selection, K and m.
         total: number of rounds, at least 1.
     """
-    drawn: Iterator[Clients] = (select(config, r) for r in range(1, total + 1))
-    return np.fromiter((bool(clients_of(x, [0])) for x in drawn), np.bool_, total)
+    is_drawn = np.zeros(total, np.bool_)
+    for index in range(total):
+        participants = select(config, index + 1)  # rounds count from 1
+        is_drawn[index] = bool(clients_of(participants, [0]))
+    return is_drawn

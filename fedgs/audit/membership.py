@@ -22,7 +22,7 @@ from scipy.stats import bootstrap, rankdata
 
 from fedgs.evaluation.quality import nearest
 
-WARNING = "passing this attack proves nothing: it is far weaker than the guarantee's"
+_WARNING = "passing this attack proves nothing: it is far weaker than the guarantee's"
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 NUM_RESAMPLES = 200
 Images = npt.NDArray[np.float32]
@@ -50,7 +50,8 @@ def audit_samples(
         In "nearest" "auc", "tpr_at_0.001_fpr" and "tpr_at_0.01_fpr", each {"value",
         "low", "high"}.
     """
-    scores = tuple(-_nearest_distances(x, synthetic) for x in (members, others))
+    of_members = -_nearest_distances(members, synthetic)
+    of_others = -_nearest_distances(others, synthetic)
     numbers: dict[str, Number] = {"auc": _auc}
     for rate in FALSE_POSITIVE_RATES:
         numbers[f"tpr_at_{rate:g}_fpr"] = partial(_true_positive_rate, rate)
@@ -62,11 +63,15 @@ def audit_samples(
     }
     rates: dict[str, Any] = {}
     for name, number in numbers.items():
-        resampled = bootstrap(scores, number, **settings)
-        low, high = map(float, resampled.confidence_interval)
-        rates[name] = {"value": number(*scores), "low": low, "high": high}
+        resampled = bootstrap((of_members, of_others), number, **settings)
+        interval = resampled.confidence_interval
+        rates[name] = {
+            "value": number(of_members, of_others),
+            "low": float(interval.low),
+            "high": float(interval.high),
+        }
     return {
-        "warning": WARNING,
+        "warning": _WARNING,
         "num_synthetic": len(synthetic),
         "num_members": len(members),
         "num_others": len(others),
@@ -76,18 +81,23 @@ def audit_samples(
 
 def _nearest_distances(images: Images, among: Images) -> Vector:
     """Returns the Euclidean distance of each image to the nearest of another set."""
-    points, others = (torch.from_numpy(x).flatten(1).double() for x in (images, among))
-    return nearest(points, others, 1)[:, 0].numpy()
+    points = torch.from_numpy(images).flatten(1).double()
+    others = torch.from_numpy(among).flatten(1).double()
+    distances = nearest(points, others, 1)
+    return distances[:, 0].numpy()
 
 
 def _auc(members: Vector, others: Vector) -> float:
     """Returns the chance that a member scores above another record."""
-    ranks = rankdata(np.concatenate([members, others]))[: len(members)]
-    below = ranks.sum() - len(members) * (len(members) + 1) / 2  # Mann and Whitney's U
+    ranks = rankdata(np.concatenate([members, others]))
+    own = ranks[: len(members)].sum()
+    # Mann and Whitney's U: of all ranks, those among members themselves are taken off.
+    below = own - len(members) * (len(members) + 1) / 2
     return float(below / (len(members) * len(others)))
 
 
 def _true_positive_rate(rate: float, members: Vector, others: Vector) -> float:
     """Returns the share of members above the threshold of a false positive rate."""
-    threshold = np.sort(others)[::-1][int(rate * len(others))]
+    from_largest = np.sort(others)[::-1]
+    threshold = from_largest[int(rate * len(others))]
     return float((members > threshold).mean())

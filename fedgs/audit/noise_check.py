@@ -26,7 +26,6 @@ Source: Chen, Zhang, Zhong, "Tests for high-dimensional covariance matrices", JA
 import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +42,9 @@ from fedgs.privacy.ledger import Event
 Noise = npt.NDArray[np.float64]
 AXES = ("rounds", "nodes", "samples", "channels", "rows", "columns")
 NUM_DRAWS = 4_000_000  # of noise; more where the fewest rounds have more
-FEWEST_ROUNDS, MOST_RELEASES, MOST_NODES = 3, 2000, 2
+FEWEST_ROUNDS = 3
+MOST_RELEASES = 2000
+MOST_NODES = 2
 _MOST_VECTORS = 500  # of which cosines are taken
 _WIDTH = 2.0**-16  # of a bin of sizes: below it float32 has steps
 _MOST_OF_SHAPE = 1_000_000
@@ -62,10 +63,11 @@ def check_noise(config: ResolvedConfig, event: Event, alpha: float) -> Check:
     noise = standardised_noise(config, event)
     found = p_values(noise)
     least = min(found, key=lambda name: found[name])
-    shape = " x ".join(map(str, noise.shape[2:]))
+    rounds, nodes, *shape = noise.shape
+    each = " x ".join(map(str, shape))
     return Check(
         check=f"noise, {event.release}",
-        tested=f"{noise.shape[0]} rounds of {noise.shape[1]} nodes, each {shape}: "
+        tested=f"{rounds} rounds of {nodes} nodes, each {each}: "
         f"mean, variance, independence and shape by {len(found)} tests; the least "
         f"likely result, in standard errors, is that of {least}",
         found=_standard_errors(found[least]),
@@ -74,7 +76,9 @@ def check_noise(config: ResolvedConfig, event: Event, alpha: float) -> Check:
 
 
 def _standard_errors(p_value: float) -> float:
-    return float(norm.isf(max(p_value, 1e-300) / 2))
+    """Returns how many standard deviations a normal number is as unlikely as this."""
+    one_sided = max(p_value, 1e-300) / 2
+    return float(norm.isf(one_sided))
 
 
 def standardised_noise(config: ResolvedConfig, event: Event) -> Noise:
@@ -84,20 +88,27 @@ def standardised_noise(config: ResolvedConfig, event: Event) -> Noise:
 
     Privacy: public; reads no data.
     """
-    terms, rng = terms_at(config, event.round), np.random.default_rng()
+    terms = terms_at(config, event.round)
+    rng = np.random.default_rng()
     nodes = min(config.num_nodes, MOST_NODES)
     most = min(NUM_DRAWS // math.prod(terms.shape), MOST_RELEASES)
     rounds = max(FEWEST_ROUNDS, most // nodes)
     # Two clients, far too long, that cancel once they are clipped.
-    one = torch.from_numpy(rng.standard_normal(terms.shape)) * FAR * terms.clip_bound
+    direction = torch.from_numpy(rng.standard_normal(terms.shape))
+    one = direction * FAR * terms.clip_bound
     answers = torch.stack([one, -one])
+
+    def noise_of(place: tuple[int, int]) -> torch.Tensor:
+        round, node = place
+        return released(config, terms, [answers], len(answers), round, node)
+
     places = itertools.product(range(1, rounds + 1), range(nodes))
-    made = partial(released, config, terms, [answers], len(answers))
     with ThreadPoolExecutor(config.num_workers) as pool:
-        found = list(pool.map(lambda place: made(*place), places))
+        found = list(pool.map(noise_of, places))
     noise = torch.stack(found).numpy().reshape(rounds, nodes, *terms.shape)
     std = event.noise_std
-    if units := config.units(terms):
+    units = config.units(terms)
+    if units:
         step = terms.clip_bound / units
         std = noise_units(event.noise_multiplier, units) * step
         # Integers become real numbers, as the tests' laws are of these.
@@ -111,6 +122,7 @@ def p_values(noise: Noise) -> dict[str, float]:
     if not np.isfinite(noise).all():
         return {"numbers that are finite": 0.0}
     found: dict[str, float] = {}
+    # Over an axis of length 1 nothing is summed: that would be the same test again.
     long = [axis for axis in range(noise.ndim) if noise.shape[axis] > 1]
     squares = np.square(noise)
     for count in range(len(long) + 1):
@@ -118,45 +130,60 @@ def p_values(noise: Noise) -> dict[str, float]:
             size = math.prod(noise.shape[axis] for axis in axes)
             over = ", ".join(AXES[axis] for axis in axes) or "nothing"
             found[f"squares over {over}"] = _of_cells(squares.sum(axes), size)
-            sums = np.square(noise.sum(axes)) / size if axes else squares
+            sums = squares
+            if axes:
+                sums = np.square(noise.sum(axes)) / size
             found[f"sums over {over}"] = _two_sided(sums.sum(), sums.size)
     releases = noise.reshape(-1, noise[0, 0].size)
+    samples = noise.reshape(-1, noise[0, 0, 0].size)
     found["cosines of releases"] = _cosines(releases)
-    found["cosines of samples"] = _cosines(noise.reshape(-1, noise[0, 0, 0].size))
-    found["repeats"] = _repeats(releases[:, : NUM_DRAWS // len(releases)])
+    found["cosines of samples"] = _cosines(samples)
+    # Some numbers of every release: noise may be reused by any of them.
+    numbers_of_each = NUM_DRAWS // len(releases)
+    found["repeats"] = _repeats(releases[:, :numbers_of_each])
     shape = kstest(noise.ravel()[:_MOST_OF_SHAPE], "norm")
     found["shape"] = float(shape.pvalue)
     return found
 
 
 def _two_sided(value: float, freedom: int) -> float:
-    return 2 * float(min(chi2.cdf(value, freedom), chi2.sf(value, freedom), 0.5))
+    below = chi2.cdf(value, freedom)
+    above = chi2.sf(value, freedom)
+    return 2 * float(min(below, above, 0.5))
 
 
 def _of_cells(squares: Noise, freedom: int) -> float:
     """Returns how likely the smallest and the largest of many chi-squares are."""
-    cells, least, most = squares.size, squares.min(), squares.max()
-    below, above = chi2.cdf(least, freedom), chi2.sf(most, freedom)
+    cells = squares.size
+    least = squares.min()
+    most = squares.max()
+    too_small = cells * chi2.cdf(least, freedom)
+    too_large = cells * chi2.sf(most, freedom)
     # A largest one that is too small is as odd: noise that is cut off.
     cut_off = math.exp(cells * float(chi2.logcdf(most, freedom)))
-    return min(1.0, 3 * float(min(cells * below, cells * above, cut_off)))
+    # Bonferroni: three questions were asked.
+    return min(1.0, 3 * float(min(too_small, too_large, cut_off)))
 
 
 def _cosines(vectors: Noise) -> float:
     vectors = vectors[:_MOST_VECTORS]
     count, size = vectors.shape
+    if size == 1:
+        return 1.0  # all cosines are 1 or -1, whatever the noise
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     vectors = vectors / np.maximum(lengths, 1e-300)
     squares = np.square(vectors @ vectors.T)
     pairs = count * (count - 1) // 2
-    total = size * (squares.sum() - np.trace(squares)) / 2
-    return float(chi2.sf(total, pairs)) if size > 1 else 1.0
+    # Each pair stands there twice, and each vector once with itself.
+    of_pairs = (squares.sum() - np.trace(squares)) / 2
+    return float(chi2.sf(size * of_pairs, pairs))
 
 
 def _repeats(noise: Noise) -> float:
     """Returns how likely so many pairs of equal sizes are, in bins of `_WIDTH`."""
     sizes = np.floor(np.abs(noise).ravel() / _WIDTH)
-    counts = np.unique(sizes, return_counts=True)[1].astype(np.float64)
+    _, counts = np.unique(sizes, return_counts=True)
+    counts = counts.astype(np.float64)  # products of integers would wrap
     n = float(noise.size)
     # Of the law 2 phi(x), x > 0: that two sizes are equal, and that three are.
     two = _WIDTH / math.sqrt(math.pi)
@@ -166,4 +193,5 @@ def _repeats(noise: Noise) -> float:
     pairs = float((counts * (counts - 1)).sum()) / 2
     # As a multiple of a Poisson variable, which it is where equal sizes are rare.
     multiple = variance / expected
-    return float(chi2.cdf(2 * expected / multiple, 2 * pairs / multiple or 1e-300))
+    freedom = 2 * pairs / multiple or 1e-300  # a chi-square has more than 0
+    return float(chi2.cdf(2 * expected / multiple, freedom))

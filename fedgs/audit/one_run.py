@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from fedgs.audit.bounds import Scores, one_run_epsilon
-from fedgs.audit.canaries import INSIDE, OUTSIDE, Canaries, CanaryNodes
+from fedgs.audit.canaries import INSIDE_SIGN, OUTSIDE_SIGNS, Canaries, CanaryNodes
 from fedgs.audit.finding import OF_BOUNDS, Finding
 from fedgs.config.run_config import GsWganConfig
 from fedgs.data.federated import FederatedImages
@@ -45,7 +45,7 @@ from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import draw, load_generator, uniform_labels
 
 GUESSED = (1.0, 0.5, 0.25)  # shares of the canaries that are guessed, each tried
-NUM_IMAGES = 2000  # behind a mean image
+_IMAGES_IN_MEAN = 2000
 
 
 def audit_run(
@@ -85,18 +85,32 @@ def audit_run(
     with folder.locked(), CanaryNodes(config, data, canaries) as nodes:
         train_nodes(folder, nodes, report, stop)
     moved = _mean_image(config, load_generator(folder)) - before
+    # A generator moves against the gradient.
     by_generator = -np.tensordot(canaries.images(config).numpy(), moved, axes=3)
-    sums, by_node = (
-        _centred(config, canaries, s) for s in (nodes.sums, nodes.releases)
-    )
-    sees_nodes = "unmasked" if plan.secure_aggregation else "server"
-    views = [(sees_nodes, "node releases", by_node), ("secagg", "sums", sums)]
+    sums = _centred(config, canaries, nodes.sums)
+    by_node = _centred(config, canaries, nodes.releases)
     if plan.engine == "local":
+        # One curator sees everything: there is no server to tell nodes apart.
         views = [("release", "sums", sums)]
+    else:
+        sees_nodes = "unmasked" if plan.secure_aggregation else "server"
+        views = [(sees_nodes, "node releases", by_node), ("secagg", "sums", sums)]
     views.append(("release", "generator", by_generator))
+    # The union bound: all findings hold together.
     alpha = OF_BOUNDS / len(views) / num_audits
-    asked = (plan, canaries, delta, alpha, config.num_rounds)
-    return [_finding(*asked, *view) for view in views]
+    return [
+        guess_coins(
+            plan,
+            canaries,
+            delta,
+            alpha,
+            rounds=config.num_rounds,
+            adversary=adversary,
+            view=view,
+            scores=scores,
+        )
+        for adversary, view, scores in views
+    ]
 
 
 def as_audited(config: GsWganConfig) -> GsWganConfig:
@@ -113,20 +127,23 @@ def as_audited(config: GsWganConfig) -> GsWganConfig:
 
 def _centred(config: GsWganConfig, canaries: Canaries, sums: Scores) -> Scores:
     """Returns scores whose sign is the likelier coin."""
-    middle = (INSIDE + OUTSIDE[canaries.relation]) / 2  # signs of the gradient
+    outside = OUTSIDE_SIGNS[canaries.relation]
+    middle = (INSIDE_SIGN + outside) / 2
     length = config.clip_bound * config.batch_size  # of one round
     return sums - middle * length * canaries.counts
 
 
 def _mean_image(config: GsWganConfig, generator: Any) -> Scores:
-    labels = uniform_labels(config, NUM_IMAGES, seed=0)
-    return draw(config, generator, labels, seed=0).mean(0, dtype=np.float64)
+    # The same labels and latents before and after, so that only training moves it.
+    labels = uniform_labels(config, _IMAGES_IN_MEAN, seed=0)
+    images = draw(config, generator, labels, seed=0)
+    return images.mean(0, dtype=np.float64)
 
 
 # ------------------------------------------------------------------ guesses
 
 
-def _finding(
+def guess_coins(
     plan: Plan,
     canaries: Canaries,
     delta: float,
@@ -136,13 +153,30 @@ def _finding(
     view: str,
     scores: Scores,
 ) -> Finding:
+    """Guesses the canaries' coins from scores and bounds the epsilon of a claim.
+
+    Privacy: public; of canaries only.
+
+    Args:
+        plan: of the run under attack.
+        canaries: the attacked clients.
+        delta: of the claim.
+        alpha: the chance that the bound is wrong.
+        rounds: that the run had.
+        adversary: who has the scores.
+        view: what they were computed from, in words.
+        scores: above 0 for "in", shape (m,).
+    """
+    # Who takes part is public, so a canary that was not asked is no guess at all.
     was_asked = canaries.counts > 0
-    scores, is_in = scores[was_asked], canaries.is_in[was_asked]
+    scores = scores[was_asked]
+    is_in = canaries.is_in[was_asked]
     if view == "generator":  # has no natural centre
         scores = scores - np.median(scores)
     bound, guesses, correct = best_guesses(
         scores, is_in, len(canaries.clients), delta, alpha
     )
+    # The claim is that of the busiest canary: it covers all others.
     count = int(canaries.counts.max())
     ratio = plan.ratio(adversary, canaries.relation, colluding=0)
     epsilon = fixed_law(count, ratio).epsilon(delta)
@@ -183,8 +217,9 @@ def best_guesses(
         delta: of the claim.
         alpha: the chance that the bound is wrong.
     """
-    order = np.argsort(-np.abs(scores), kind="stable")
-    is_right = ((scores > 0) == is_in)[order]
+    surest_first = np.argsort(-np.abs(scores), kind="stable")
+    is_right = (scores > 0) == is_in
+    is_right = is_right[surest_first]
     tries: list[tuple[float, int, int]] = []
     for share in GUESSED:
         guesses = max(1, round(share * len(scores)))

@@ -49,7 +49,8 @@ from fedgs.round.codec import rounded
 from fedgs.round.run import new_event
 
 MOST_CLIENTS = 5
-MOST_KINDS, MOST_PLAYED = 8, 20  # rounds that are asked, and played to come to one
+MOST_KINDS = 8  # of rounds that are asked
+MOST_PLAYED = 20  # rounds that are played to come to one that is asked
 # Of C: what it may change that methods of fedgs compute several clients in one call.
 STACKED = 1e-2
 # What is measured with made-up clients: its limit, and what the number is.
@@ -86,20 +87,22 @@ def check_terms(config: ResolvedConfig, events: Sequence[Event]) -> Check:
 
     Privacy: public; reads no data.
     """
+    others = [event for event in events if not _is_agreed(config, event)]
     return Check(
         check="terms",
         tested=f"{len(events)} rounds: those whose terms change when they are asked "
         "for again, or are not those of the ledger",
-        found=sum(not _is_agreed(config, event) for event in events),
+        found=len(others),
         allowed=0,
     )
 
 
 def _is_agreed(config: ResolvedConfig, event: Event) -> bool:
     known = terms_at(config, event.round)
+    # Of the method itself: `terms_at` remembers what it was told first.
     again = [config.terms(event.round) for _ in range(2)]
-    agreed = agreed_values(config, event.round).items()
-    is_recorded = all(getattr(event, name) == value for name, value in agreed)
+    agreed = agreed_values(config, event.round)
+    is_recorded = all(getattr(event, name) == agreed[name] for name in agreed)
     return is_recorded and again == [known, known]
 
 
@@ -121,11 +124,15 @@ def check_clipping(config: ResolvedConfig, event: Event) -> Check:
     broken = along[:1].clone()
     broken[0, 0, 0, 0, 0] = torch.inf
     answers = torch.cat([along, broken])
+    # What clipping should make of them, computed without the code that is checked.
     norms = torch.linalg.vector_norm(answers, dim=(2, 3, 4), keepdim=True)
     parts = answers * (bound / norms).clamp(max=1.0)
     parts[~norms.isfinite().expand_as(parts)] = 0.0
-    alone = [released(config, terms, [each[None]], asked=1) for each in answers]
-    differences = [found - part for found, part in zip(alone, parts, strict=True)]
+    differences: list[Tensor] = []
+    for answer, part in zip(answers, parts, strict=True):
+        alone = released(config, terms, [answer[None]], asked=1)
+        differences.append(alone - part)
+    # In two batches, as workers hand them in.
     together = released(config, terms, [answers[:2], answers[2:]], asked=len(answers))
     differences.append(together - parts.sum(0))
     return Check(
@@ -231,22 +238,25 @@ def _measured(
     records = list(data.client_records)
     records[0], records[spare] = records[spare], records[0]
     other = dataclasses.replace(data, client_records=tuple(records))
+    # Of clients that are asked alone.
     parts = [_sum(config, request, data, [client]) for client in everyone]
     replacing = _sum(config, request, other, [0])
+    # Of clients that are asked together.
     total = _sum(config, request, data, everyone)
     backwards = _sum(config, request, data, everyone[::-1])
     replaced = _sum(config, request, other, everyone)
     left_out = _sum(config, request, data, everyone[1:])
+    first = parts[0]
     others = sum(parts[1:], start=torch.zeros_like(total))
     differences = (
-        total - others - parts[0],
-        backwards - others - parts[0],
+        total - others - first,
+        backwards - others - first,
         replaced - others - replacing,
         left_out - others,
     )
     return {
-        "one part": max(map(_longest, (*parts, replacing))),
-        "asked alone": max(map(_longest, differences)),
+        "one part": max(_longest(part) for part in (*parts, replacing)),
+        "asked alone": max(_longest(difference) for difference in differences),
         "one replaced": _longest(total - replaced),
         "one left out": _longest(total - left_out),
     }
@@ -275,9 +285,11 @@ def made_up(config: ResolvedConfig) -> FederatedImages:
 
     The last one, of white images, is to replace the first one.
     """
-    rng, side = np.random.default_rng(0), config.image_size
+    rng = np.random.default_rng(0)
+    side = config.image_size
     count = min(config.num_clients, MOST_CLIENTS)
-    sizes = [*(20, 1, 10, 1, 5)[:count], 40]
+    sizes = [20, 1, 10, 1, 5]
+    sizes = [*sizes[:count], 40]
     owners = np.repeat(np.arange(count + 1), sizes)
     shape = (len(owners), config.image_channels, side, side)
     images = rng.integers(256, size=shape, dtype=np.uint8)
@@ -288,8 +300,10 @@ def made_up(config: ResolvedConfig) -> FederatedImages:
     return FederatedImages(
         images=images,
         labels=labels,
-        client_records=tuple(np.flatnonzero(owners == c) for c in range(count + 1)),
-        client_names=tuple(map(str, range(count + 1))),
+        client_records=tuple(
+            np.flatnonzero(owners == client) for client in range(count + 1)
+        ),
+        client_names=tuple(str(client) for client in range(count + 1)),
         num_classes=config.num_classes,
         name="made up",
     )

@@ -54,13 +54,20 @@ def discrete_gaussian(words: Words, count: int, std: int) -> npt.NDArray[np.int6
     missing = count
     while missing > 0:
         # A quarter to a half of the tries are accepted, so a few passes end it.
-        found.append(_accepted(words, 3 * missing + 16, std))
+        found.append(accepted(words, 3 * missing + 16, std))
         missing -= len(found[-1])
     return np.concatenate(found)[:count]
 
 
-def _accepted(words: Words, tries: int, std: int) -> npt.NDArray[np.int64]:
-    block, size, is_negative = _proposed(words(tries), std)
+def accepted(words: Words, tries: int, std: int) -> npt.NDArray[np.int64]:
+    """Returns the draws that so many tries give, at most one of each.
+
+    Args:
+        words: as for `discrete_gaussian`.
+        tries: at least 1.
+        std: s, from 1 to 2^28.
+    """
+    block, size, is_negative = proposed(words(tries), std)
     coins = words(tries)
     # Where p underflows to 0, a coin near 0 is in doubt and is decided exactly.
     with np.errstate(under="ignore"):
@@ -74,7 +81,7 @@ def _accepted(words: Words, tries: int, std: int) -> npt.NDArray[np.int64]:
     is_valid = (block >= 0) & ~is_second_zero
     is_in_doubt = np.abs(gap) <= _DOUBT
     for index in np.flatnonzero(is_in_doubt & is_valid):
-        is_taken[index] = _is_below(
+        is_taken[index] = is_below(
             coin=int(coins[index]),
             block=int(block[index]),
             size=int(size[index]),
@@ -85,7 +92,7 @@ def _accepted(words: Words, tries: int, std: int) -> npt.NDArray[np.int64]:
     return values[is_taken & is_valid]
 
 
-def _proposed(
+def proposed(
     bits: npt.NDArray[np.uint64], std: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Returns k, k s + j and the sign of one word each; k = -1 where there is none."""
@@ -104,7 +111,7 @@ def _proposed(
     return block, size, is_negative
 
 
-def _is_below(coin: int, block: int, size: int, std: int, words: Words) -> bool:
+def is_below(coin: int, block: int, size: int, std: int, words: Words) -> bool:
     """Tells whether a uniform number that begins with the bits of a coin is below p."""
     bits = 64
     while True:

@@ -94,7 +94,7 @@ class NoiseStream:
         Source: `fedgs.mechanism.discrete`.
         """
         self._use()
-        draws = discrete_gaussian(self._words, math.prod(shape), std)
+        draws = discrete_gaussian(self.words, math.prod(shape), std)
         return draws.reshape(shape)
 
     def _use(self) -> None:
@@ -102,7 +102,7 @@ class NoiseStream:
             raise RuntimeError("this noise was already used for a release")
         self._is_used = True
 
-    def _words(self, count: int) -> npt.NDArray[np.uint64]:
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
         """Returns uniform words of 64 bits."""
         if self._rng is None:
             return _system_words(count)

@@ -1,6 +1,7 @@
 """`fedgs audit`: exit codes, what it writes, and that it writes nowhere else."""
 
 import hashlib
+import inspect
 import json
 from pathlib import Path
 
@@ -137,18 +138,19 @@ def test_full_audit_holds_leaves_no_training_behind_and_shares_its_confidence(
     shares: list[float] = []
     before = content(run)
 
-    def spy(module, name, place_of_alpha):
+    def spy(module, name):
         attack = getattr(module, name)
 
-        def found(*known):
-            shares.append(known[place_of_alpha])
-            return attack(*known)
+        def found(*arguments, **named):
+            bound = inspect.signature(attack).bind(*arguments, **named)
+            shares.append(bound.arguments["alpha"])
+            return attack(*arguments, **named)
 
         monkeypatch.setattr(module, name, found)
 
-    spy(mechanism, "_attack", 3)
-    spy(worst_case, "check_noise", 2)
-    spy(one_run, "_finding", 3)
+    spy(mechanism, "attack_claim")
+    spy(worst_case, "check_noise")
+    spy(one_run, "guess_coins")
     full = ("--full", "--rounds", 1)
     code, written = quick(run, *full, "--json")
     assert (code, content(run)) == (0, before)

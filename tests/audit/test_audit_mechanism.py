@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedgs.audit import mechanism as mechanism_module
-from fedgs.audit.crafted_releases import _NUMBERS_AT_ONCE, node_scores
+from fedgs.audit.crafted_releases import NUMBERS_AT_ONCE, node_scores
 from fedgs.audit.finding import (
     CONFIDENCE,
     HOLDS,
@@ -229,7 +229,7 @@ def test_scores_are_the_clipped_gradient_over_all_fakes():
 
 def test_seeded_noise_is_not_reused_between_trials():
     config = config_of("one of six", noise_seed=7)
-    size = _NUMBERS_AT_ONCE // config.batch_size  # trials of one release
+    size = NUMBERS_AT_ONCE // config.batch_size  # trials of one release
     first, second = np.split(node_scores(config, np.zeros(2 * size)), 2)
     assert (first != second).mean() > 0.99
 

@@ -62,7 +62,7 @@ def test_a_proposal_is_accepted_with_the_chance_that_gives_the_law(std):
         # The place in a block from the low bits, then a sign, then k zeros and a 1.
         width = (std - 1).bit_length()
         word = place | (1 << width) | (1 << (width + 1 + block))
-        proposed = discrete._proposed(np.array([word], np.uint64), std)
+        proposed = discrete.proposed(np.array([word], np.uint64), std)
         size = block * std + place
         assert [int(part[0]) for part in proposed] == [block, size, True]
         # It is proposed with 2^-(k+1) / s, so that the law is what is left.
@@ -71,8 +71,8 @@ def test_a_proposal_is_accepted_with_the_chance_that_gives_the_law(std):
             chance = 2**block * law * 4 / 5
             coin = int(mpmath.floor(chance * 2**64))
         assert 0 < chance <= 1
-        assert discrete._is_below(coin - 2, block, size, std, never)
-        assert not discrete._is_below(coin + 2, block, size, std, never)
+        assert discrete.is_below(coin - 2, block, size, std, never)
+        assert not discrete.is_below(coin + 2, block, size, std, never)
 
 
 def test_a_coin_too_close_to_call_is_settled_by_further_bits():
@@ -91,12 +91,12 @@ def test_a_coin_too_close_to_call_is_settled_by_further_bits():
             assert len(found) == count
             return found
 
-        taken = discrete._accepted(words, 1, std)
+        taken = discrete.accepted(words, 1, std)
         assert taken.tolist() == [size] * is_taken
 
 
 def test_the_sampler_draws_as_many_as_asked_and_refuses_what_it_cannot():
-    words = _stream()._words
+    words = _stream().words
     assert discrete_gaussian(words, 0, 5).shape == (0,)
     assert discrete_gaussian(words, 7, 0).tolist() == [0] * 7
     for std in (-1, MOST_STD + 1):

@@ -19,7 +19,7 @@ from fedgs.app.commands.terminal import Progress, say
 from fedgs.audit.canaries import Canaries
 from fedgs.audit.crafted_releases import audited
 from fedgs.audit.finding import Check, Finding
-from fedgs.audit.mechanism import MAX_DRAWS, audit_rounds, recorded_plan
+from fedgs.audit.mechanism import MOST_DRAWS, audit_rounds, recorded_plan
 from fedgs.audit.membership import audit_samples
 from fedgs.audit.one_run import as_audited, audit_run
 from fedgs.audit.worst_case import check_mechanism, check_method
@@ -71,8 +71,20 @@ def _attack_baseline(
     run = open_other(folder.path)
     if request.full:
         raise UserError("full: is for runs of `fedgs train`; leave out --full")
-    findings = list(run.attack(request.trials, progress.say))
-    whole = upper(run.guarantees()[0].epsilon)
+    guarantees = run.guarantees()
+    if not guarantees:
+        raise UserError(
+            f"RUN = {folder.path}: {run.name} claims no epsilon, so there is none to "
+            "attack"
+        )
+    progress.say(f"A: {request.trials} releases of each kind")
+    findings = list(run.attack(request.trials))
+    if not findings:
+        raise UserError(
+            f"RUN = {folder.path}: {run.name} has no attack yet; `fedgs privacy RUN` "
+            "states its epsilons"
+        )
+    whole = upper(guarantees[0].epsilon)
     notes = [f"one release each; the whole run claims {whole}"]
     return findings, [], {"method": run.name}, notes
 
@@ -95,7 +107,7 @@ def _attack_run(
     is_possible = isinstance(config, GsWganConfig) and len(config.phases) == 1
     has_b = request.full and is_possible
     progress.say(f"A: up to {request.trials} rounds of each kind")
-    most_draws = MAX_DRAWS if request.full else QUICK_DRAWS
+    most_draws = MOST_DRAWS if request.full else QUICK_DRAWS
     findings = audit_rounds(config, events, request.trials, most_draws, int(has_b))
     progress.say("noise and clipping, and the method with made-up clients")
     checks, notes = _checks(config, events)

@@ -37,7 +37,7 @@ from fedgs.app.debug import cohorts as debug_cohorts
 from fedgs.app.debug import power
 from fedgs.app.debug import verdict as verdicts
 from fedgs.app.debug.debug_folder import (
-    FORMAT,
+    DEBUG_FORMAT,
     config_of,
     read_debug,
     request_of,
@@ -335,7 +335,7 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
         [epsilons.of_run(f.path) for runs in folders.values() for f in runs]
     )
     content = {
-        "format": FORMAT,
+        "format": DEBUG_FORMAT,
         "sentence": verdicts.sentence(diagnosis),
         **verdicts.with_titles(diagnosis),
         "groups": request.groups,
