@@ -204,9 +204,6 @@ def _with_flags(
         for name in sorted(others):
             if name in given:
                 raise UserError(f"{name}: is given twice; leave out --set {name}=...")
-            if name in _RUNNING.get():
-                flag = f"--{name.replace('_', '-')}"
-                raise UserError(f"{name}: has a flag here; give {flag}")
         command(**own, **{receiver: given | others})
 
     run.__name__ = command.__name__
