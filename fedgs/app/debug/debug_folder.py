@@ -1,7 +1,6 @@
 """What a folder of `fedgs debug` was asked for: debug.json, written and read."""
 
 import dataclasses
-import itertools
 import shlex
 import sys
 from pathlib import Path
@@ -26,20 +25,28 @@ def write_plan(path: Path, config: RunConfig, request: DebugRequest) -> None:
         config: settings of all runs.
         request: everything else.
     """
-    files = {cohort: getattr(request, cohort) for cohort in COHORTS}
-    absolute = {
-        c: file and str(file.expanduser().absolute()) for c, file in files.items()
-    }
-    is_own = request.healthy and read_cohort(request.healthy).selection == "given"
+    # Absolute, because the folder may be continued from another working directory.
+    files: dict[str, str | None] = {}
+    for cohort in COHORTS:
+        file: Path | None = getattr(request, cohort)
+        if file is None:
+            files[cohort] = None
+        else:
+            files[cohort] = str(file.expanduser().absolute())
+    # Files of an earlier `fedgs select-clients` were selected by accuracy too, and the
+    # verdict's conditions depend on that.
+    source = BY_ACCURACY
+    if request.healthy and read_cohort(request.healthy).selection == "given":
+        source = "the user's own files"
     content = {
         "format": DEBUG_FORMAT,
         "groups": request.groups,
         "runs": {c: [f"{c}-{i}" for i in range(request.groups)] for c in COHORTS},
         "clients_per_group": None,
         "clients": None,
-        "source": "the user's own files" if is_own else BY_ACCURACY,
+        "source": source,
         "command": _command(config.seed),
-        "request": dataclasses.asdict(request) | absolute,
+        "request": dataclasses.asdict(request) | files,
         "config": config.to_flat(),
         "versions": versions(),
     }
@@ -49,8 +56,10 @@ def write_plan(path: Path, config: RunConfig, request: DebugRequest) -> None:
 def _command(seed: int | None) -> str:
     """Returns the command of this process, with the seed even where it drew one."""
     given = sys.argv[1:]
+    # A program that calls the library has no command line of fedgs to repeat.
     if Path(sys.argv[0]).stem not in ("fedgs", "__main__"):
         return shlex.join(["python", *sys.argv])
+    # Without the seed, the command would make other groups and another planted bug.
     if not any(w.split("=")[0] == "--seed" for w in given):
         given = [*given, "--seed", str(seed)]
     return shlex.join(["fedgs", *given])
@@ -64,7 +73,13 @@ def config_of(plan: dict[str, Any]) -> RunConfig:
 def request_of(plan: dict[str, Any]) -> DebugRequest:
     """Returns the request as it was given."""
     fields = dict(plan["request"])
-    fields |= {c: Path(fields[c]) if fields[c] else None for c in COHORTS}
+    for cohort in COHORTS:
+        # JSON has no paths, and null or "" stands for a cohort that was not given.
+        file = fields[cohort]
+        if file:
+            fields[cohort] = Path(file)
+        else:
+            fields[cohort] = None
     return DebugRequest(**fields)
 
 
@@ -80,6 +95,7 @@ def read_debug(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
             f"{path}: no folder of `fedgs debug` (debug.json is missing); give its "
             "--output"
         )
+    # The folder may come from somebody else: nothing in it may lead out of it.
     check_entries(path)
     plan = read_json(path / "debug.json")
     if plan.get("format") != DEBUG_FORMAT:
@@ -89,7 +105,11 @@ def read_debug(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
         )
     broken = (AttributeError, KeyError, TypeError)
     with wrap_error(broken, f"{path}: a broken debug.json", "restore it from a copy"):
-        for name in itertools.chain(*plan["runs"].values()):
-            inside(path, name, "runs in debug.json")
+        for names in plan["runs"].values():
+            for name in names:
+                inside(path, name, "runs in debug.json")
+    # diagnosis.json is missing until all generators are trained.
     diagnosis = path / "diagnosis.json"
-    return plan, read_json(diagnosis) if diagnosis.is_file() else None
+    if not diagnosis.is_file():
+        return plan, None
+    return plan, read_json(diagnosis)

@@ -14,9 +14,11 @@ from fedgs.diagnosis.rule import FEWEST_GROUPS, MOST_GROUPS, Rule
 from fedgs.errors import UserError, reject
 
 COHORTS = ("healthy", "suspicious")
-# flip, as Augenstein et al. call it, is inversion.
-BUGS = {"flip": "invert", **{n: n for n in CORRUPTIONS if n not in ("none", "invert")}}
-BUGS |= {"none": "none"}
+# What --bug accepts, and the corruption that it plants. Augenstein et al. call the
+# inversion of pixels flip; "invert" is left out so that it has one name here. "none"
+# stands last in the error that lists them: it is the experiment without a bug.
+_OWN_NAMES = [name for name in CORRUPTIONS if name not in ("none", "invert")]
+BUGS = {"flip": "invert", **{name: name for name in _OWN_NAMES}, "none": "none"}
 _MOST_SAMPLES = 1000  # of a generator: the kernel of 12 groups then takes about 2 GB
 
 
@@ -42,12 +44,15 @@ def planted(given: Mapping[str, Any]) -> dict[str, Any]:
     bug = given.get("bug")
     fraction = given.get("fraction")
     if bug is None:
+        # A fraction alone would plant nothing, and the verdict would look like a test.
         reject({"fraction": fraction}, "needs --bug; give it or leave out")
         return {}
     if bug not in BUGS:
         raise UserError(f"bug = {bug!r}: give --bug one of {', '.join(BUGS)}")
-    own = {} if fraction is None else {"corruption_fraction": fraction}
-    return {"corruption": BUGS[bug], **own}
+    settings: dict[str, Any] = {"corruption": BUGS[bug]}
+    if fraction is not None:
+        settings["corruption_fraction"] = fraction
+    return settings
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,12 @@ class DebugRequest(Rule):
         """Checks what needs no data."""
         check_ranges(self)
         if (self.healthy is None) != (self.suspicious is None):
-            name, other = COHORTS if self.suspicious is None else COHORTS[::-1]
+            given, missing = COHORTS
+            if self.healthy is None:
+                missing, given = COHORTS
             raise UserError(
-                f"{name} = {getattr(self, name)}: compares two cohorts; give "
-                f"--{other} too"
+                f"{given} = {getattr(self, given)}: compares two cohorts; give "
+                f"--{missing} too"
             )
 
     @property

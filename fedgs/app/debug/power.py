@@ -53,18 +53,30 @@ def of_plan(signal: float, table: Mapping[str, Any]) -> dict[str, Power]:
     """
     levels = table["signals"]
     found = dict[str, Power]()
+    # Between two levels nothing was measured. So a bug is said to be found only if it
+    # was found at the level below, and not to be found only if it was never found at
+    # the level above. Below the first level, nothing counts as found.
     below = sum(level <= signal for level in levels) - 1
-    above = min(below + (levels[max(below, 0)] != signal), len(levels) - 1)
+    is_exact = levels[max(below, 0)] == signal
+    above = below
+    if not is_exact:
+        above = below + 1
+    above = min(above, len(levels) - 1)
     for bug, right in table["right"].items():
         is_sure = [r == n for r, n in zip(right, table["trials"][bug], strict=True)]
+        # From this level on every trial found the bug. One lucky level does not count.
         first = next((i for i in range(len(levels)) if all(is_sure[i:])), None)
-        if right[max(above, 0)]:
+        if first is None:
+            needed = None
+        else:
+            needed = levels[first]
+        if first is not None and below >= first:
+            now = YES
+        elif right[max(above, 0)]:
             now = PERHAPS
         else:
             now = NO
-        if first is not None and below >= first:
-            now = YES
-        found[bug] = Power(now, None if first is None else levels[first])
+        found[bug] = Power(now, needed)
     return found
 
 
@@ -91,7 +103,9 @@ def show(config: ResolvedConfig) -> None:
     table = stored()
     powers = of_plan(_signal(config), table)
     least = min(p.needed for p in powers.values() if p.needed is not None)
+    # "none" is no bug: its row tells how often two cohorts alike were called so.
     clean = powers.pop("none")
+    # Training would spend the clients' epsilon for a verdict that is known already.
     if all(power.now == NO for power in powers.values()):
         raise UserError(
             f"target_epsilon = {config.target_epsilon or 'unset'}: with "
@@ -114,6 +128,7 @@ def _lines(
     clean: Power,
     table: Mapping[str, Any],
 ) -> Iterator[str]:
+    # Of the level with the fewest trials, so that no number here is too large.
     trials = min(min(counts) for counts in table["trials"].values())
     noise = f"noise multiplier {config.noise_multiplier:g}"
     if config.target_epsilon is not None:
@@ -126,10 +141,12 @@ def _lines(
     for now in (YES, PERHAPS, NO):
         bugs = [bug for bug, power in powers.items() if power.now == now]
         yield f"  {now}: {', '.join(bugs) or 'nothing'}"
-    of_half = of_plan(_signal(config), {**table, **table["of_half"]})
+    half_table = {**table, **table["of_half"]}
+    of_half = of_plan(_signal(config), half_table)
     bugs = [bug for bug, power in of_half.items() if power.now == YES]
     yield f"  found in half of the clients as well: {', '.join(bugs) or 'nothing'}"
     yield f"  two cohorts alike: {CLEAN[clean.now]}"
+    # Bugs that need the same signal share a line.
     levels: dict[float | None, list[str]] = {}
     for bug, power in powers.items():
         if power.now != YES:
@@ -159,7 +176,9 @@ def _signal(config: ResolvedConfig) -> float:
 
 def _plan(config: ResolvedConfig, level: float) -> str:
     """Returns what reaches a signal: more clients, or a larger epsilon."""
+    # The inverse of `_signal`: what the run's own signal must be for this level.
     level = level / _share(config)
+    # The signal is the number of clients over the noise multiplier.
     clients = math.ceil(level * config.noise_multiplier)
     epsilon = epsilon_of(config, config.num_clients / level)
     text = f"{clients} clients in each group"
@@ -172,6 +191,12 @@ def epsilon_of(config: ResolvedConfig, noise_multiplier: float) -> float | None:
     """Returns the epsilon of a group's run with other noise, for its own adversary."""
     other = dataclasses.replace(config, noise_multiplier=noise_multiplier)
     rows = statements(Plan.from_config(other), config.delta)
-    about = config.adversary, config.relation
-    found = [r for r in rows if r.guarantee and (r.adversary, r.relation) == about]
-    return max((r.epsilon for r in found if r.epsilon is not None), default=None)
+    own = (config.adversary, config.relation)
+    found = [
+        row.epsilon
+        for row in rows
+        if (row.adversary, row.relation) == own
+        and row.guarantee
+        and row.epsilon is not None
+    ]
+    return max(found, default=None)

@@ -49,10 +49,17 @@ def sentence(diagnosis: Diagnosis) -> str:
 
 def _verdict(diagnosis: Diagnosis) -> str:
     found = [s for s in diagnosis.ranking if s.decision in FOUND]
-    of = "clients" if diagnosis.draws_averages else "images"
-    limit = f"{diagnosis.rule.min_effect:.0%} of the {of} or more"
     cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == CLEARED]
+    # In an average of images nobody can see how many of them were spoilt. There a bug
+    # is looked for in parts of the clients, so its share is one of clients.
+    if diagnosis.draws_averages:
+        unit = "clients"
+    else:
+        unit = "images"
+    limit = f"{diagnosis.rule.min_effect:.0%} of the {unit} or more"
     excluded = f"Excluded, each in {limit}: {', '.join(cleared) or 'nothing'}."
+    # This verdict is the only one in which two bugs are found and both are true. In all
+    # others several that are found are alternatives, hence "or" below.
     if diagnosis.verdict == MORE_THAN_ONE:
         names = " and ".join(title(s.bug) for s in found)
         return f"More than one bug: no single one explains the difference, {names} do."
@@ -61,9 +68,14 @@ def _verdict(diagnosis: Diagnosis) -> str:
             f"{title(s.bug)} ({_degree(s)}{_effect(s, diagnosis)})" for s in found
         )
         whose = "one cohort are, relative to the other's,"
-        if all(s.spoilt == found[0].spoilt and s.spoilt for s in found):
-            whose = f"the {found[0].spoilt} cohort are, relative to the other's,"
+        # A cohort is accused only if every candidate accuses the same one. Inversion
+        # and turns accuse none, because the opposite change undoes them.
+        spoilt = found[0].spoilt
+        if spoilt and all(suspect.spoilt == spoilt for suspect in found):
+            whose = f"the {spoilt} cohort are, relative to the other's,"
         return f"The images of {whose} {words}."
+    # "None" must not be read as proof that the cohorts are alike, so it says what was
+    # excluded and what was not.
     if diagnosis.verdict == "none":
         return (
             f"Nothing differs significantly. {excluded} A difference that these "
@@ -78,6 +90,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
 
 
 def _why(diagnosis: Diagnosis) -> str:
+    # No data could have been significant then, so nothing else needs to be explained.
     least = 1 / diagnosis.num_splits
     if diagnosis.rule.alpha < least:
         return (
@@ -107,10 +120,15 @@ def next_step(diagnosis: Diagnosis, path: Path, plan: dict[str, Any]) -> str:
         low = best.interval[0]
     else:
         low = 0.0
-    is_seen = best.adjusted_p <= diagnosis.rule.alpha and (best.fit or 0) >= LEAST_FIT
-    # Handwriting alone may look like a small share where accuracy selected.
+    is_significant = best.adjusted_p <= diagnosis.rule.alpha
+    is_seen = is_significant and (best.fit or 0) >= LEAST_FIT
+    # A smaller share is not advised if accuracy selected the cohorts: a difference of
+    # handwriting alone may then look like a bug in few images, and would be named.
     if is_seen and 0 < low < least and plan["source"] != BY_ACCURACY:
-        less = math.floor(20 * low) / 20 or low / 2
+        # A round number below the interval, in steps of 0.05.
+        less = math.floor(20 * low) / 20
+        if less == 0:
+            less = low / 2
         return (
             f"Next step: {title(best.bug)} is significant, but not surely in "
             f"{least:.0%}. The same samples may name it in fewer, at no epsilon and at "
@@ -143,6 +161,7 @@ def _closest(diagnosis: Diagnosis) -> str:
 def _not_tested(diagnosis: Diagnosis) -> str:
     """Returns what the verdict does not speak about."""
     open_ones = [title(s.bug) for s in diagnosis.ranking if s.decision == UNDECIDED]
+    # Without this, a reader would take a verdict for a statement about every bug.
     text = "Not tested: anything that is not in the catalogue"
     if any(s.decision == NAMED for s in diagnosis.ranking):
         text += ", and a smaller bug beside this one"
@@ -158,11 +177,13 @@ def title(bug: str) -> str:
 
 def where(diagnosis: Diagnosis) -> str:
     """Returns the classes and features in which the cohorts differ most."""
-    most = [
-        ", ".join(d.name for d in [d for d in diagnosis.differences if d.of == of][:n])
-        for of, n in (("feature", 2), ("class", 3))
-    ]
-    return f"most in {most[0]}, and in the classes {most[1]}"
+    # The differences are sorted, the largest first.
+    features = [found.name for found in diagnosis.differences if found.of == "feature"]
+    classes = [found.name for found in diagnosis.differences if found.of == "class"]
+    return (
+        f"most in {', '.join(features[:2])}, and in the classes "
+        f"{', '.join(classes[:3])}"
+    )
 
 
 def with_titles(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -180,17 +201,20 @@ def _degree(suspect: Suspect) -> str:
 
 
 def _effect(suspect: Suspect, diagnosis: Diagnosis) -> str:
-    word = "strength as drawn" if diagnosis.draws_averages else "share"
+    # In averages, noise makes the strength of a bug smaller by an unknown amount. So it
+    # is no share, and its interval must not be read as one of 95 %.
+    if diagnosis.draws_averages:
+        word = "strength as drawn"
+        level = ""
+    else:
+        word = "share"
+        level = f"{INTERVAL_CONFIDENCE:.0%} "
     text = f"{word} unknown"
     if suspect.effect is not None:
         text = f"{word} {suspect.effect:.2f}"
     if suspect.interval is None:
         return text
     low, high = suspect.interval
-    if diagnosis.draws_averages:
-        level = ""
-    else:
-        level = f"{INTERVAL_CONFIDENCE:.0%} "
     return f"{text}, {level}interval {low:.2f} to {high:.2f}"
 
 
@@ -232,8 +256,13 @@ def diagnosis_tables(diagnosis: Mapping[str, Any]) -> list[Table]:
 
 
 def _suspects(diagnosis: Mapping[str, Any]) -> Table:
+    # The last entry, any difference, is always shown: it says whether anything at all
+    # differs, whatever the catalogue explains.
     ranking = diagnosis["ranking"]
-    shown = [*ranking[:MOST_SHOWN], *ranking[MOST_SHOWN:][-1:]]  # any difference
+    first = ranking[:MOST_SHOWN]
+    others = ranking[MOST_SHOWN:]
+    shown = [*first, *others[-1:]]
+    hidden = others[:-1]
     rows = [
         [
             row["title"],
@@ -244,25 +273,24 @@ def _suspects(diagnosis: Mapping[str, Any]) -> Table:
         ]
         for row in shown
     ]
-    if len(ranking) > len(shown):
-        hidden = ranking[len(shown) - 1 : -1]
-    else:
-        hidden = []
-    excluded = sum(row["decision"] == "excluded" for row in hidden)
-    note = f"{len(hidden)} more explain less, {excluded} of them are excluded."
+    note = ""
+    if hidden:
+        excluded = sum(row["decision"] == "excluded" for row in hidden)
+        note = f"{len(hidden)} more explain less, {excluded} of them are excluded."
     share = f"share [{INTERVAL_CONFIDENCE:.0%}]"
     if diagnosis["draws_averages"]:
         share = "strength as drawn"
     head = ["suspected", "decision", "explains", share, "adjusted p"]
-    return Table("Suspected bugs, strongest first", head, rows, note if hidden else "")
+    return Table("Suspected bugs, strongest first", head, rows, note)
 
 
 def _differences(found: Sequence[Mapping[str, Any]]) -> Table:
     """Returns the classes and features in which the cohorts differ most."""
+    features = [row for row in found if row["of"] == "feature"]
+    classes = [row for row in found if row["of"] == "class"]
     rows = [
-        [of, row["name"], cell(row["distance"])]
-        for of, most in (("feature", 3), ("class", 5))
-        for row in [row for row in found if row["of"] == of][:most]
+        [row["of"], row["name"], cell(row["distance"])]
+        for row in (*features[:3], *classes[:5])
     ]
     note = (
         "Distance of the cohorts' means; 1 is that of an image from its group's mean."
@@ -274,8 +302,8 @@ def _differences(found: Sequence[Mapping[str, Any]]) -> Table:
 def _with_interval(value: float | None, interval: Sequence[float] | None) -> str:
     if interval is None:
         return cell(value)
-    low, high = map(cell, interval)
-    return f"{cell(value)} [{low}, {high}]"
+    low, high = interval
+    return f"{cell(value)} [{cell(low)}, {cell(high)}]"
 
 
 def show(path: Path, content: Mapping[str, Any]) -> None:
@@ -286,7 +314,8 @@ def show(path: Path, content: Mapping[str, Any]) -> None:
     lines = [f"verdict       {content['verdict']}", content["sentence"]]
     if content["planted"] is not None:
         lines.append(f"planted: {content['planted']['bug']}; {content['outcome']}")
-    lines += [content["next_step"]] if content["next_step"] else []
+    if content["next_step"]:
+        lines.append(content["next_step"])
     say("\n".join(lines))
 
 
@@ -307,12 +336,16 @@ def draw(
         healthy, suspicious = (_by_class(group, num_classes) for group in pair)
         rows.append(np.concatenate([healthy, gap, suspicious], axis=1))
     images = np.concatenate(rows)
-    sample_files.save_images(path, images.reshape(-1, *shape), images.shape[1])
+    _, columns, *_ = images.shape
+    in_order = images.reshape(-1, *shape)
+    sample_files.save_images(path, in_order, columns)
 
 
 def _by_class(group: LabelledImages, num_classes: int) -> NDArray[np.float32]:
     """Returns rows of one image per class; of a generator without labels any."""
+    # All labels are 0 then, and the picture would be one column of images beside black.
     if not group.labels.any():
         num_classes = 10
-        group = group._replace(labels=np.arange(len(group.labels)) % num_classes)
+        labels = np.arange(len(group.labels)) % num_classes
+        group = group._replace(labels=labels)
     return rows_by_class(group, num_classes, ROWS_PER_GROUP)
