@@ -301,7 +301,7 @@ def test_time_of_gradients_counts_every_clients_steps(monkeypatch, given, second
     config = with_noise(
         run_config(**ROUNDS | {"num_classes": 2, "noise_multiplier": 1.0} | given)
     )
-    monkeypatch.setattr(forecast, "_timed_round", lambda *_: (2.0, 0.1))
+    monkeypatch.setattr(forecast, "timed_round", lambda *_: (2.0, 0.1))
     (phase,) = phases_of(config)
     found = forecast.seconds_of_rounds(config, phase, None)
     assert found == pytest.approx(seconds)
