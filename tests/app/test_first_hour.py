@@ -370,7 +370,8 @@ def test_every_command_of_the_page_works(walk):
     of_folder = out[1].replace("folder:mine", "npz:mine.npz")
     assert of_folder.splitlines()[1:] == out[0].splitlines()[1:]
     assert out[2].startswith(
-        "recipe feature-means: means, scatter, moments; all of 20 clients in each"
+        "recipe feature-means: means (25 %), scatter (25 %), moments (50 % of the "
+        "privacy); all of 20 clients in each"
     )
     assert "will not be possible" not in out[2]
     assert "epsilon      9.9" in out[3]
