@@ -8,8 +8,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from experiments.baselines import METHODS, find
-from experiments.baselines.target import Asked, check_noise, settings_read
+from experiments.baselines import BASELINES, find
+from experiments.baselines.target import BaselineRequest, check_noise, settings_read
 from fedgs.app.flags import eager, request_flags, settings_flags
 from fedgs.app.tables import Table
 from fedgs.config.recipes import HELD_OUT
@@ -26,7 +26,7 @@ LIST_NOTE = (
 class Methods(TyperGroup):
     """The methods as commands; a method is imported when its command is asked for."""
 
-    methods = tuple(METHODS)
+    methods = tuple(BASELINES)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns their names."""
@@ -50,7 +50,7 @@ app = typer.Typer(
 
 def _list_methods(is_asked: bool) -> None:
     if is_asked:
-        methods = {name: find(name) for name in METHODS}
+        methods = {name: find(name) for name in BASELINES}
         rows = [[name, method.unit, method.title] for name, method in methods.items()]
         head = ["name", "unit", "title"]
         Table("Baselines", head, rows, LIST_NOTE, numeric=False).show()
@@ -87,7 +87,8 @@ def command_of(name: str) -> click.Command:
     chosen = settings_of(method)
     shown = dict(method.recipe) | {"test_fraction": HELD_OUT}
     flagged = settings_flags(*chosen, defaults=shown)(train)
-    flagged = request_flags(method.Settings, Asked, has_defaults=False)(flagged)
+    own_flags = request_flags(method.Settings, BaselineRequest, has_defaults=False)
+    flagged = own_flags(flagged)
     return _command(method, method.recipe, flagged)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from experiments.store import Store
 from fedgs.app.debug.bug_detection import outcome
-from fedgs.app.debug.power import STORED
+from fedgs.app.debug.power import POWER_FILE
 from fedgs.app.flags import OutputOption, run_command
 from fedgs.config.recipes import CLASS_MEANS, configure
 from fedgs.config.run_config import MomentConfig
@@ -39,30 +39,37 @@ from fedgs.round.answer import answer_of, summed
 from fedgs.round.preparation import resolve
 from fedgs.runs import sample
 
-SIGNALS = (10, 20, 40, 80, 160, 320, 640)  # of `recipes.signal_of`, of one group
-GROUPS, CLIENTS = 4, 64
-TRIALS = 2  # of every bug
-ALL, HALF = 1.0, 0.5  # of the suspicious clients have the bug
-SAMPLES = 10  # one of each class, for all of a class are alike
-
-
-BUGS = {"none": None, **{entry.name: entry for entry in TRANSFORMATIONS}}
+_SIGNALS = (10, 20, 40, 80, 160, 320, 640)  # of `recipes.signal_of`, of one group
+_GROUPS = 4  # of a cohort
+_CLIENTS = 64  # of a group
+_TRIALS = 2  # of every bug
+_ALL = 1.0  # of the suspicious clients have the bug
+_HALF = 0.5
+_SAMPLES = 10  # of a group: one of each class, for all of a class are alike
+_BUGS = {"none": None, **{entry.name: entry for entry in TRANSFORMATIONS}}
 
 
 def main(output: OutputOption) -> None:
     """Fill the table; its lines are kept in OUTPUT."""
     store = Store(output)
     config, data = _setting()
-    for trial in range(TRIALS):
-        cells = {
-            f"{trial}-{bug}-{share:g}": {"trial": trial, "bug": bug, "share": share}
-            for bug in BUGS
-            for share in ((ALL, HALF) if BUGS[bug] else (ALL,))
-        }
-        missing = {n: cell for n, cell in cells.items() if n not in store.lines}
+    for trial in range(_TRIALS):
+        missing = {n: c for n, c in _cells(trial).items() if n not in store.lines}
         for name, verdicts in _trial(config, data, trial, missing):
             store.add(name, missing[name] | {"verdicts": verdicts})
-    write_json(STORED, added_up([*store.lines.values()]))
+    write_json(POWER_FILE, added_up([*store.lines.values()]))
+
+
+def _cells(trial: int) -> dict[str, dict[str, Any]]:
+    """Returns the cells of a trial by their names."""
+    cells: dict[str, dict[str, Any]] = {}
+    for bug, transformation in _BUGS.items():
+        # Without a bug it makes no difference how many clients have it.
+        shares = (_ALL, _HALF) if transformation else (_ALL,)
+        for share in shares:
+            cell = {"trial": trial, "bug": bug, "share": share}
+            cells[f"{trial}-{bug}-{share:g}"] = cell
+    return cells
 
 
 def added_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -70,26 +77,30 @@ def added_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     `of_half` has the same of bugs in half of the clients.
     """
-    all_rows, half = ([r for r in rows if r["share"] == s] for s in (ALL, HALF))
-    facts = {"signals": list(SIGNALS), "clients": CLIENTS, "groups": GROUPS}
-    return {**facts, **_counts(all_rows), "of_half": _counts(half)}
+    of_all = [row for row in rows if row["share"] == _ALL]
+    of_half = [row for row in rows if row["share"] == _HALF]
+    facts = {"signals": list(_SIGNALS), "clients": _CLIENTS, "groups": _GROUPS}
+    return {**facts, **_counts(of_all), "of_half": _counts(of_half)}
 
 
 def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
     found: dict[str, dict[str, list[int]]] = {"trials": {}, "right": {}, "wrong": {}}
-    for bug in [bug for bug in BUGS if any(row["bug"] == bug for row in rows)]:
+    for bug in _BUGS:
         verdicts = [row["verdicts"] for row in rows if row["bug"] == bug]
+        if not verdicts:
+            continue
         outcomes = [[outcome(text, bug) for text in own] for own in verdicts]
+        # A row has an outcome for each signal; they are counted signal by signal.
         by_signal = list(zip(*outcomes, strict=True))
         found["trials"][bug] = [len(own) for own in by_signal]
-        for name in ("right", "wrong"):
-            found[name][bug] = [own.count(name) for own in by_signal]
+        found["right"][bug] = [own.count("right") for own in by_signal]
+        found["wrong"][bug] = [own.count("wrong") for own in by_signal]
     return found
 
 
 def _setting() -> tuple[MomentConfig, FederatedImages]:
     settings = {"data": "fonts", "noise_multiplier": 1.0, "output": "-", "seed": 0}
-    settings |= {"clients_per_node": CLIENTS}
+    settings |= {"clients_per_node": _CLIENTS}
     config = configure(CLASS_MEANS, None, settings)
     resolved, data = resolve(config, load_data(config))
     return cast(MomentConfig, resolved), data
@@ -103,28 +114,30 @@ def _trial(
 ) -> Iterator[tuple[str, list[str]]]:
     """Yields every cell with its verdicts at all levels of noise."""
     order = stream(trial, "power-table").permutation(data.num_clients)
-    groups = order[: 2 * GROUPS * CLIENTS].reshape(2 * GROUPS, CLIENTS)
+    # The first half of the groups is the healthy cohort, the other the suspicious one.
+    groups = order[: 2 * _GROUPS * _CLIENTS].reshape(2 * _GROUPS, _CLIENTS)
 
     def drawn(data: FederatedImages, signal: float, first: int) -> list[LabelledImages]:
-        return [
-            samples(config, data, groups[g], signal, derived_seed(trial, "group", g))
-            for g in range(first, first + GROUPS)
-        ]
+        found: list[LabelledImages] = []
+        for group in range(first, first + _GROUPS):
+            seed = derived_seed(trial, "group", group)
+            found.append(samples(config, data, groups[group], signal, seed))
+        return found
 
-    healthy = [drawn(data, signal, 0) for signal in SIGNALS] if cells else []
-    sizes: dict[str, Any] = {"frequencies": config.moment_size}
+    if not cells:
+        return
+    healthy = [drawn(data, signal, 0) for signal in _SIGNALS]
     for name, cell in cells.items():
-        chosen = groups[GROUPS:, : round(cell["share"] * CLIENTS)]
-        other = spoilt(data, BUGS[cell["bug"]], chosen.ravel())
-        yield (
-            name,
-            [
-                diagnose(
-                    own, drawn(other, signal, GROUPS), data.num_classes, **sizes
-                ).verdict
-                for own, signal in zip(healthy, SIGNALS, strict=True)
-            ],
-        )
+        chosen = groups[_GROUPS:, : round(cell["share"] * _CLIENTS)]
+        other = spoilt(data, _BUGS[cell["bug"]], chosen.ravel())
+        verdicts: list[str] = []
+        for own, signal in zip(healthy, _SIGNALS, strict=True):
+            suspicious = drawn(other, signal, _GROUPS)
+            diagnosis = diagnose(
+                own, suspicious, data.num_classes, frequencies=config.moment_size
+            )
+            verdicts.append(diagnosis.verdict)
+        yield name, verdicts
 
 
 def spoilt(
@@ -133,10 +146,12 @@ def spoilt(
     """Returns the data with a bug in all images of some clients."""
     if bug is None:
         return data
-    images, labels = data.images.copy(), data.labels.copy()
+    images = data.images.copy()
+    labels = data.labels.copy()
     own = np.concatenate([data.client_records[c] for c in clients])
-    changed = bug.apply(to_float(images[own]), labels[own], data.num_classes)
-    images[own], labels[own] = np.round(255 * changed[0]), changed[1]
+    changed, told = bug.apply(to_float(images[own]), labels[own], data.num_classes)
+    images[own] = np.round(255 * changed)
+    labels[own] = told
     return dataclasses.replace(data, images=images, labels=labels)
 
 
@@ -159,21 +174,22 @@ def samples(
     count = len(clients)
     config = dataclasses.replace(
         config,
-        **dict.fromkeys(
-            ("num_clients", "clients_per_round", "clients_per_node"), count
-        ),
+        num_clients=count,
+        clients_per_round=count,
+        clients_per_node=count,
         noise_multiplier=count / signal,
         seed=seed,
         noise_seed=seed,
     )
-    server, hosted = new_state(config), Hosted(data, clients.tolist(), 0)
+    server = new_state(config)
+    hosted = Hosted(data, clients.tolist(), 0)
     for method, own in phases_of(config):
         request, pending = method.begin(own, server)
         answer = answer_of(config, hosted, request)
         assert isinstance(answer, SanitizedGradients)
         released = summed(config, request.round, [answer])
         method.finish(own, server, pending, released)
-    labels = np.arange(SAMPLES, dtype=np.int64) % config.num_classes
+    labels = np.arange(_SAMPLES, dtype=np.int64) % config.num_classes
     return LabelledImages(sample.draw(config, server.ema, labels, seed=0), labels)
 
 

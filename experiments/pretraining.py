@@ -42,7 +42,7 @@ from fedgs.gan.refinement import class_means, reference, refine
 from fedgs.randomness import stream
 from fedgs.shapes import Labels, TensorDict
 
-EPSILON = 1e-3  # of EfficientNet's normalisations
+_BATCH_NORM_EPSILON = 1e-3  # of EfficientNet's normalisations
 EPOCHS, BATCH, RATE = 2, 128, 1e-3
 # Images of each class that the refiner is fitted to, and how many at a time.
 OF_CLASS, AT_ONCE = 5700, 10
@@ -135,11 +135,17 @@ def lite0(path: Path) -> TensorDict:
                 names[f"{block}.{name}"] = f"{there}{name}_conv", f"{there}bn{norm}"
     tensors: TensorDict = {}
     for name, (conv, norm) in names.items():
-        of_norm = "running_mean", "running_var", "weight", "bias"
-        mean, variance, scale, shift = (weights[f"{norm}.{part}"] for part in of_norm)
-        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = fuse_conv_bn_weights(
-            weights[f"{conv}.weight"], None, mean, variance, EPSILON, scale, shift
+        weight, bias = fuse_conv_bn_weights(
+            conv_w=weights[f"{conv}.weight"],
+            conv_b=None,
+            bn_rm=weights[f"{norm}.running_mean"],
+            bn_rv=weights[f"{norm}.running_var"],
+            bn_eps=_BATCH_NORM_EPSILON,
+            bn_w=weights[f"{norm}.weight"],
+            bn_b=weights[f"{norm}.bias"],
         )
+        tensors[f"{name}.weight"] = weight
+        tensors[f"{name}.bias"] = bias
     return tensors
 
 

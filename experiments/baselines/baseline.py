@@ -1,7 +1,7 @@
 """What a central method is: one class, whose objects are its trainings.
 
 A method is one file with one subclass of `Baseline`, and one line in
-`experiments.baselines.METHODS`. The class says what a run guarantees; an object of it
+`experiments.baselines.BASELINES`. The class says what a run guarantees; an object of it
 trains. `experiments.baselines.loop` takes its steps, keeps ledger and checkpoints, and
 resumes; `experiments.baselines.baseline_run` makes and reads the run folder.
 
@@ -39,7 +39,6 @@ from fedgs.round.checkpoint import load_tensors, tensors_of
 from fedgs.shapes import Images, Labels, Latents, TensorDict
 
 SECRET = "secret."  # begins the names of tensors and numbers that stay private
-RELATIONS = ("add-or-remove", "zero-out", "replace-one")
 
 # Scores of an audit's trials, without the attacked unit and with it.
 AuditScores = tuple[NDArray[np.float64], NDArray[np.float64]]

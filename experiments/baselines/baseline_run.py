@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from experiments.baselines import find, loop
 from experiments.baselines.baseline import AuditScores, Baseline, Facts, StepEvent
 from experiments.baselines.one_release import attack_releases
-from experiments.baselines.releases import BaselineLedger, BaselineRelease
-from experiments.baselines.target import Asked, settings_read
+from experiments.baselines.target import BaselineRequest, settings_read
 from fedgs.audit.finding import Finding
 from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.fields import coerce_fields, flag_words
@@ -53,7 +52,7 @@ OF_CENTRAL = {
     "client_selection": "all",
     "clients_per_round": "",
 }
-RECORD = "record: one record (an image that the cap leaves, whose owner is fixed)"
+_RECORD_UNIT = "record: one record (an image that the cap leaves, whose owner is fixed)"
 NUMBER = "the number of images is public"
 CURATOR = "who runs it sees all images"
 
@@ -165,22 +164,14 @@ class BaselineRun:
     # -------------------------------------------------------------- what it costs
 
     @property
-    def releases(self) -> Sequence[BaselineRelease]:
+    def events(self) -> Sequence[StepEvent]:
         """What was released so far, from the ledger.
 
         Raises:
             UserError: the ledger is broken.
         """
-        return self.folder.read_ledger(BaselineLedger).events
-
-    @property
-    def events(self) -> Sequence[StepEvent]:
-        """What the method's accounting reads of the releases.
-
-        Raises:
-            UserError: the ledger is broken.
-        """
-        return [release.event for release in self.releases]
+        ledger = self.folder.read_ledger(loop.BaselineLedger)
+        return [release.event for release in ledger.events]
 
     def guarantees(
         self, delta: float | None = None, with_private: bool = False
@@ -200,24 +191,27 @@ class BaselineRun:
         if delta is None:
             delta = self.config.delta
         check_numbers(delta=delta)
-        releases = self.releases
-        kept: dict[tuple[int, int], dict[str, Any]] = {}
+        events = [dict(event) for event in self.events]
         if with_private:
-            lines = read_json_lines(self.folder.path / loop.COSTS)
-            kept = {(line["round"], line["attempt"]): line for line in lines}
-        events = [r.event | kept.get((r.round, r.attempt), {}) for r in releases]
-        is_seeded = any(release.noise_source == "seeded" for release in releases)
-        rows = self.method.guarantees(self.settings, self.facts, events, delta)
-        return [
-            dataclasses.replace(
-                row,
-                # A published figure is no claim, seeded or not.
-                label=SEEDED if is_seeded and row.label != AS_PUBLISHED else row.label,
-                conditions=(*self._conditions(row, is_seeded), *row.conditions),
-                num_rounds=len(releases),
+            # Of a step that a crash lost before it was counted there may be two lines.
+            lines = read_json_lines(self.folder.path / loop.PRIVATE_COSTS)
+            costs = {line.pop("line"): line for line in lines}
+            for number, event in enumerate(events, start=1):
+                event.update(costs.get(number, {}))
+        is_seeded = bool(events) and self.config.noise_seed is not None
+        statements: list[Statement] = []
+        for row in self.method.guarantees(self.settings, self.facts, events, delta):
+            label = row.label
+            # A published figure is no claim, seeded or not.
+            if is_seeded and label != AS_PUBLISHED:
+                label = SEEDED
+            conditions = (*self._conditions(row, is_seeded), *row.conditions)
+            statements.append(
+                dataclasses.replace(
+                    row, label=label, conditions=conditions, num_rounds=len(events)
+                )
             )
-            for row in rows
-        ]
+        return statements
 
     def _conditions(self, row: Statement, is_seeded: bool) -> list[str]:
         """Returns what a statement supposes, whatever the method is."""
@@ -230,8 +224,11 @@ class BaselineRun:
             conditions.append(f"noise: {SEEDED}")
         conditions.extend(self.config.public_conditions)
         conditions.append(NUMBER)  # in baseline.json, and in every sampling rate
-        user = self.config.unit_condition.partition(": ")[2]
-        conditions.append(RECORD if row.unit == "record" else f"{row.unit}: {user}")
+        if row.unit == "record":
+            conditions.append(_RECORD_UNIT)
+        else:
+            user = self.config.unit_condition.partition(": ")[2]
+            conditions.append(f"{row.unit}: {user}")
         return conditions
 
     def num_units(self, unit: str) -> int:
@@ -240,31 +237,14 @@ class BaselineRun:
         records = max(facts.num_records, facts.num_clients)  # each client has one
         return {"user": facts.num_clients, "record": records}.get(unit, 0)
 
-    def attack(self, trials: int, say: Callable[[str], None]) -> list[Finding]:
+    def attack(self, trials: int) -> list[Finding]:
         """Returns the findings of an attack on one release of each kind.
+
+        There are none of a method without an attack, or without a guarantee.
 
         Args:
             trials: for each of the two neighbours.
-            say: called with what is about to be done.
-
-        Raises:
-            UserError: the method has no attack, or claims no epsilon.
         """
-        findings: list[Finding] = []
-        what = "claims no epsilon"
-        if self.unit != "none":
-            what = "has no audit yet"
-            say(f"A: {trials} releases of each kind")
-            findings = self.findings(trials)
-        if not findings:
-            raise UserError(
-                f"RUN = {self.folder.path}: {self.method.name} {what}; "
-                "`fedgs privacy RUN` states its epsilons"
-            )
-        return findings
-
-    def findings(self, trials: int) -> list[Finding]:
-        """Returns what `attack` finds; nothing of a method without an attack."""
 
         def claim_of(event: StepEvent) -> Statement:
             delta = self.config.delta
@@ -285,35 +265,36 @@ class BaselineRun:
 # ------------------------------------------------------------------ a new run
 
 
-def new_run(
-    name: str, settings: dict[str, Any], asked: Asked, given: dict[str, Any]
-) -> tuple[BaselineRun, FederatedImages]:
+def new_run(name: str, given: Mapping[str, Any]) -> tuple[BaselineRun, FederatedImages]:
     """Makes the folder of a run that can start, and loads its data.
 
     Args:
         name: of the method to train by, as the user typed it.
-        settings: of the method, those that are not its defaults.
-        asked: of the run.
-        given: settings of `RunConfig` over the method's recipe; without `output` the
-            folder is made in `runs/`.
+        given: settings of the method that are not its defaults, of `BaselineRequest`,
+            and of `RunConfig` over the method's recipe; without `output` the folder is
+            made in `runs/`.
 
     Raises:
         UserError: bad input, or a guarantee that the method cannot give; nothing was
             written.
     """
     method = find(name, is_typed=True)
-    own = made_settings(method, settings)
-    config = overridden(RunConfig(), dict(method.recipe) | given | OF_CENTRAL)
-    config = with_held_out(config, given)
+    of_method = _given_of(method.Settings, given)
+    asked = _given_of(BaselineRequest, given)
+    own = made_settings(method, of_method)
+    request = BaselineRequest(**asked)
+    of_run = {n: x for n, x in given.items() if n not in of_method and n not in asked}
+    config = overridden(RunConfig(), dict(method.recipe) | of_run | OF_CENTRAL)
+    config = with_held_out(config, of_run)
     check_run(method, config)
     config = free_output(config, method.name.replace(":", "-"))
     found, data = resolve(with_absolute_paths(config))
     resolved = cast(NetworkConfig, found)  # as `CENTRAL` declares
     check_device(resolved)
-    data = capped(data, asked.max_images_per_user, resolved.seed)
-    facts = facts_of(data, asked.max_images_per_user)
-    if asked.target_epsilon is not None:
-        own = method.calibrated(own, facts, asked.target_epsilon, resolved.delta)
+    data = capped(data, request.max_images_per_user, resolved.seed)
+    facts = facts_of(data, request.max_images_per_user)
+    if request.target_epsilon is not None:
+        own = method.calibrated(own, facts, request.target_epsilon, resolved.delta)
     training = method(own, resolved, data)  # refuses what it cannot train
     resolved = dataclasses.replace(resolved, num_rounds=training.num_steps)
     content = {  # for `open_run`
@@ -321,10 +302,16 @@ def new_run(
         "title": method.title,
         "settings": dataclasses.asdict(own),
         "facts": dataclasses.asdict(facts),
-        "target_epsilon": asked.target_epsilon,
+        "target_epsilon": request.target_epsilon,
     }
     folder = RunFolder.create(resolved, content)
-    return BaselineRun(name, folder, method, own, facts, asked.target_epsilon), data
+    return BaselineRun(name, folder, method, own, facts, request.target_epsilon), data
+
+
+def _given_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those given values that are fields of a class of settings."""
+    names = [spec.name for spec in dataclasses.fields(kind)]
+    return {name: given[name] for name in names if name in given}
 
 
 def made_settings(method: type[Baseline[Any]], values: dict[str, Any]) -> Any:

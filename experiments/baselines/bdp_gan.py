@@ -43,14 +43,14 @@ from fedgs.errors import UserError
 from fedgs.privacy.accountant import Statement
 from fedgs.randomness import secret, stream
 
-COSTS = f"{SECRET}bayesian_costs"
+BAYESIAN_COSTS = f"{SECRET}bayesian_costs"
 # Images drawn in each step to estimate its cost; with 8, Student's quantile is 382.
 COST_RECORDS = 32
-DISTRIBUTIONAL = (
+_DISTRIBUTIONAL_CONDITIONS = (
     "of an image drawn like the others: an outlier is promised nothing",
     "estimated from private gradients without noise: itself private",
 )
-KEPT_BACK = (
+_KEPT_BACK = (
     "nobody is told the Bayesian costs in private/, which have no noise, nor the "
     "distributional and published figures that are computed from them"
 )
@@ -97,7 +97,7 @@ class BdpGan(DPSGDGan[BdpGanSettings]):
 
     def step(self, index: int) -> dict[str, Any]:
         """Estimates the cost of a step, and takes it."""
-        return {COSTS: self._costs(index)} | super().step(index)
+        return {BAYESIAN_COSTS: self._costs(index)} | super().step(index)
 
     def _costs(self, index: int) -> list[float]:
         """Returns the Bayesian cost of the step for each order: private."""
@@ -150,20 +150,30 @@ class BdpGan(DPSGDGan[BdpGanSettings]):
         Without the private folder's costs the classical ones alone.
         """
         classical = [
-            dataclasses.replace(each, conditions=(*each.conditions, KEPT_BACK))
+            dataclasses.replace(each, conditions=(*each.conditions, _KEPT_BACK))
             for each in dp_sgd.add_or_remove(facts, events, delta)
         ]
-        if not all(COSTS in event for event in events):
+        if not all(BAYESIAN_COSTS in event for event in events):
             return classical
-        costs = np.sum([event[COSTS] for event in events], axis=0)
-        ours = theirs = 0.0
-        if events:
+        costs = np.sum([event[BAYESIAN_COSTS] for event in events], axis=0)
+        if any(event["noise_per_clip"] == 0 for event in events):
+            ours = math.inf
+            theirs = math.inf
+        elif events:
             ours = bayesian.bayesian_epsilon(costs, len(events), delta)
             theirs = bayesian.published_epsilon(costs, len(events), delta)
-        if any(event["noise_per_clip"] == 0 for event in events):
-            ours = theirs = math.inf
-        of, theorem = ("record", "add-or-remove"), "Bayesian accountant, corrected"
-        line = Statement("distributional", *of, ours, delta, theorem, DISTRIBUTIONAL)
+        else:
+            ours = 0.0
+            theirs = 0.0
+        line = Statement(
+            label="distributional",
+            unit="record",
+            relation="add-or-remove",
+            epsilon=ours,
+            delta=delta,
+            theorem="Bayesian accountant, corrected",
+            conditions=_DISTRIBUTIONAL_CONDITIONS,
+        )
         published = dataclasses.replace(
             line,
             label="as published",

@@ -43,7 +43,7 @@ from torch.func import grad
 from experiments.baselines import pate_accounting as accounting
 from experiments.baselines.baseline import AuditScores, Facts, StepEvent
 from experiments.baselines.teachers import (
-    RECIPE,
+    PATE_RECIPE,
     PateBaseline,
     TeacherSettings,
     trial_scores,
@@ -57,7 +57,7 @@ from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
 from fedgs.randomness import stream
 from fedgs.shapes import ImageGrads, Images, Labels
 
-KIND = "confident-gnmax"
+GNMAX_VOTES = "confident-gnmax"
 REPLACED = math.sqrt(2)  # how far a histogram moves where one vote changes its bin
 
 
@@ -90,7 +90,7 @@ class GPate(PateBaseline[GPateSettings]):
     unit = "user"
     Settings = GPateSettings
     recipe: ClassVar[Mapping[str, Scalar]] = {
-        **RECIPE,
+        **PATE_RECIPE,
         "discriminator_dim": 8,
         "spectral_norm": False,
     }
@@ -146,7 +146,7 @@ class GPate(PateBaseline[GPateSettings]):
         width = 2 * settings.gradient_bound / settings.num_bins
         middles = (winner + 0.5) * width - settings.gradient_bound
         event: dict[str, Any] = {
-            "kind": KIND,
+            "kind": GNMAX_VOTES,
             "num_queries": len(counts),
             "num_answered": int(is_answered.sum()),
             "threshold": threshold,
@@ -250,7 +250,7 @@ def aggregate(
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """Answers queries by confident GNMax.
 
-    Privacy: releases mu-GDP output; event: one `KIND` of `len(counts)` queries.
+    Privacy: releases mu-GDP output; event: one `GNMAX_VOTES` of `len(counts)` queries.
 
     Args:
         counts: votes, shape (queries, bins).

@@ -8,15 +8,17 @@ When to commit, and how, is the product's `Session`, as for a federated run.
 
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from experiments.baselines.baseline import SECRET, Baseline
-from experiments.baselines.releases import BaselineLedger, BaselineRelease
+from fedgs.config.fields import coerce_fields, entry
 from fedgs.errors import UserError
 from fedgs.files import write_tensors
 from fedgs.gan.models import Generator
+from fedgs.privacy.ledger import Chain
 from fedgs.round.checkpoint import Report, Session, under
 from fedgs.round.run import RunStopped, Stop
 from fedgs.runs.run_folder import (
@@ -29,7 +31,35 @@ from fedgs.runs.run_folder import (
 )
 from fedgs.shapes import TensorDict
 
-COSTS = "private/costs.jsonl"  # what the ledger must not tell of each release
+PRIVATE_COSTS = "private/costs.jsonl"  # what the ledger must not tell of each release
+
+
+@dataclass(frozen=True)
+class BaselineRelease:
+    """What one step of a baseline released: a line of its ledger.
+
+    Attributes:
+        event: what `Baseline.step` returned; the method alone knows what it costs.
+        round: the outer step, from 1; a step that was repeated has two lines.
+
+    Raises:
+        UserError: a value of the wrong type or outside its range.
+    """
+
+    event: dict[str, Any]
+    round: int = entry(at_least=1)
+
+    def __post_init__(self) -> None:
+        """Checks both fields."""
+        coerce_fields(self)
+        if not isinstance(self.event, dict):
+            raise UserError(f"event = {self.event!r}: must be of type dict")
+
+
+class BaselineLedger(Chain[BaselineRelease]):
+    """The ledger of a run: fedgs' chain, with lines that its accountant refuses."""
+
+    event_type = BaselineRelease
 
 
 def train(
@@ -117,35 +147,28 @@ class _Session(Session):
         seconds = round(time.monotonic() - started, 4)
         self._done = index + 1
         if event is not None:
-            self._keep(event)
-        num_events = self.ledger.length + len(self._releases)
-        metrics = {"round": self.round, "seconds": seconds, "events": num_events}
+            secret, public = _split(event)
+            self._releases.append(BaselineRelease(event=public, round=self.round))
+            if secret:
+                line = self.ledger.length + len(self._releases)
+                self._costs.append({"line": line} | secret)
+        metrics: dict[str, Any] = {"round": self.round}
         # A larger batch takes longer, and nobody may learn who was in it.
-        if (event or {}).get("sampling_rate", 1) < 1:
-            del metrics["seconds"]
+        if event is None or event.get("sampling_rate", 1) == 1:
+            metrics["seconds"] = seconds
+        metrics["events"] = self.ledger.length + len(self._releases)
         self._metrics.append(metrics)
         return metrics
-
-    def _keep(self, event: dict[str, Any]) -> None:
-        self.attempts[self.round] += 1
-        attempt = self.attempts[self.round]
-        secret, public = _split(event)
-        if secret:
-            self._costs.append({"round": self.round, "attempt": attempt} | secret)
-        source = "os" if self.config.noise_seed is None else "seeded"
-        self._releases.append(
-            BaselineRelease(
-                round=self.round, attempt=attempt, noise_source=source, event=public
-            )
-        )
 
     def tensors(self) -> TensorDict:
         """Writes the events since the last commit; returns what they paid for.
 
         What no release made public is written to the private folder.
         """
-        for costs in self._costs:  # first: no line of the ledger is without its own
-            self.folder.append_metrics(costs, COSTS)
+        # First, so that no line of the ledger is without its own; of two with the
+        # same number a crash lost the first one's release before it was counted.
+        for costs in self._costs:
+            self.folder.append_metrics(costs, PRIVATE_COSTS)
         self.ledger.append(*self._releases)
         for metrics in self._metrics:
             self.folder.append_metrics(metrics)

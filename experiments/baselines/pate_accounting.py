@@ -46,7 +46,7 @@ Floats = npt.NDArray[np.float64]
 
 GNMAX_ORDERS: Floats = np.array([1.1, *range(2, 200)], np.float64)  # G-PATE, main.py
 NUM_MOMENTS = 20  # PATE-GAN, L
-ABOVE = 1 + 1e-9  # over a root that is found numerically
+_ABOVE = 1 + 1e-9  # over a root that is found numerically
 
 
 def confident_gnmax_mu(
@@ -107,7 +107,7 @@ def pure_epsilon(epsilon_0: float, num_queries: int, delta: float) -> float:
         0.0,
         num_queries * epsilon_0,
     )
-    return spent * ABOVE
+    return spent * _ABOVE
 
 
 def pure_per_query(epsilon: float, num_queries: int, delta: float) -> float:
@@ -121,7 +121,7 @@ def pure_per_query(epsilon: float, num_queries: int, delta: float) -> float:
         high *= 2
     return (
         _root(lambda e0: epsilon - pure_epsilon(e0, num_queries, delta), low / 2, high)
-        / ABOVE
+        / _ABOVE
     )
 
 

@@ -44,7 +44,7 @@ from torch import nn
 from experiments.baselines import pate_accounting as accounting
 from experiments.baselines.baseline import AuditScores, Facts, StepEvent, descend
 from experiments.baselines.teachers import (
-    RECIPE,
+    PATE_RECIPE,
     PateBaseline,
     TeacherSettings,
     trial_scores,
@@ -58,7 +58,7 @@ from fedgs.privacy.accountant import Statement
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Scores
 
-KIND = "laplace-votes"
+LAPLACE_VOTES = "laplace-votes"
 HIDDEN_DIM = 64  # of teachers and student; the paper has as many as pixels
 # What --reveal-votes writes, and whether the theorem's condition is asked for.
 REVEALED = MappingProxyType({"moments_of_code": False, "moments_of_votes": True})
@@ -108,7 +108,7 @@ class PateGan(PateBaseline[PateGanSettings]):
     title = "PATE-GAN: teachers label fakes for a student"
     unit = "user"
     Settings = PateGanSettings
-    recipe: ClassVar[Mapping[str, Scalar]] = RECIPE
+    recipe: ClassVar[Mapping[str, Scalar]] = PATE_RECIPE
 
     build_teacher = staticmethod(partial(build, Judge))
 
@@ -156,7 +156,7 @@ class PateGan(PateBaseline[PateGanSettings]):
     def _event(self, ones: npt.NDArray[np.int64]) -> dict[str, Any]:
         settings = self.settings
         event: dict[str, Any] = {
-            "kind": KIND,
+            "kind": LAPLACE_VOTES,
             "num_queries": len(ones),
             "noise_scale": 1 / settings.inverse_noise,
         }
@@ -268,7 +268,7 @@ def label(
     """Returns which fakes are labelled real: the larger of both noisy counts.
 
     Privacy: releases pure DP output, 2 / scale for one vote that changes; event: one
-    `KIND` of `len(ones)` queries.
+    `LAPLACE_VOTES` of `len(ones)` queries.
 
     Args:
         zeros: teachers that call a fake not real, shape (B,).

@@ -37,7 +37,7 @@ def check_noise(given: Mapping[str, object]) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BaselineRequest:
     """What a baseline's run is asked for, beside the settings of the method."""
 
     target_epsilon: float | None = flag(

@@ -32,11 +32,11 @@ REVEALING = (
     "neither the ledger is published, which reveals sums of votes without noise, nor "
     "the figures that are computed from them"
 )
-BETAS = (0.5, 0.999)  # of Adam, for all networks; the references'
+_ADAM_BETAS = (0.5, 0.999)  # of Adam, for all networks; the references'
 # Settings of the run that both methods start from.
-RECIPE: dict[str, Scalar] = {"generator": "upsample", "generator_dim": 16}
-RECIPE |= {"latent": "uniform", "latent_dim": 100}
-MOST_NOISE = 30_000_000  # numbers of an audit, for each of its two arrays
+PATE_RECIPE: dict[str, Scalar] = {"generator": "upsample", "generator_dim": 16}
+PATE_RECIPE |= {"latent": "uniform", "latent_dim": 100}
+_MOST_NOISE = 30_000_000  # numbers of an audit, for each of its two arrays
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def trial_scores(
     >>> len(trial_scores(10**6, 10_000, float))
     3000
     """
-    count = min(trials, max(1, MOST_NOISE // numbers))
+    count = min(trials, max(1, _MOST_NOISE // numbers))
     return np.array([score() for _ in range(count)], np.float64)
 
 
@@ -140,7 +140,7 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
             lambda i: self.build_teacher(config, derived_seed(self.seed, "teacher", i)),
             self.data.num_clients,
             settings.learning_rate,
-            BETAS,
+            _ADAM_BETAS,
             config.stacked,
             config.device,
         )
@@ -149,7 +149,7 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
 
     def new_adam(self, network: nn.Module) -> Adam:
         """Returns the optimizer of one network."""
-        return Adam(network.parameters(), self.settings.learning_rate, BETAS)
+        return Adam(network.parameters(), self.settings.learning_rate, _ADAM_BETAS)
 
     def train_teachers(self, index: int) -> None:
         """Takes the teachers' steps of one step of the generator.

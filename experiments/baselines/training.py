@@ -1,12 +1,9 @@
 """What `fedgs baseline NAME` does."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
-from experiments.baselines import find
 from experiments.baselines.baseline_run import new_run
-from experiments.baselines.target import Asked
 from fedgs.app.commands import forecast
 from fedgs.app.commands.terminal import say
 from fedgs.app.commands.train import run_to_end
@@ -17,19 +14,13 @@ def train_baseline(name: str, given: Mapping[str, Any]) -> None:
 
     Args:
         name: of the method, or module:object.
-        given: settings of the method, of `Asked`, and of `RunConfig`.
+        given: settings of the method, of `BaselineRequest`, and of `RunConfig`.
 
     Raises:
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early (code 1).
     """
-    kinds = (find(name, is_typed=True).Settings, Asked)
-    own, asked = (
-        {spec.name: given[spec.name] for spec in fields(kind) if spec.name in given}
-        for kind in kinds
-    )
-    settings = {n: v for n, v in given.items() if n not in own and n not in asked}
-    run, data = new_run(name, own, Asked(**asked), settings)
+    run, data = new_run(name, given)
     for warning in forecast.warnings_of(run.config, data, run.target_epsilon):
         say(f"Warning: {warning}", is_error=True)
     say(f"scores: {forecast.evaluation_note(run.config, data)}")

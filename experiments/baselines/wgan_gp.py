@@ -31,7 +31,7 @@ from fedgs.methods.gs_wgan import jacobian_step
 from fedgs.privacy.accountant import Statement
 from fedgs.randomness import stream
 
-NOT_PRIVATE = "not-private"  # a step that read private images and added no noise
+_NOT_PRIVATE_STEP = "not-private"  # a step that read private images and added no noise
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class WganGp(Baseline[WganGpSettings]):
         grads = stack.query(only, images.detach(), asked)[0]
         jacobian_step(self.optimizer, images, grads / len(images))
         update_ema(self.average, self.net, index, self.settings.ema_decay)
-        return {"kind": NOT_PRIVATE}
+        return {"kind": _NOT_PRIVATE_STEP}
 
     @classmethod
     def calibrated(

@@ -1,6 +1,6 @@
 """The grid of `fedgs compare`: which methods, at which epsilons, on which data.
 
-A method of somebody else joins by its registration in `baselines.METHODS`, or by
+A method of somebody else joins by its registration in `baselines.BASELINES`, or by
 --method module:object; without an entry here it has its own defaults.
 """
 
@@ -10,16 +10,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from experiments.baselines import METHODS as REGISTERED
-from experiments.baselines import find, g_pate, pate_gan
+from experiments.baselines import BASELINES, find, g_pate, pate_gan
 from experiments.baselines.baseline_run import made_settings
 from experiments.comparison.options import CompareRequest
-from experiments.grid.cells import NO_NOISE, Cells, Method, Settings, Source
+from experiments.grid.cells import NO_NOISE, CellMethod, Cells, CellSettings, Source
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 
 EPSILONS = (10.0, 3.0, 1.0)
-DELTA = RunConfig().delta  # of all cells
+GRID_DELTA = RunConfig().delta  # of all cells
 CAP = 100  # images of a user, of a data set of one's own
 KNOWN = Cells.read(Path(__file__).with_suffix(".toml"))
 # Methods whose settings were chosen with test accuracies on these data in view; those
@@ -44,23 +43,24 @@ CLASSICAL_NOISE: Mapping[int, Mapping[float, float]] = {
 }
 
 
-def _noise(baseline: str, settings: Any, epsilon: float) -> Settings:
+def _noise(baseline: str, settings: Any, epsilon: float) -> CellSettings:
     """Returns the noise of a method whose own target is not an epsilon of zero-out.
 
     All user-level rows have that. Of PATE methods it is the noise where a teacher that
     casts no vote is hidden; BDP-GAN's own epsilon is no target, it is at the classical.
     """
     if baseline == "g-pate":
-        return {"answer_noise": g_pate.smallest_noise(settings, 1.0, epsilon, DELTA)}
+        noise = g_pate.smallest_noise(settings, 1.0, epsilon, GRID_DELTA)
+        return {"answer_noise": noise}
     if baseline == "pate-gan":
-        inverse = pate_gan.largest_inverse_noise(settings, 1.0, epsilon, DELTA)
+        inverse = pate_gan.largest_inverse_noise(settings, 1.0, epsilon, GRID_DELTA)
         return {"inverse_noise": inverse}
     if baseline == "bdp-gan":
         return {"noise_per_clip": CLASSICAL_NOISE[settings.steps][epsilon]}
     return {}
 
 
-def grid(request: CompareRequest, settings: Settings) -> Cells:
+def grid(request: CompareRequest, settings: CellSettings) -> Cells:
     """Returns all cells that a call knows.
 
     Args:
@@ -80,15 +80,15 @@ def grid(request: CompareRequest, settings: Settings) -> Cells:
     methods = {
         name: how
         for name, how in known.methods.items()
-        if how.baseline in ("", *REGISTERED) and {*how.data} <= {*data}
+        if how.baseline in ("", *BASELINES) and {*how.data} <= {*data}
     }
     listed = {how.baseline for how in methods.values()}
-    for name in (*REGISTERED, *request.method):
+    for name in (*BASELINES, *request.method):
         if name not in listed:
             row = re.sub(r"\W+", "-", find(name, is_typed=True).name)
             if row in methods:  # both would lie in the same folders
                 raise UserError(f"method = {name}: {row} is a row already; rename it")
-            methods[row] = Method(baseline=name)
+            methods[row] = CellMethod(baseline=name)
     methods = {n: _of_others(h) if h.baseline else h for n, h in methods.items()}
     if settings.keys() - {"data_dir", "device"} and "bdp-gan" in methods:
         # How many images there are is not known, and its noise depends on it.
@@ -98,7 +98,7 @@ def grid(request: CompareRequest, settings: Settings) -> Cells:
     return Cells(data, methods)
 
 
-def _of_others(method: Method) -> Method:
+def _of_others(method: CellMethod) -> CellMethod:
     """Returns a method of others with its noise by epsilon, and its cap."""
     whose = unit(method)
     epsilons: dict[float, Mapping[str, Any]] = {NO_NOISE: {}}
@@ -109,7 +109,7 @@ def _of_others(method: Method) -> Method:
     return method._replace(epsilons=epsilons, is_capped=whose == "record")
 
 
-def unit(method: Method) -> str:
+def unit(method: CellMethod) -> str:
     """Returns whom a row's guarantee is about: "user", "record" or "none"."""
     if not method.baseline:
         return "user"

@@ -6,17 +6,17 @@ Imports no tensor library: the command line reads the flags from here at every s
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.grid.cells import Request
+from experiments.grid.cells import TableRequest
 from fedgs.config.fields import flag
 from fedgs.errors import check_names
 
-METRICS = ("cnn", "images", "classifiers")
+METRIC_NAMES = ("cnn", "images", "classifiers")
 # Settings of a data set of the user's.
 OF_DATA = ("Data", "num_clients", "clients_per_node", "device")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareRequest(Request):
+class CompareRequest(TableRequest):
     """What a call asks for; each flag's help says what it is.
 
     Raises:
@@ -35,4 +35,4 @@ class CompareRequest(Request):
 
     def __post_init__(self) -> None:
         """Checks the metrics."""
-        check_names("metrics", self.metrics, METRICS)
+        check_names("metrics", self.metrics, METRIC_NAMES)

@@ -10,7 +10,7 @@ Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Tables 1, A1, A2 (averag
 from collections.abc import Sequence
 from statistics import mean
 
-from experiments.comparison.rows import NOT_RUN, Row
+from experiments.comparison.rows import ROW_NOT_RUN, Row
 from fedgs.app.evaluation.paper_tables import PUBLISHED, TABLE_1
 from fedgs.app.tables import Table
 from fedgs.evaluation.classifiers import CLASSIFIERS
@@ -35,7 +35,7 @@ def beside_the_paper(data: str, rows: Sequence[Row]) -> Table | None:
         row = ours.get((name, epsilon)) or Row(data, name, epsilon, "–")
         unit = row.done[0]["unit"] if row.done else "–"
         thirteen = row.mean("accuracy_mean_of_13")
-        shown = NOT_RUN if thirteen is None else f"{thirteen:.3f}"
+        shown = ROW_NOT_RUN if thirteen is None else f"{thirteen:.3f}"
         cells.append([title, *TABLE_1[data][title], name, unit, row.shown, shown])
     head = ["Table 1", "published CNN", "published 13", "our row", "unit", "CNN", "13"]
     caption = f"{data}: beside the paper's Tables 1, A1 and A2, epsilon 10"

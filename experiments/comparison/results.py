@@ -3,11 +3,11 @@
 `docs/benchmark/table.md` is the page of the lines that are stored beside it.
 """
 
+import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.baselines.baseline import RELATIONS
 from experiments.comparison.methods import EPSILONS
 from experiments.comparison.published import beside_the_paper, by_classifier
 from experiments.comparison.rows import Row
@@ -18,7 +18,8 @@ from fedgs.app.tables import Table
 from fedgs.privacy.rounding import lower, upper
 
 CANNOT = "–"
-COLUMNS = (*EPSILONS, None)  # None is without noise
+_ASKED_EPSILONS = (*EPSILONS, None)  # None is without noise
+_RELATIONS_SHOWN = ("add-or-remove", "zero-out", "replace-one")  # in this order
 UNITS = {
     "user": "epsilon of one user (a client with all its images)",
     "record": "epsilon of one record (one image)",
@@ -39,15 +40,19 @@ def overview(data: str, kind: str, rows: Sequence[Row]) -> Table:
         rows: of all data and units.
     """
     chosen = [row for row in rows if (row.data, row.unit) == (data, kind)]
-    cells = {(row.method, row.asked): row.shown for row in chosen}
+    shown = {(row.method, row.asked): row.shown for row in chosen}
+    names = {row.method: row.marked for row in chosen}
+    # Epsilons that only some rows were asked for have their columns at the end.
     extra = sorted({row.asked for row in chosen if row.asked} - {*EPSILONS})
-    columns = (*COLUMNS, *extra)
-    head = ["method", *(f"{epsilon:g}" if epsilon else "none" for epsilon in columns)]
-    shown = [
-        [marked, *(cells.get((method, asked), CANNOT) for asked in columns)]
-        for method, marked in {row.method: row.marked for row in chosen}.items()
-    ]
-    return Table(f"{data}: accuracy of the CNN, FID, by {UNITS[kind]}", head, shown)
+    columns = (*_ASKED_EPSILONS, *extra)
+    head = ["method"]
+    for epsilon in columns:
+        head.append("none" if epsilon is None else f"{epsilon:g}")
+    cells: list[list[str]] = []
+    for method, marked in names.items():
+        scores = [shown.get((method, asked), CANNOT) for asked in columns]
+        cells.append([marked, *scores])
+    return Table(f"{data}: accuracy of the CNN, FID, by {UNITS[kind]}", head, cells)
 
 
 def details(data: str, kind: str, rows: Sequence[Row]) -> Table:
@@ -57,18 +62,18 @@ def details(data: str, kind: str, rows: Sequence[Row]) -> Table:
     """
     chosen = [row for row in rows if row.data == data and row.done]
     chosen = [row for row in chosen if row.done[0]["unit"] == kind]
-    chosen.sort(key=lambda row: (-(row.asked or float("inf")), -row.accuracy))
-    columns = [_details(row, kind) for row in chosen]
-    head = list(columns[0]) if columns else []
+    # Without noise first, then from the largest epsilon to the smallest.
+    chosen.sort(key=lambda row: (-(row.asked or math.inf), -row.accuracy))
+    found = [_details(row, kind) for row in chosen]
+    head = list(found[0]) if found else []
+    cells = [[*row.values()] for row in found]
     caption = f"{data}: {UNITS[kind]}, what was run"
-    return Table(caption, head, [[*row.values()] for row in columns], numeric=False)
+    return Table(caption, head, cells, numeric=False)
 
 
 def _details(row: Row, kind: str) -> dict[str, str]:
     """Returns a row of `details` by the names of its columns."""
-    first, seconds = row.done[0], row.mean("cpu_seconds")
-    accuracies = [line["accuracy_cnn"] for line in row.done]
-    spread = f" ({min(accuracies):.3f}–{max(accuracies):.3f})"
+    first = row.done[0]
     cells = {
         "method": row.marked + (" *" if first["reduced"] else ""),
         "epsilon asked": "none" if row.asked is None else f"{row.asked:g}",
@@ -76,23 +81,38 @@ def _details(row: Row, kind: str) -> dict[str, str]:
     if kind != "none":
         cells[f"epsilon of one {kind}"] = _epsilons(first, kind)
     if kind == "record":
-        cap = "" if first["cap"] is None else f" (cap {first['cap']})"
-        cells["of a user, by group privacy"] = _epsilons(first, "user") + cap
-    memory, sent = row.mean("peak_memory_bytes"), first["bytes_per_client"]
-    return cells | {
-        "CNN": f"{row.accuracy:.3f}" + (spread if len(accuracies) > 1 else ""),
+        of_user = _epsilons(first, "user")
+        if first["cap"] is not None:
+            of_user += f" (cap {first['cap']})"
+        cells["of a user, by group privacy"] = of_user
+    cells |= {
+        "CNN": _accuracy(row),
         "13": _thirteen(row),
         "FID": _number(row.mean("fid"), ".1f"),
         "coverage": _number(row.mean("coverage"), ".2f"),
         "audited (one release)": _audit(first["audit"]),
-        "bytes/client": num_bytes(sent) if sent else CANNOT,
+        "bytes/client": _bytes(first["bytes_per_client"]),
         "releases": str(first["releases"]),
         "rounds": str(first["rounds"]),
-        "CPU s": _number(seconds, ".0f") + (" †" if (seconds or 0) > LIMIT else ""),
+    }
+    seconds = row.mean("cpu_seconds")
+    is_long = seconds is not None and seconds > LIMIT
+    cells |= {
+        "CPU s": _number(seconds, ".0f") + (" †" if is_long else ""),
         "wall s": _number(row.mean("wall_seconds"), ".0f"),
-        "memory": CANNOT if memory is None else num_bytes(round(memory)),
+        "memory": _bytes(row.mean("peak_memory_bytes")),
         "seeds": str(len(row.done)),
     }
+    return cells
+
+
+def _accuracy(row: Row) -> str:
+    """Returns the mean accuracy of the CNN, of several seeds with the range."""
+    accuracies = [line["accuracy_cnn"] for line in row.done]
+    text = f"{row.accuracy:.3f}"
+    if len(accuracies) > 1:
+        text += f" ({min(accuracies):.3f}–{max(accuracies):.3f})"
+    return text
 
 
 def _thirteen(row: Row) -> str:
@@ -105,15 +125,14 @@ def _thirteen(row: Row) -> str:
 def _epsilons(line: Line, kind: str) -> str:
     """Returns the valid epsilons of a unit, each with its relation."""
     of_unit = [row for row in line["guarantees"] if row["unit"] == kind]
-    valid = [row for row in of_unit if row["label"] == "valid"]
-    shown = valid or [row for row in of_unit if row["label"] == "distributional"]
+    shown = [row for row in of_unit if row["label"] == "valid"]
+    note = ""
+    if not shown:
+        shown = [row for row in of_unit if row["label"] == "distributional"]
+        note = " (distributional: no differential privacy)"
     if kind == "user":  # all of them were asked for zero-out; a record's is the first
-        shown = sorted(shown, key=lambda row: RELATIONS.index(row["relation"]))
-    texts = [
-        f"{upper(row['epsilon'])} {row['relation']}"
-        + ("" if valid else " (distributional: no differential privacy)")
-        for row in shown
-    ]
+        shown = sorted(shown, key=lambda row: _RELATIONS_SHOWN.index(row["relation"]))
+    texts = [f"{upper(row['epsilon'])} {row['relation']}{note}" for row in shown]
     return "; ".join(texts) or "none"
 
 
@@ -121,11 +140,17 @@ def _number(value: float | None, form: str) -> str:
     return CANNOT if value is None else format(value, form)
 
 
+def _bytes(count: float | None) -> str:
+    return num_bytes(round(count)) if count else CANNOT
+
+
 def _audit(audit: Mapping[str, Any] | None) -> str:
     if audit is None:
         return CANNOT
-    bound, claimed = lower(audit["lower_bound"], 3), upper(audit["claimed"], 3)
-    return f"≥ {bound} of {claimed}" + " REFUTED" * audit["refuted"]
+    bound = lower(audit["lower_bound"], 3)
+    claimed = upper(audit["claimed"], 3)
+    verdict = " REFUTED" if audit["refuted"] else ""
+    return f"≥ {bound} of {claimed}{verdict}"
 
 
 # ------------------------------------------------------------------ the page
@@ -137,33 +162,47 @@ def page(rows: Sequence[Row]) -> str:
     trust = [
         [name, line["trust"], str(line["releases"])] for name, line in done.items()
     ]
-    reduced = [
-        f"{name}: {', '.join(f'{key} {value}' for key, value in known.items())}"
-        for name, line in done.items()
-        if (known := line["reduced"])
-    ]
-    failed = [
-        f"{line['cell']}: {line['failed']}"
-        for row in rows
-        for line in row.lines
-        if "failed" in line
-    ]
     parts = [
         Table("", ["method", "who must be trusted", "releases"], trust).markdown(),
         "## Where fedgs' own methods lose\n",
         _items(losses(rows) or ["nowhere, by accuracy"]),
     ]
     for data in dict.fromkeys(row.data for row in rows):
-        parts += [f"## {data}\n"]
-        known = [of(data, kind, rows) for of in (overview, details) for kind in UNITS]
-        published = (beside_the_paper(data, rows), by_classifier(data, rows))
-        for table in (*known, *published):
-            if table is not None and table.rows:
-                parts += [f"**{table.caption.removeprefix(f'{data}: ')}**\n"]
-                parts += [table.markdown()]
-    for title, texts in {"Reduced settings": reduced, "Failed": failed}.items():
-        parts += [f"{title}:\n", _items(texts)] if texts else []
+        parts.append(f"## {data}\n")
+        for table in _tables(data, rows):
+            caption = table.caption.removeprefix(f"{data}: ")
+            parts += [f"**{caption}**\n", table.markdown()]
+    for title, texts in {
+        "Reduced settings": _reduced(done),
+        "Failed": _failed(rows),
+    }.items():
+        if texts:
+            parts += [f"{title}:\n", _items(texts)]
     return "\n".join(parts)
+
+
+def _tables(data: str, rows: Sequence[Row]) -> list[Table]:
+    """Returns the tables of one data set that have rows, in the page's order."""
+    tables: list[Table | None] = [overview(data, kind, rows) for kind in UNITS]
+    tables += [details(data, kind, rows) for kind in UNITS]
+    tables += [beside_the_paper(data, rows), by_classifier(data, rows)]
+    return [table for table in tables if table is not None and table.rows]
+
+
+def _reduced(done: Mapping[str, Line]) -> list[str]:
+    """Returns the settings of each method that are below the published ones."""
+    texts: list[str] = []
+    for name, line in done.items():
+        if line["reduced"]:
+            known = [f"{key} {value}" for key, value in line["reduced"].items()]
+            texts.append(f"{name}: {', '.join(known)}")
+    return texts
+
+
+def _failed(rows: Sequence[Row]) -> list[str]:
+    """Returns the cells that failed, and why."""
+    lines = [line for row in rows for line in row.lines if "failed" in line]
+    return [f"{line['cell']}: {line['failed']}" for line in lines]
 
 
 def losses(rows: Sequence[Row]) -> list[str]:
@@ -171,17 +210,21 @@ def losses(rows: Sequence[Row]) -> list[str]:
     found: list[str] = []
     keys = dict.fromkeys((row.data, row.asked, row.unit) for row in rows if row.done)
     for data, asked, unit in keys:
-        group = [r for r in rows if (r.data, r.asked, r.unit) == (data, asked, unit)]
-        if asked is None:  # without noise the unit is no difference
-            group = [r for r in rows if (r.data, r.asked) == (data, asked)]
-        group = sorted((r for r in group if r.done), key=lambda row: -row.accuracy)
-        for own in (row for row in group if row.is_own):
+        group = [
+            row for row in rows if row.done and (row.data, row.asked) == (data, asked)
+        ]
+        what = "without noise"
+        if asked is not None:  # without noise the unit is no difference
+            group = [row for row in group if row.unit == unit]
+            what = f"epsilon {asked:g} of one {unit}"
+        group.sort(key=lambda row: -row.accuracy)
+        for own in group:
             better = [r for r in group if not r.is_own and r.accuracy > own.accuracy]
-            if better:
+            if own.is_own and better:
                 names = ", ".join(f"{r.method} ({r.accuracy:.3f})" for r in better)
-                what = f"epsilon {asked:g} of one {unit}" if asked else "without noise"
                 score = f"{own.method} ({own.accuracy:.3f})"
                 found.append(f"{data}, {what}: {score} is below {names}")
+    # Of a method without noise there is one text for each unit.
     return [*dict.fromkeys(found), *_records(rows)]
 
 

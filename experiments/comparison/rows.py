@@ -10,7 +10,7 @@ from experiments.grid.cells import Cell
 from experiments.store import Line
 from fedgs.errors import UserError
 
-NOT_RUN, FAILED = "not run", "failed"
+ROW_NOT_RUN, _FAILED = "not run", "failed"
 ALIKE = ("num_clients", "rounds", "reduced")  # in all seeds of a row
 
 
@@ -57,7 +57,7 @@ class Row:
             count, fid = len(self.done), self.mean("fid")
             text = f"{self.accuracy:.3f}" + ("" if fid is None else f", {fid:.0f}")
             return text + (f" ({count})" if count > 1 else "")
-        return FAILED if self.lines else NOT_RUN
+        return _FAILED if self.lines else ROW_NOT_RUN
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from experiments.baselines.target import NOISES
 from fedgs.config.fields import flag
 from fedgs.errors import UserError, wrap_error
 
-Settings = dict[str, Any]
+CellSettings = dict[str, Any]
 NO_NOISE = math.inf
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
@@ -31,7 +31,7 @@ class Source(NamedTuple):
     cap: int | None = None
 
 
-class Method(NamedTuple):
+class CellMethod(NamedTuple):
     """One way to train: settings over a recipe, and more of them by epsilon.
 
     `reduced` are settings below the published ones, for 15 minutes on two cores. A
@@ -57,7 +57,7 @@ class Cell(NamedTuple):
     epsilon: float
     seed: int
     source: Source
-    how: Method
+    how: CellMethod
 
     @property
     def row(self) -> str:
@@ -77,16 +77,16 @@ class Cell(NamedTuple):
         return known | {"asked_epsilon": asked, "seed": self.seed}
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> CellSettings:
         """Its settings over the method's recipe; the noise has no seed."""
         how = self.how
         more = {**how.settings, **how.reduced, **how.epsilons[self.epsilon]}
-        noise: Settings = {"target_epsilon": self.epsilon}
+        noise: CellSettings = {"target_epsilon": self.epsilon}
         if self.epsilon == NO_NOISE:
             noise = {} if how.baseline else {"noise_multiplier": 0.0}
         elif NOISES & more.keys():  # its epsilon is what that costs
             noise = {}
-        of_run: Settings = {"seed": self.seed, "num_workers": 1}
+        of_run: CellSettings = {"seed": self.seed, "num_workers": 1}
         if how.is_capped:
             of_run["max_images_per_user"] = self.source.cap
         return {"data": self.data, **self.source.settings, **more, **noise, **of_run}
@@ -96,11 +96,11 @@ class Cells(NamedTuple):
     """The rows of a table: every method on its data, at its epsilons."""
 
     data: Mapping[str, Source]
-    methods: Mapping[str, Method]
+    methods: Mapping[str, CellMethod]
 
     @classmethod
     def read(cls, path: Path) -> "Cells":
-        """Reads a TOML file: tables of `Source` and of `Method`, by name.
+        """Reads a TOML file: tables of `Source` and of `CellMethod`, by name.
 
         Epsilons are keys; `none` is without noise.
         """
@@ -110,7 +110,7 @@ class Cells(NamedTuple):
             named = {float(e.replace("none", "inf")): more for e, more in found}
             values["epsilons"] = named
         data = {name: Source(**values) for name, values in known["data"].items()}
-        methods = {name: Method(**values) for name, values in known["methods"].items()}
+        methods = {n: CellMethod(**values) for n, values in known["methods"].items()}
         return cls(data, methods)
 
     def with_settings(self, settings: Mapping[str, Any]) -> "Cells":
@@ -139,13 +139,13 @@ class Cells(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class TableRequest:
     """What a call asks for; each flag's help says what it is.
 
     Attributes:
         only: regular expression; the cells with such a name.
         output: the folder of the cells.
-        metrics: keys of `experiments.grid.runs.METRICS`.
+        metrics: keys of `experiments.grid.runs.SCORES_OF_METRICS`.
     """
 
     seeds: tuple[str, ...] = flag(("0", "1", "2"), "Of each row, at most.")

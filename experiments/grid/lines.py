@@ -16,9 +16,9 @@ from fedgs.privacy.accountant import VALID, Statement
 from fedgs.runs.run_folder import RunFolder, is_baseline, versions
 
 NUM_SAMPLES = 10_000
-COST = "cpu-seconds.json"  # in the run folder: of training, all threads
-COSTS = ("cpu_seconds", "wall_seconds", "peak_memory_bytes")
-TRIALS, MAX_DRAWS = 50_000, 1e7  # of the audit: seconds
+COST_FILE = "cpu-seconds.json"  # in the run folder: of training, all threads
+_COST_NAMES = ("cpu_seconds", "wall_seconds", "peak_memory_bytes")
+TRIALS, _MOST_DRAWS = 50_000, 1e7  # of the audit: seconds
 NODES = "no curator: nodes add noise; --adversary server covers the server as well"
 KEPT = ("label", "relation", "epsilon", "delta", "theorem")
 OTHER_CLAIMS = ("amplification", "as published")  # theorems of rows that are not shown
@@ -40,7 +40,7 @@ def line_of(cell: Cell, run: Path, scores: Line) -> Line:
     """
     opened = open_run(run, cell.how.baseline) if is_baseline(run) else None
     facts = _of_own(run) if opened is None else _of_baseline(opened)
-    cost = read_json(run / COST) if (run / COST).exists() else {}
+    cost = read_json(run / COST_FILE) if (run / COST_FILE).exists() else {}
     return {
         **cell.identity,
         **facts,
@@ -52,7 +52,7 @@ def line_of(cell: Cell, run: Path, scores: Line) -> Line:
         "coverage": _score(scores, "coverage_lenet"),
         "fid_network": scores.get("network"),
         "num_synthetic": scores.get("num_synthetic"),
-        **{name: cost.get(name) for name in COSTS},
+        **{name: cost.get(name) for name in _COST_NAMES},
         "reduced": dict(cell.how.reduced),
         "versions": versions(),
     }
@@ -69,7 +69,7 @@ def _of_baseline(run: BaselineRun) -> Line:
     rows = [row for row in rows if row.label == VALID] or rows
     facts = run.facts
     return {
-        "unit": run.unit if run.releases else "none",
+        "unit": run.unit if run.events else "none",
         "own": False,
         "trust": CURATOR,
         "guarantees": _stated(rows),
@@ -81,10 +81,10 @@ def _of_baseline(run: BaselineRun) -> Line:
         "num_clients": facts.num_clients,
         "num_records": facts.num_records,
         "cap": facts.max_images_per_user,
-        "releases": len(run.releases),
+        "releases": len(run.events),
         "rounds": run.config.num_rounds,
         "bytes_per_client": None,
-        "audit": _strongest(run.findings(TRIALS)),
+        "audit": _strongest(run.attack(TRIALS)),
     }
 
 
@@ -139,7 +139,7 @@ def _audit_of_own(folder: RunFolder) -> Line | None:
     def is_wanted(claim: Claim) -> bool:
         return (claim.adversary, claim.view, claim.relation) == about
 
-    found = audit_rounds(config, events, TRIALS, MAX_DRAWS, is_wanted=is_wanted)
+    found = audit_rounds(config, events, TRIALS, _MOST_DRAWS, is_wanted=is_wanted)
     return _strongest(found)
 
 

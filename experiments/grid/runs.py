@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.baselines.training import train_baseline
-from experiments.grid.cells import Cell, Cells, Request
-from experiments.grid.lines import COST, NUM_SAMPLES, line_of
+from experiments.grid.cells import Cell, Cells, TableRequest
+from experiments.grid.lines import COST_FILE, NUM_SAMPLES, line_of
 from experiments.store import Line, Store, each, end
 from fedgs.app.commands.run_outcome import Exit
 from fedgs.app.commands.terminal import say
@@ -33,7 +33,8 @@ from fedgs.round.preparation import check_device, fitted_to_data, new_run
 from fedgs.runs import sample, sample_files
 from fedgs.runs.run_folder import RunFolder
 
-METRICS = {  # of `fedgs evaluate`: a score that only it has, and what a line calls it
+# Of a metric of `fedgs evaluate`: a score that it alone has, and what a line calls it.
+SCORES_OF_METRICS = {
     "cnn": ("downstream_cnn_accuracy", "accuracy_cnn"),
     "images": ("num_neighbour_images", "fid"),
     "classifiers": ("classifiers", "accuracy_mean_of_13"),
@@ -43,7 +44,7 @@ Lines = dict[str, Line]
 
 def fill(
     cells: Cells,
-    request: Request,
+    request: TableRequest,
     page_of: Callable[[Lines], str],
     tables_of: Callable[[Lines], Sequence[Table]],
 ) -> Lines:
@@ -127,10 +128,10 @@ def is_done(line: Line | None, metrics: Sequence[str]) -> bool:
     """Returns whether a stored line has all that is asked for."""
     if line is None or "failed" in line:
         return False
-    return all(line[METRICS[name][1]] is not None for name in metrics)
+    return all(line[SCORES_OF_METRICS[name][1]] is not None for name in metrics)
 
 
-def _compute(cell: Cell, request: Request, store: Store) -> None:
+def _compute(cell: Cell, request: TableRequest, store: Store) -> None:
     """Trains and evaluates a cell, as far as it is not there, and keeps its line.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger. The
@@ -141,7 +142,9 @@ def _compute(cell: Cell, request: Request, store: Store) -> None:
         say(f"{cell.name}: training")
         _train(cell, path)
     known = _scores(path)
-    missing = tuple(name for name in request.metrics if METRICS[name][0] not in known)
+    missing = tuple(
+        name for name in request.metrics if SCORES_OF_METRICS[name][0] not in known
+    )
     if missing:
         asked = EvaluationRequest(str(path), count=NUM_SAMPLES, metrics=missing)
         evaluate(asked, as_json=True)
@@ -188,7 +191,7 @@ def _measured(run: Path) -> Iterator[None]:
         "wall_seconds": time.monotonic() - began,
         "peak_memory_bytes": peak_memory(),
     }
-    write_json(run / COST, cost)
+    write_json(run / COST_FILE, cost)
 
 
 def draw_rows(cells: Sequence[Cell], output: Path) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from experiments.grid.cells import Cells, Request
+from experiments.grid.cells import Cells, TableRequest
 from experiments.grid.runs import Lines, fill
 from experiments.paper import figure_drawing
 from experiments.store import Line
@@ -34,12 +34,12 @@ from fedgs.config.fields import check_ranges, flag
 from fedgs.privacy.rounding import upper
 
 CELLS = Cells.read(Path(__file__).with_suffix(".toml"))
-CURVES = {  # name: which cells
+_CELLS_OF_CURVES = {  # name: which cells
     "noise-scale": "gs-wgan-eps",
     "iterations": "gs-wgan-eps10-|rounds-",
     "sampling-rate": "gs-wgan-eps10-|participants-",
 }
-FIGURES = CURVES | {
+_CELLS_OF_FIGURES = _CELLS_OF_CURVES | {
     "table2": "algorithm-2|gs-wgan(-compact)?-eps10-|fedavg-gan",
     "rotation": "bdp-gan",
 }
@@ -47,14 +47,16 @@ SCORES = {"IS": "inception_score", "FID": "fid", "CNN": "accuracy_cnn"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureRequest(Request):
+class FigureRequest(TableRequest):
     """What a call asks for; each flag's help says what it is.
 
     Raises:
         UserError: no such figure.
     """
 
-    figure: str = flag(MISSING, "Which.", metavar="FIGURE", choices=tuple(FIGURES))
+    figure: str = flag(
+        MISSING, "Which.", metavar="FIGURE", choices=tuple(_CELLS_OF_FIGURES)
+    )
     output: Path = flag(Path("runs/figures"), "Its folder.")
     metrics: tuple[str, ...] = ("cnn", "images")
 
@@ -122,7 +124,7 @@ def points(rows: dict[str, list[Line]]) -> list[figure_drawing.Point]:
 def figures(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Make a table or figure of the papers; train and evaluate what is missing."""
     figure = given["figure"]
-    request = FigureRequest(**given, only=FIGURES.get(figure, ""))
+    request = FigureRequest(**given, only=_CELLS_OF_FIGURES.get(figure, ""))
     cells = CELLS.at_full_scale() if request.full else CELLS
     cells = cells.with_settings(settings)
     names = {cell.row for cell in request.of(cells)}
@@ -136,7 +138,7 @@ def figures(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
         lambda lines: table("", judged(cells, lines)).markdown(),
         lambda lines: [table(figure, chosen(lines))],
     )
-    if figure in CURVES:
+    if figure in _CELLS_OF_CURVES:
         picture = request.output / f"{figure}.png"
         drawn = figure_drawing.privacy_utility(points(chosen(lines)))
         scale = "full scale" if request.full else "reduced: figures.toml says how"

@@ -43,12 +43,12 @@ from fedgs.round.preparation import new_run
 from fedgs.round.run import Stop, stop_on_signal
 from fedgs.runs.run_folder import RunFolder
 
-FILE = "gradient_norms.jsonl"
+NORMS_FILE = "gradient_norms.jsonl"
 WARNING_FILE = "NOT-PRIVATE.txt"
-WARNING = (
-    f"NOT PRIVATE. {FILE} was computed from private images without any protection, "
-    "and the noise of this run is absent or seeded: no epsilon holds. Show it to "
-    "nobody but the owner of the data.\n"
+_WARNING_TEXT = (
+    f"NOT PRIVATE. {NORMS_FILE} was computed from private images without any "
+    "protection, and the noise of this run is absent or seeded: no epsilon holds. "
+    "Show it to nobody but the owner of the data.\n"
 )
 MOST_NORMS = 256  # kept of a round, a random subset
 HISTOGRAM_BINS = 40
@@ -105,7 +105,7 @@ class ProbedNodes(LocalNodes):
     def __init__(self, folder: RunFolder, data: FederatedImages) -> None:
         """Makes no node yet."""
         super().__init__(folder.config, data, folder.private)
-        self.path = folder.path / FILE
+        self.path = folder.path / NORMS_FILE
 
     def answers(self, request: Request) -> Sequence[NodeRelease]:
         """Answers as `LocalNodes` does, then writes the norms."""
@@ -140,8 +140,8 @@ def probe(folder: RunFolder, stop: Stop) -> None:
         RunStopped: `stop` was set.
     """
     data = load_data(folder.config)
-    write_atomically(folder.path / WARNING_FILE, WARNING.encode())
-    (folder.path / FILE).touch(mode=0o600)
+    write_atomically(folder.path / WARNING_FILE, _WARNING_TEXT.encode())
+    (folder.path / NORMS_FILE).touch(mode=0o600)
     torch.set_num_threads(1)
     with folder.locked(), ProbedNodes(folder, data) as nodes:
         train_nodes(folder, nodes, lambda metrics: None, stop)
@@ -160,7 +160,7 @@ def read_norms(folder: RunFolder) -> list[Norms]:
             f"{folder.path}: is no probe ({WARNING_FILE} is missing); norms are only "
             "taken from runs that are marked as not private"
         )
-    found = {line["round"]: line for line in read_json_lines(folder.path / FILE)}
+    found = {line["round"]: line for line in read_json_lines(folder.path / NORMS_FILE)}
     return [
         Norms(number, np.array(line["before"]), np.array(line["after"]))
         for number, line in sorted(found.items())

@@ -37,9 +37,9 @@ from fedgs.privacy.rounding import upper
 
 SIGMA, B = 1.07, 32
 ROOT = math.sqrt(B)
-STORED = Path(__file__).with_suffix(".json")
+STORED_NUMBERS = Path(__file__).with_suffix(".json")
 MOST_DEVIATION = 0.01  # relative, of a number whose difference is explained
-ROUNDING = 1e-13
+_ROUNDING = 1e-13
 Epsilon = Callable[[Any, float], float]  # of sampled rounds at a delta
 
 
@@ -109,12 +109,12 @@ def is_close(reference: str, ours: float) -> bool:
     (True, False)
     """
     value = float(reference.rpartition(" ")[2].replace(",", ""))
-    return abs(ours - value) <= max(MOST_DEVIATION * value, ROUNDING)
+    return abs(ours - value) <= max(MOST_DEVIATION * value, _ROUNDING)
 
 
 def results(numbers: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
     """Computes rows of `reproduce.json`, one after the other."""
-    known = read_json(STORED)["settings"]
+    known = read_json(STORED_NUMBERS)["settings"]
     settings = {name: Setting(**values) for name, values in known.items()}
     for number in numbers:
         values = dict(number)
@@ -221,7 +221,7 @@ def main(as_json: bool) -> None:
     Raises:
         Exit: a number that should agree does not (code 1).
     """
-    numbers, done = read_json(STORED)["numbers"], list[Result]()
+    numbers, done = read_json(STORED_NUMBERS)["numbers"], list[Result]()
     with Progress() as progress:
         stage = progress.stage("number")
         for result in results(numbers):

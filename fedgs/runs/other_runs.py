@@ -10,32 +10,20 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.privacy.accountant import Statement
-from fedgs.runs.run_folder import BASELINE, RunFolder
+from fedgs.runs.run_folder import BASELINE
 
 _ENTRY_GROUP = "fedgs.runs"
 _ENTRY_NAME = BASELINE.partition(".")[0]
 
 
 class OtherRun(Protocol):
-    """A run of such a method, as the commands of fedgs use it.
-
-    Attributes:
-        name: that the method was asked for by.
-        folder: the run folder.
-    """
+    """A run of such a method, as the commands of fedgs use it."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102 - an attribute
-
-    @property
-    def folder(self) -> RunFolder: ...  # noqa: D102 - an attribute
-
-    @property
-    def config(self) -> ResolvedConfig:
-        """The run's resolved settings."""
+    def name(self) -> str:
+        """What the method was asked for by."""
         ...
 
     @property
@@ -86,15 +74,11 @@ class OtherRun(Protocol):
         """Returns the words of the command that trains such a run again."""
         ...
 
-    def attack(self, trials: int, say: Callable[[str], None]) -> Sequence[Any]:
-        """Returns the findings of an attack on one release of each kind.
+    def attack(self, trials: int) -> Sequence[Any]:
+        """Returns the findings of an attack on one release of each kind; maybe none.
 
         Args:
             trials: for each of the two neighbours.
-            say: called with what is about to be done.
-
-        Raises:
-            UserError: the method has no attack, or claims no epsilon.
         """
         ...
 

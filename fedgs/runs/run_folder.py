@@ -41,7 +41,7 @@ from fedgs.runs.data_card import LABEL
 if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs none
     from fedgs.shapes import TensorDict
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 COHORT = "cohort.txt"
 CHECKPOINT = "checkpoint/checkpoint.json"
 LEDGER_RECORD = "ledger.json"

@@ -252,7 +252,7 @@ def test_noise_and_target_of_a_later_source_replace_each_other(tmp_path, name):
         ("num_rounds = ", "config = "),
         ("rounds = 3", "rounds: unknown setting; the nearest is num_rounds, and"),
         ("num_rounds = '3'", "num_rounds = '3'"),
-        ("[seed]\nnum_rounds = 3", r"config = .*: \[seed\] is a table; only the run's"),
+        ("[seed]\nnum_rounds = 3", r"config = .*: \[seed\] is no table; give \[data\]"),
         (None, r"config = .*: cannot be read \(No such file.*--config"),
     ],
 )

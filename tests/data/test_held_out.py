@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from experiments.baselines import baseline_run
-from experiments.baselines.target import Asked
 from fedgs import library
 from fedgs.config.recipes import HELD_OUT, overridden, recipe
 from fedgs.config.run_config import RunConfig
@@ -114,7 +113,7 @@ def test_baselines_and_programs_hold_out_the_same(source, monkeypatch):
     monkeypatch.setattr(baseline_run, "resolve", stop)
     monkeypatch.setattr(library, "new_run", stop)
     given = {"data": source}
-    assert_refused("stop", baseline_run.new_run, "dp-merf", {}, Asked(), given)
+    assert_refused("stop", baseline_run.new_run, "dp-merf", given)
     assert_refused("stop", library.train, recipe="moments", **given)
     assert shares == [HELD_OUT, HELD_OUT]
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from command_line import refused
-from experiments.baselines import METHODS
+from experiments.baselines import BASELINES
 from experiments.comparison import methods
-from experiments.comparison.options import METRICS, CompareRequest
+from experiments.comparison.options import METRIC_NAMES, CompareRequest
 from experiments.comparison.published import by_classifier
 from experiments.comparison.results import details, losses, overview, page
 from experiments.comparison.rows import rows_of
 from experiments.grid import lines, runs
-from experiments.grid.cells import Method
+from experiments.grid.cells import CellMethod
 from experiments.store import Store
 from fedgs.evaluation.classifiers import CLASSIFIERS
 from fedgs.privacy.poisson import PoissonReleases, epsilon
@@ -31,15 +31,15 @@ def call(fedgs, monkeypatch, tmp_path):
     embedding = {"num_features": 50, "generator_steps": 2}
     few = {"discriminator_dim": 4, "generator_dim": 4}
     of_others = {
-        "pate-gan": Method(baseline="pate-gan", reduced=votes),
-        "wgan-gp": Method(baseline="wgan-gp", settings=few, reduced={"steps": 2}),
-        "dp-merf": Method(baseline="dp-merf", reduced=embedding),
+        "pate-gan": CellMethod(baseline="pate-gan", reduced=votes),
+        "wgan-gp": CellMethod(baseline="wgan-gp", settings=few, reduced={"steps": 2}),
+        "dp-merf": CellMethod(baseline="dp-merf", reduced=embedding),
     }
     own = {n: how for n, how in methods.KNOWN.methods.items() if not how.baseline}
     tiny = methods.KNOWN._replace(methods=own | of_others)
     known = dict.fromkeys(of_others, "")
     monkeypatch.setattr(methods, "KNOWN", tiny)
-    monkeypatch.setattr(methods, "REGISTERED", known)
+    monkeypatch.setattr(methods, "BASELINES", known)
     monkeypatch.setattr(runs, "NUM_SAMPLES", 200)
     monkeypatch.setattr(lines, "TRIALS", 300)
     monkeypatch.setenv("FEDGS_CACHE_DIR", str(tmp_path / "cache"))
@@ -100,7 +100,7 @@ def test_every_registered_method_has_rows():
     asked = CompareRequest(method=("baselines:Steps",))
     known = methods.grid(asked, {})
     names = {m.baseline for m in known.methods.values() if m.baseline}
-    assert names == {*METHODS, "baselines:Steps"}
+    assert names == {*BASELINES, "baselines:Steps"}
     assert methods.unit(known.methods["steps"]) == "record"
     cells = [cell.name for cell in known.of_seeds([0])]
     assert len(cells) == len({*cells})
@@ -158,7 +158,7 @@ def test_the_noise_of_bdp_gan_is_that_of_the_epsilon_asked(is_full):
     steps, batch = (23_437, 1024) if is_full else (700, 64)
     rate = batch / 52_000
     releases = [PoissonReleases(rate, z, steps) for z in (noise, noise * 0.995)]
-    enough, too_little = (epsilon([each], methods.DELTA) for each in releases)
+    enough, too_little = (epsilon([each], methods.GRID_DELTA) for each in releases)
     assert enough <= 3.0 < too_little
 
 
@@ -190,7 +190,7 @@ def test_at_full_scale_no_setting_is_below_its_method():
 def test_what_would_fail_every_cell_is_refused_and_stores_nothing(
     call, tmp_path, monkeypatch, words, said
 ):
-    assert {*METRICS} == {*runs.METRICS}
+    assert {*METRIC_NAMES} == {*runs.SCORES_OF_METRICS}
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     refused(call(*words), said)
     assert not (tmp_path / "out").exists()

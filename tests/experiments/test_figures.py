@@ -9,7 +9,7 @@ import pytest
 
 from evaluation_data import refuse
 from experiments.grid import lines, runs
-from experiments.grid.cells import NO_NOISE, Cells, Method, Source
+from experiments.grid.cells import NO_NOISE, CellMethod, Cells, Source
 from experiments.paper import figures, gradient_norms
 from experiments.paper.figure_drawing import Point, privacy_utility
 from experiments.paper.gradient_norms import probe, read_norms, unprotected
@@ -29,8 +29,8 @@ FEW = {"num_clients": 12, "clients_per_node": 6, "test_fraction": 0.25}
 CELLS = Cells(
     {"digits": Source(FEW | {"image_size": 16})},
     {
-        "gs-wgan": Method("moments", TINY, {10.0: {}, NO_NOISE: {}}),
-        "fedavg-gan": Method("fedavg-gan", UPDATES, {9.0: {}}),
+        "gs-wgan": CellMethod("moments", TINY, {10.0: {}, NO_NOISE: {}}),
+        "fedavg-gan": CellMethod("fedavg-gan", UPDATES, {9.0: {}}),
     },
 )
 
@@ -101,11 +101,22 @@ def test_points_lie_at_their_epsilon_and_no_noise_is_a_line():
 # ------------------------------------------------------------------ norms
 
 
-SMALL = ("--image-size=16", "--num-rounds=3", "--batch-size=4", "--latent-dim=4")
-SMALL += ("--discriminator-steps=2", "--discriminator-batch-size=4")
-SMALL += ("--warm-start-rounds=1", "--generator=upsample", "--generator-dim=4")
-SMALL += ("--discriminator-dim=4", "--num-workers=1", "--clip-bound=0.02")
-SMALL += ("--num-clients=6", "--clients-per-round=6")
+SMALL = [
+    "--num-rounds=3",
+    "--set=image_size=16",
+    "--set=batch_size=4",
+    "--set=latent_dim=4",
+    "--set=discriminator_steps=2",
+    "--set=discriminator_batch_size=4",
+    "--set=warm_start_rounds=1",
+    "--set=generator=upsample",
+    "--set=generator_dim=4",
+    "--set=discriminator_dim=4",
+    "--set=num_workers=1",
+    "--set=clip_bound=0.02",
+    "--set=num_clients=6",
+    "--set=clients_per_round=6",
+]
 
 
 def test_a_probe_measures_what_is_clipped_and_says_that_it_is_not_private(
@@ -163,7 +174,7 @@ def test_no_run_that_is_not_marked_is_continued_or_read(tmp_path, capsys):
     config = tiny_config(output=str(tmp_path / "run"))
     folder = RunFolder.create(config)
     line = {"round": 1, "before": [1.0], "after": [1.0]}
-    (folder.path / gradient_norms.FILE).write_text(json.dumps(line) + "\n")
+    (folder.path / gradient_norms.NORMS_FILE).write_text(json.dumps(line) + "\n")
     assert_refused("NOT-PRIVATE", read_norms, folder)
     assert run_command(gradient_norms.gradient_norms, [f"--output={folder.path}"]) == 2
     assert "NOT-PRIVATE" in capsys.readouterr().err

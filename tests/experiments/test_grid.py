@@ -13,7 +13,14 @@ from evaluation_data import refuse
 from experiments.comparison import methods
 from experiments.comparison.options import CompareRequest
 from experiments.grid import lines, runs
-from experiments.grid.cells import NO_NOISE, Cell, Cells, Method, Request, Source
+from experiments.grid.cells import (
+    NO_NOISE,
+    Cell,
+    CellMethod,
+    Cells,
+    Source,
+    TableRequest,
+)
 from experiments.paper.figures import CELLS
 from experiments.store import Store
 from fedgs.app.commands.run_outcome import Exit
@@ -32,8 +39,8 @@ SMALL = {"image_size": 16, "moment_size": 3, "latent_dim": 4}
 TINY = Cells(
     {"digits": Source(FEW)},
     {
-        "broken": Method("moments", SMALL, {10.0: {"generator": "upsample"}}),
-        "tiny": Method("moments", SMALL, {10.0: {}, NO_NOISE: {}}),
+        "broken": CellMethod("moments", SMALL, {10.0: {"generator": "upsample"}}),
+        "tiny": CellMethod("moments", SMALL, {10.0: {}, NO_NOISE: {}}),
     },
 )
 
@@ -47,7 +54,7 @@ def fill(monkeypatch, tmp_path) -> Callable[..., runs.Lines]:
 
     def fill(only: str, **asked: object) -> runs.Lines:
         given = {"seeds": ("0",), "output": tmp_path / "out"} | asked
-        request = Request(only=only, **given)
+        request = TableRequest(only=only, **given)
         return runs.fill(TINY, request, json.dumps, lambda lines: [])
 
     return fill
@@ -156,7 +163,7 @@ def test_a_noise_of_its_own_costs_the_epsilon_that_its_row_is_called_by():
     ],
 )
 def test_unknown_cells_and_seeds_are_refused(asked, said):
-    assert_refused(said, partial(Request(**asked).of, CELLS))
+    assert_refused(said, partial(TableRequest(**asked).of, CELLS))
 
 
 def test_stored_lines_survive_a_torn_one(tmp_path):

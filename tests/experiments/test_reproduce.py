@@ -15,7 +15,7 @@ FAST = (
 )
 
 
-NUMBERS = read_json(reproduce.STORED)["numbers"]
+NUMBERS = read_json(reproduce.STORED_NUMBERS)["numbers"]
 
 
 def check(found):

@@ -15,7 +15,7 @@ import fedgs as library
 from command_line import flags, printed, refused
 from experiments.baselines import dp_sgd
 from experiments.baselines.baseline import Facts
-from experiments.baselines.dp_merf import CentralDPMerf, CentralDPMerfSettings
+from experiments.baselines.central_dp_merf import CentralDPMerf, CentralDPMerfSettings
 from fedgs.app.commands import forecast, run_outcome
 from fedgs.audit.mechanism import claims_of_one_round
 from fedgs.config.recipes import RECIPES, configure, overridden, recipe

@@ -18,7 +18,7 @@ from experiments.baselines import find
 from experiments.comparison import methods
 from experiments.comparison.options import CompareRequest
 from experiments.grid import runs
-from experiments.grid.cells import Cells, Method, Request, Source
+from experiments.grid.cells import CellMethod, Cells, Source, TableRequest
 from fedgs.app.debug.debug_folder import read_debug
 from fedgs.app.report.debug import read_debug_folder
 from fedgs.cohorts.selection import PLAN
@@ -175,9 +175,9 @@ def test_a_run_of_other_data_with_the_same_name_is_not_taken(tmp_path):
     before = tree(tmp_path)
     cells = Cells(
         {"npz-a-b": Source({"data": "npz:/a/b"})},
-        {"moments": Method("moments", {}, {10.0: {}})},
+        {"moments": CellMethod("moments", {}, {10.0: {}})},
     )
-    request = Request(seeds=("0",), only="moments", output=tmp_path / "out")
+    request = TableRequest(seeds=("0",), only="moments", output=tmp_path / "out")
     words = (
         "npz-a-b-moments-eps10-seed0 is of data = 'npz:/a-b' there, not of 'npz:/a/b'"
     )

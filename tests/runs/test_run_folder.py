@@ -52,7 +52,7 @@ def test_new_folder_holds_settings_versions_and_an_empty_ledger(folder):
     stored = json.loads((folder.path / "config.json").read_text())
     assert stored == folder.config.to_flat() | {"counted": ""}
     versions = json.loads((folder.path / "versions.json").read_text())
-    assert versions["format"] == 2
+    assert versions["format"] == 3
     assert versions["torch"] == torch.__version__.split("+")[0]
     assert [*folder.read_ledger().bound] == ["config.json", "salt"]
     assert folder.read_ledger().length == 0
@@ -108,7 +108,7 @@ def test_folder_that_cannot_be_made_leaves_nothing_behind(
         ("config.json", '{"num_rounds": 3', "config.json: .*restore it from a backup"),
         ("config.json", '{"no_such": 1}', "no_such: unknown setting"),
         ("versions.json", "", "versions.json: .*restore it from a backup"),
-        ("versions.json", '{"format": 1}', "format 1, .* reads 2; use the version"),
+        ("versions.json", '{"format": 1}', "format 1, .* reads 3; use the version"),
     ],
 )
 def test_folder_that_is_no_run_of_this_version_is_refused(folder, name, content, words):

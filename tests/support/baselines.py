@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.baselines import find
 from experiments.baselines.baseline import Baseline
 from experiments.baselines.baseline_run import BaselineRun, new_run
-from experiments.baselines.target import Asked
 from fedgs.data.federated import FederatedImages
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -33,7 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "pate-gan": FEW_VOTES,
     "wgan-gp": FEW_STEPS | {"discriminator_steps": 1},
 }
-FEW_IMAGES = Asked(max_images_per_user=40)
+FEW_IMAGES: dict[str, Any] = {"max_images_per_user": 40}
 DIGITS: dict[str, Any] = {
     "data": "digits",
     "image_size": 16,
@@ -47,14 +45,12 @@ DIGITS: dict[str, Any] = {
 
 
 def small_run(
-    name: str, output: Path, asked: Asked = FEW_IMAGES, **settings: Any
+    name: str, output: Path, asked: Mapping[str, Any] = FEW_IMAGES, **settings: Any
 ) -> tuple[BaselineRun, FederatedImages]:
     """Makes the folder of a training of `SMALL`, by its key, with other settings."""
     method = name.split()[0]
-    names = {spec.name for spec in dataclasses.fields(find(method, True).Settings)}
-    own = {n: settings.pop(n) for n in list(settings) if n in names}
-    given = DIGITS | {"output": str(output)} | settings
-    return new_run(method, SMALL.get(name, {}) | own, asked, given)
+    given = DIGITS | SMALL.get(name, {}) | dict(asked) | settings
+    return new_run(method, given | {"output": str(output)})
 
 
 def small_trainer(name: str, folder: Path, **settings: Any) -> Any:

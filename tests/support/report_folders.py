@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from fedgs.app.debug.debug_folder import FORMAT
+from fedgs.app.debug.debug_folder import DEBUG_FORMAT
 from fedgs.app.debug.verdict import with_titles
 from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
 from fedgs.files import write_json
@@ -51,7 +51,7 @@ def make_debug(path: Path, **diagnosis: object) -> Path:
     for group in GROUPS:
         make_run(path / group)
     debug = {
-        "format": FORMAT,
+        "format": DEBUG_FORMAT,
         "groups": 2,
         "runs": {"healthy": GROUPS[:2], "suspicious": GROUPS[2:]},
         "clients_per_group": 3,
@@ -72,7 +72,7 @@ def diagnosed() -> dict[str, object]:
     found = Diagnosis("invert", (named, other), True, 3, Rule())
     row = statements(Plan.from_config(tiny_config(**PRIVATE)), 1e-5)[0]
     return with_titles(found) | {
-        "format": FORMAT,
+        "format": DEBUG_FORMAT,
         "sentence": "The suspicious images are inverted <b>& more</b>.",
         "conditions": ["Groups are disjoint."],
         "privacy": [replace(row, epsilon=41.5).to_json()],

@@ -71,8 +71,20 @@ def _attack_baseline(
     run = open_other(folder.path)
     if request.full:
         raise UserError("full: is for runs of `fedgs train`; leave out --full")
-    findings = list(run.attack(request.trials, progress.say))
-    whole = upper(run.guarantees()[0].epsilon)
+    guarantees = run.guarantees()
+    if not guarantees:
+        raise UserError(
+            f"RUN = {folder.path}: {run.name} claims no epsilon, so there is none to "
+            "attack"
+        )
+    progress.say(f"A: {request.trials} releases of each kind")
+    findings = list(run.attack(request.trials))
+    if not findings:
+        raise UserError(
+            f"RUN = {folder.path}: {run.name} has no attack yet; `fedgs privacy RUN` "
+            "states its epsilons"
+        )
+    whole = upper(guarantees[0].epsilon)
     notes = [f"one release each; the whole run claims {whole}"]
     return findings, [], {"method": run.name}, notes
 

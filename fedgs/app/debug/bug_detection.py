@@ -37,7 +37,7 @@ from fedgs.app.debug import cohorts as debug_cohorts
 from fedgs.app.debug import power
 from fedgs.app.debug import verdict as verdicts
 from fedgs.app.debug.debug_folder import (
-    FORMAT,
+    DEBUG_FORMAT,
     config_of,
     read_debug,
     request_of,
@@ -46,7 +46,7 @@ from fedgs.app.debug.debug_folder import (
 from fedgs.app.debug.debug_request import COHORTS, DebugRequest, planted
 from fedgs.app.debug.suspects import load_suspect
 from fedgs.cohorts.cohort_file import read_cohort
-from fedgs.config.recipes import CLASS_MEANS, configure
+from fedgs.config.recipes import CLASS_MEANS, configure, described
 from fedgs.config.run_config import MomentConfig, ResolvedConfig, RunConfig
 from fedgs.data import sources
 from fedgs.data.cohort import keep_cohort
@@ -266,6 +266,7 @@ def _continue(
 def _train_all(path: Path, plan: dict[str, Any], everyone: FederatedImages) -> None:
     # Alternating, so that a look at an unfinished folder sees both cohorts.
     names = [n for pair in zip(*plan["runs"].values(), strict=True) for n in pair]
+    say(described(config_of(plan)))
     for number, name in enumerate(names):
         if (path / name / "generator.safetensors").exists():
             continue
@@ -332,7 +333,7 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
         [epsilons.of_run(f.path) for runs in folders.values() for f in runs]
     )
     content = {
-        "format": FORMAT,
+        "format": DEBUG_FORMAT,
         "sentence": verdicts.sentence(diagnosis),
         **verdicts.with_titles(diagnosis),
         "groups": request.groups,

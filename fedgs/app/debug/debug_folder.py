@@ -14,7 +14,7 @@ from fedgs.errors import UserError, wrap_error
 from fedgs.files import check_entries, inside, read_json, write_json
 from fedgs.runs.run_folder import versions
 
-FORMAT = 3
+DEBUG_FORMAT = 3
 BY_ACCURACY = "selected by accuracy"  # the source of cohorts
 
 
@@ -32,7 +32,7 @@ def write_plan(path: Path, config: RunConfig, request: DebugRequest) -> None:
     }
     is_own = request.healthy and read_cohort(request.healthy).selection == "given"
     content = {
-        "format": FORMAT,
+        "format": DEBUG_FORMAT,
         "groups": request.groups,
         "runs": {c: [f"{c}-{i}" for i in range(request.groups)] for c in COHORTS},
         "clients_per_group": None,
@@ -82,10 +82,10 @@ def read_debug(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
         )
     check_entries(path)
     plan = read_json(path / "debug.json")
-    if plan.get("format") != FORMAT:
+    if plan.get("format") != DEBUG_FORMAT:
         raise UserError(
             f"{path}: debug folder of format {plan.get('format')}, this fedgs reads "
-            f"{FORMAT}; use the version in it"
+            f"{DEBUG_FORMAT}; use the version in it"
         )
     broken = (AttributeError, KeyError, TypeError)
     with wrap_error(broken, f"{path}: a broken debug.json", "restore it from a copy"):

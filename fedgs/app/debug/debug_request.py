@@ -17,7 +17,7 @@ COHORTS = ("healthy", "suspicious")
 # flip, as Augenstein et al. call it, is inversion.
 BUGS = {"flip": "invert", **{n: n for n in CORRUPTIONS if n not in ("none", "invert")}}
 BUGS |= {"none": "none"}
-MOST_SAMPLES = 1000  # of a generator: the kernel of 12 groups then takes about 2 GB
+_MOST_SAMPLES = 1000  # of a generator: the kernel of 12 groups then takes about 2 GB
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class DebugRequest(Rule):
         None, "As many as there are when unset.", at_least=2
     )
     samples_per_group: int = flag(
-        500, "Images drawn from each generator.", at_least=50, at_most=MOST_SAMPLES
+        500, "Images drawn from each generator.", at_least=50, at_most=_MOST_SAMPLES
     )
     is_experiment: bool = False
 

@@ -24,7 +24,7 @@ from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.rounding import upper
 
-STORED = Path(__file__).with_name("power.json")
+POWER_FILE = Path(__file__).with_name("power.json")
 CLASSES = 10  # of the table's data
 MOST_EPSILON = 100.0  # a larger one protects nobody
 YES = "found"
@@ -105,7 +105,7 @@ def show(config: ResolvedConfig) -> None:
 
 def stored() -> dict[str, Any]:
     """Returns power.json."""
-    return read_json(STORED)
+    return read_json(POWER_FILE)
 
 
 def _lines(

@@ -12,9 +12,8 @@ from experiments.baselines import bayesian_accounting as bayesian
 from experiments.baselines import bdp_gan
 from experiments.baselines.baseline import Facts
 from experiments.baselines.baseline_run import open_run
-from experiments.baselines.bdp_gan import COSTS, BdpGan
+from experiments.baselines.bdp_gan import BAYESIAN_COSTS, BdpGan
 from experiments.baselines.dp_sgd_gan import DPSGDGan, LayeredDiscriminator
-from experiments.baselines.target import Asked
 from fedgs.files import read_json_lines
 from fedgs.gan.models import build
 from fedgs.randomness import stream
@@ -75,7 +74,7 @@ def test_lines_are_bayesian_classical_and_published(tmp_path):
         ("valid", "user", "add-or-remove"),
         ("as published", "record", "add-or-remove"),
     ]
-    costs = np.sum([event[COSTS] for event in events], axis=0)
+    costs = np.sum([event[BAYESIAN_COSTS] for event in events], axis=0)
     assert rows[0].epsilon == bayesian.bayesian_epsilon(costs, 4, DELTA)
     assert any("outlier" in condition for condition in rows[0].conditions)
     assert all(
@@ -93,8 +92,8 @@ def test_costs_without_noise_are_in_the_private_folder_alone(tmp_path):
     telling = [path for path in files if b"bayesian_costs" in path.read_bytes()]
     assert {path.parent.name for path in telling} == {"private"}
     lines = read_json_lines(tmp_path / "run" / "private" / "costs.jsonl")
-    assert [line["round"] for line in lines] == [r.round for r in run.releases]
-    costs = np.sum([line[COSTS] for line in lines], axis=0)
+    assert [line["line"] for line in lines] == [*range(1, len(run.events) + 1)]
+    costs = np.sum([line[BAYESIAN_COSTS] for line in lines], axis=0)
     first, *others = run.guarantees(with_private=True)
     epsilon = bayesian.bayesian_epsilon(costs, len(lines), run.config.delta)
     assert (first.label, first.epsilon) == ("distributional", epsilon)
@@ -116,9 +115,9 @@ def test_a_repeated_step_counts_with_the_costs_of_each_attempt(tmp_path, monkeyp
             train(run, data)
     train(run, data)
     lines = read_json_lines(tmp_path / "run" / "private" / "costs.jsonl")
-    numbers = [(line["round"], line["attempt"]) for line in lines]
-    assert numbers[:2] == [(1, 1), (1, 2)]
-    costs = np.sum([line[COSTS] for line in lines], axis=0)
+    assert [line["line"] for line in lines] == [*range(1, len(run.events) + 1)]
+    assert len(lines) == run.config.num_rounds + 1
+    costs = np.sum([line[BAYESIAN_COSTS] for line in lines], axis=0)
     stated = run.guarantees(with_private=True)[0].epsilon
     assert stated == bayesian.bayesian_epsilon(costs, len(lines), run.config.delta)
 
@@ -130,6 +129,6 @@ def test_without_noise_no_line_is_bounded(tmp_path):
 
 
 def test_too_few_images_for_an_estimate_are_refused(tmp_path):
-    few = Asked(max_images_per_user=2)
+    few = {"max_images_per_user": 2}
     problem = "data has 24 images: .* give more"
     assert_refused(problem, small_run, "bdp-gan", tmp_path / "run", few)

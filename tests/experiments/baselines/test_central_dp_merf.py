@@ -9,7 +9,7 @@ import torch
 from baselines import small_run, small_trainer
 from experiments.baselines import dp_sgd
 from experiments.baselines.baseline import Facts
-from experiments.baselines.dp_merf import (
+from experiments.baselines.central_dp_merf import (
     AutoencoderDPMerf,
     AutoencoderDPMerfSettings,
     CentralDPMerf,

@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from baselines import SMALL, small_run, train
-from experiments.baselines import METHODS, dp_sgd
-from experiments.baselines.baseline import RELATIONS, SECRET
+from baselines import FEW_IMAGES, SMALL, small_run, train
+from experiments.baselines import BASELINES, dp_sgd
+from experiments.baselines.baseline import SECRET
 from experiments.baselines.baseline_run import NUMBER, capped, open_run
-from experiments.baselines.releases import BaselineLedger, BaselineRelease
-from experiments.baselines.target import Asked
+from experiments.baselines.loop import BaselineLedger, BaselineRelease
 from fedgs.app.commands.run_outcome import to_quote
 from fedgs.data.load import load_data
 from fedgs.files import read_tensors
-from fedgs.privacy.accountant import SEEDED
+from fedgs.privacy.accountant import CHANGES, SEEDED
 from fedgs.privacy.gaussian import mu_from_epsilon
 from fedgs.privacy_label import privacy_label
 from fedgs.round.run import RunStopped
@@ -58,7 +57,7 @@ def generator(folder: Path) -> str:
 
 
 def test_every_method_has_a_small_training_here():
-    assert {key.split()[0] for key in SMALL} == set(METHODS)
+    assert {key.split()[0] for key in SMALL} == set(BASELINES)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -74,7 +73,7 @@ def test_a_run_leaves_a_folder_that_samples_and_is_read_again(name, finished):
     training = run.training(run.load_data())
     assert bits(training.generator.state_dict()) != generator(finished(name))
     check_private(training.state(), run.folder.path)
-    rates = {r.round: r.event.get("sampling_rate", 1) for r in run.releases}
+    rates = {r.round: r.event.get("sampling_rate", 1) for r in releases(finished(name))}
     for line in run.folder.metrics():  # no time tells how many were drawn
         assert ("seconds" in line) == (rates.get(line["round"], 1) == 1)
     folder = RunFolder.open(finished(name))  # no code of GS-WGAN accounts it
@@ -83,7 +82,7 @@ def test_a_run_leaves_a_folder_that_samples_and_is_read_again(name, finished):
     assert folder.config.noise_multiplier == 0
 
 
-def events(folder: Path) -> Sequence[BaselineRelease]:
+def releases(folder: Path) -> Sequence[BaselineRelease]:
     return BaselineLedger.read(folder / "ledger.jsonl").events
 
 
@@ -103,16 +102,16 @@ def test_a_run_that_is_stopped_and_killed_ends_with_the_same_bytes(
     committed = [line["round"] for line in run.folder.metrics()]
     assert 2 in committed
     assert last not in committed
-    assert {release.round for release in run.releases} <= {*committed}
+    assert {r.round for r in releases(tmp_path / "run")} <= {*committed}
     train(again, data)
     assert generator(tmp_path / "run") == generator(finished(name))
-    assert events(tmp_path / "run") == events(finished(name))
+    assert releases(tmp_path / "run") == releases(finished(name))
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", sorted(BASELINES))
 def test_a_target_is_met_or_refused_before_any_work(name, tmp_path):
     key = next(key for key in SMALL if key.split()[0] == name)
-    asked = tmp_path / "run", Asked(target_epsilon=8.0, max_images_per_user=40)
+    asked = tmp_path / "run", FEW_IMAGES | {"target_epsilon": 8.0}
     if name in NO_TARGET:
         assert_refused("target_epsilon = 8", small_run, key, *asked)
         assert not (tmp_path / "run").exists()
@@ -141,22 +140,22 @@ def test_guarantees_are_of_the_ledger_and_name_the_methods_unit(name, finished):
     rows = run.guarantees()
     if run.unit == "none":
         assert rows == []
-        assert {r.event["kind"] for r in run.releases} == {"not-private"}
+        assert {event["kind"] for event in run.events} == {"not-private"}
         return
-    assert run.releases
+    assert run.events
     first = rows[0]
     assert (first.label, first.unit) == (SEEDED, run.unit)
     assert {row.label for row in rows} <= {SEEDED, "as published"}
     # A method of users says nothing of a record, which may decide where others are.
     assert {row.unit for row in rows} <= {run.unit, "user"}
-    assert {row.relation for row in rows} <= {*RELATIONS}
+    assert {row.relation for row in rows} <= {*CHANGES}
     for row in rows:
         assert not row.guarantee
         assert {f"noise: {SEEDED}", NUMBER} <= {*row.conditions}
     label = privacy_label(run.folder.path)
     assert label["guarantee"] == f"{NO_GUARANTEE}; noise {SEEDED}"
     assert to_quote(label) == f"none to quote: {NO_GUARANTEE}; noise {SEEDED}"
-    released = [release.event for release in run.releases]
+    released = list(run.events)
 
     def epsilons(events):
         rows = run.method.guarantees(run.settings, run.facts, events, 1e-5)
@@ -208,8 +207,9 @@ def test_a_place_in_a_folder_is_code_and_is_not_run_unasked(tmp_path, monkeypatc
 
 
 def test_a_user_over_the_cap_keeps_as_many_images_and_one_more_changes_one(tmp_path):
-    assert_refused("max_images_per_user = 0: give", Asked, max_images_per_user=0)
-    run, data = small_run("wgan-gp", tmp_path / "run", Asked(max_images_per_user=7))
+    none = {"max_images_per_user": 0}
+    assert_refused("max_images_per_user = 0", small_run, "wgan-gp", tmp_path, none)
+    run, data = small_run("wgan-gp", tmp_path / "run", {"max_images_per_user": 7})
     assert set(data.sizes) == {7}
     assert (run.facts.num_records, run.facts.max_images_per_user) == (84, 7)
     whole = load_data(run.config)
