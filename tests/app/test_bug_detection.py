@@ -349,7 +349,7 @@ def test_cohorts_of_different_sources_are_refused(debug, tmp_path, files):
         ({"bug": "flip", "fraction": 2}, "at most 1"),
         ({"bug": "flip", "groups": 3}, "--groups at least 4"),
         ({"bug": "flip", "groups": 4, "clients_per_group": 4}, ".npz: 24 clients are"),
-        ({"bug": "flip", "cohort": "c.txt"}, "leave out --cohort"),
+        ({"bug": "flip", "cohort": "c.txt"}, "leave out --set cohort"),
         ({"healthy": "/nowhere"}, "give --suspicious too"),
         ({"healthy": "/no", "suspicious": "/no"}, "healthy = /no: cannot be read (No"),
         (OF_NO_SEED, "give the --seed that they were selected with"),

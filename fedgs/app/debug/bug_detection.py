@@ -266,9 +266,11 @@ def _continue(
 def _train_all(path: Path, plan: dict[str, Any], everyone: FederatedImages) -> None:
     # Alternating, so that a look at an unfinished folder sees both cohorts.
     names = [n for pair in zip(*plan["runs"].values(), strict=True) for n in pair]
-    say(described(config_of(plan)))
+    left = [n for n in names if not (path / n / "generator.safetensors").exists()]
+    if left:
+        say(described(config_of(plan)))
     for number, name in enumerate(names):
-        if (path / name / "generator.safetensors").exists():
+        if name not in left:
             continue
         print(f"{name}: generator {number + 1} of {len(names)}", flush=True)
         group = dataclasses.replace(
