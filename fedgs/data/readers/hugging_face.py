@@ -21,7 +21,7 @@ from fedgs.config.hub import HubSource
 from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.flower_partitions import partitions
 from fedgs.data.readers.labels import number_of_classes, numbered
-from fedgs.data.readers.pictures import fitted_picture
+from fedgs.data.readers.pictures import read_picture
 from fedgs.data.records import DARK, NO_IMAGES, Records, gathered
 from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.files import check_regular
@@ -297,7 +297,7 @@ def _picture(cell: Any, reading: Reading, where: str) -> NDArray[np.uint8]:
         raise UserError(f"{where}: is missing; leave this row out")
     # A folder of pictures has their paths, a parquet file has their bytes.
     source = cell["bytes"] or Path(cell["path"])
-    return fitted_picture(source, where, reading.channels, reading.side)
+    return read_picture(source, where, reading.channels, reading.side)
 
 
 def _label(value: Any, reading: Reading, where: str) -> int:
