@@ -77,7 +77,7 @@ def fill(
         lines, metrics = store.lines, request.metrics
         missing = [c for c in chosen if not is_done(lines.get(c.name), metrics)]
         check_data(missing)
-        failed = each({c.name: partial(_compute, c, request, store) for c in missing})
+        failed = each({c.name: partial(compute, c, request, store) for c in missing})
         for cell in missing:
             if cell.name in failed:
                 store.add(cell.name, cell.identity | {"failed": failed[cell.name]})
@@ -131,7 +131,7 @@ def is_done(line: Line | None, metrics: Sequence[str]) -> bool:
     return all(line[SCORES_OF_METRICS[name][1]] is not None for name in metrics)
 
 
-def _compute(cell: Cell, request: TableRequest, store: Store) -> None:
+def compute(cell: Cell, request: TableRequest, store: Store) -> None:
     """Trains and evaluates a cell, as far as it is not there, and keeps its line.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger. The
@@ -140,7 +140,7 @@ def _compute(cell: Cell, request: TableRequest, store: Store) -> None:
     path = request.output.expanduser().absolute() / cell.name
     if not (path / "generator.safetensors").exists():
         say(f"{cell.name}: training")
-        _train(cell, path)
+        train_cell(cell, path)
     known = _scores(path)
     missing = tuple(
         name for name in request.metrics if SCORES_OF_METRICS[name][0] not in known
@@ -160,7 +160,11 @@ def _scores(run: Path) -> Line:
     return found
 
 
-def _train(cell: Cell, path: Path) -> None:
+def train_cell(cell: Cell, path: Path) -> None:
+    """Trains a cell's run, or goes on with it.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger.
+    """
     name = cell.how.baseline
     if (path / "config.json").exists():
         return resume(path, name)  # nobody knows what its first part took

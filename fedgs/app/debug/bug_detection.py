@@ -280,11 +280,11 @@ def _train_all(path: Path, plan: dict[str, Any], everyone: FederatedImages) -> N
             output=str(path / name),
             cohort=str(path / "groups" / f"{name}.txt"),
         )
-        if _train(group, everyone):
+        if train_group(group, everyone):
             raise RunStopped(f"stopped after generator {number + 1} of {len(names)}")
 
 
-def _train(config: RunConfig, everyone: FederatedImages) -> bool:
+def train_group(config: RunConfig, everyone: FederatedImages) -> bool:
     """Trains one group from the start, or its last checkpoint; tells of a stop."""
     config, data = resolve(config, keep_cohort(config, everyone))
     path = Path(config.output)
