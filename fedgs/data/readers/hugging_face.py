@@ -303,13 +303,15 @@ def _picture(cell: Any, reading: Reading, where: str) -> NDArray[np.uint8]:
 def _label(value: Any, reading: Reading, where: str) -> int:
     """Returns the new label."""
     class_map = reading.class_map
-    problem = f"{where}: has the label {value}; give integers from 0"
-    if not isinstance(value, int) or value < 0:
-        raise UserError(problem)
+    allowed = "integers from 0"
+    is_allowed = isinstance(value, int) and value >= 0
+    if class_map is not None:
+        allowed = f"{allowed} to {len(class_map) - 1}"
+        is_allowed = is_allowed and value < len(class_map)
+    if not is_allowed:
+        raise UserError(f"{where}: has the label {value}; give {allowed}")
     if class_map is None:
         return value
-    if value >= len(class_map):
-        raise UserError(f"{problem} to {len(class_map) - 1}")
     return int(class_map[value])
 
 
