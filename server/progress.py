@@ -133,11 +133,13 @@ class RunProgress:
     def _write(self, now: bool = False) -> None:
         """Writes what has changed; what comes too soon is written at the next call."""
         since = time.monotonic() - self._written
-        if self.path is None or not (now or since >= WRITE_SECONDS):
+        is_due = now or since >= WRITE_SECONDS
+        if self.path is None or not is_due:
             return
         # Without the time, which alone is no change.
         content = json.dumps(self.content)
-        if content == self._last and not (now or since >= ALIVE_SECONDS):
+        is_alive_due = now or since >= ALIVE_SECONDS
+        if content == self._last and not is_alive_due:
             return
         self._written = time.monotonic()
         self._last = content

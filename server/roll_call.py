@@ -84,7 +84,8 @@ def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, 
             open_questions.discard(reply.metadata.reply_to_message_id)
             if not reply.has_error():
                 record = reply.content.config_records[PAYLOAD_RECORD]
-                addresses[int(str(record["node_id"]))] = reply.metadata.src_node_id
+                node = int(str(record["node_id"]))
+                addresses[node] = reply.metadata.src_node_id
         time.sleep(ROLL_CALL_POLL_SECONDS)
     if sorted(addresses) != list(range(expected)):
         missing = sorted(set(range(expected)) - set(addresses))
@@ -233,8 +234,9 @@ class RollCall:
 
     def _is_enough(self) -> bool:
         """A run that has begun goes on with `min_answers`; its start needs all."""
+        has_begun = self.round > 0
         least = self.config.min_answers or self.config.num_nodes
-        return self.round > 0 and len(self.addresses) >= least
+        return has_begun and len(self.addresses) >= least
 
     def step(self) -> None:
         """Looks for new nodes and for answers of those that were asked; never waits."""
@@ -331,7 +333,7 @@ class RollCall:
     def has_signed(self, node: int, announced: Announced) -> bool:
         """Tells whether a node's registered key, if any, has signed this one."""
         public = self._public.get(self.addresses.get(node, -1))
-        if not public:
+        if not public:  # a server without authentication cannot tell
             return True
         key: Any = load_pem_public_key(public)
         return is_signed(key, self.run_id, self._name(node), announced)

@@ -216,7 +216,8 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
             folder.config.validate()
         return folder
     config = _config_of(settings)
-    output = config.output or f"run-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    output = config.output or f"run-{now}"
     path = run_place(output)
     config = dataclasses.replace(config, engine="flower", output=str(path))
     if path.exists():

@@ -134,6 +134,7 @@ class FederatedGan(SilentStrategy):
         if self.config.is_masked:
             keys = self._gather_keys(server_round)
             request = self.training.begin([*keys], self.nodes.failures())
+            # Of the number that the ledger has it under.
             attempt = Attempt(self.training.attempts[request.round], keys)
         else:
             request = self.training.begin()
@@ -225,7 +226,8 @@ class FederatedGan(SilentStrategy):
             num_with_keys = len(listed) - len(missing)
             is_enough = num_with_keys >= self.training.required(participants)
             self._ask_for_keys(missing, round, is_enough)
-            self.left_out.update(node for node in missing if node not in self.keys)
+            still_missing = [node for node in missing if node not in self.keys]
+            self.left_out.update(still_missing)
         # Taken out: a key that was listed is never listed again, void attempt or not.
         # Sorted, because a node refuses a list in which nodes do not increase.
         with_keys = sorted(node for node in listed if node in self.keys)

@@ -63,7 +63,7 @@ def test_flower_hub_takes_this_app(committed):
     assert (bundle.fab_format_version, bundle.flwr_version_min) == (1, "1.41")
     assert {"pyproject.toml", "README.md", "LICENSE"} <= files.keys()
     read = {name for name in committed if name.startswith("fedgs/") and ".json" in name}
-    assert len(read) == 5  # by the program
+    assert len(read) == 6  # by the program
     assert read <= set(zipfile.ZipFile(io.BytesIO(built)).namelist())
     publish._validate_files(list(files.values()))  # number, sizes, UTF-8
     app = tomllib.loads(committed["pyproject.toml"].read_text())

@@ -108,10 +108,11 @@ class Candidate:
             healthy: the groups of the healthy cohort are True, shape (n, 2G).
             suspicious: likewise; a group can be in neither.
         """
-        if self.spoilt == SUSPICIOUS:
-            intact, other = healthy, suspicious
-        else:
-            intact, other = suspicious, healthy
+        intact = healthy
+        other = suspicious
+        if self.spoilt == HEALTHY:
+            intact = suspicious
+            other = healthy
         moves = np.tensordot(self.weights, self.moves, 1)
         sizes = np.tensordot(self.weights, self.sizes, 1)
         between = np.einsum("si,ij,sj->s", _mean(other), moves, _mean(intact))
@@ -122,7 +123,9 @@ class Candidate:
         along, size = self.products(healthy, suspicious)
         # An estimate without bias: it may be below 0 where the bug moves nothing.
         size = np.maximum(size, 0)
-        share = np.clip(along / np.where(size > 0, size, np.inf), 0, 1)
+        # Divided by infinity where the bug moves nothing: a share of 0.
+        divisor = np.where(size > 0, size, np.inf)
+        share = np.clip(along / divisor, 0, 1)
         return 2 * share * along - share**2 * size
 
     def explained_by_feature(self, healthy: Rows, suspicious: Rows) -> Array:
@@ -139,7 +142,8 @@ class Candidate:
     def share(self, healthy: Rows, suspicious: Rows) -> Array:
         """Returns f, shape (n,), without limits; NaN where it cannot be measured."""
         along, size = self.products(healthy, suspicious)
-        return along / np.where(size > 0, size, np.nan)
+        measurable = np.where(size > 0, size, np.nan)
+        return along / measurable
 
 
 def _mean(rows: Rows) -> Array:
@@ -175,17 +179,21 @@ class CohortSamples:
     ) -> None:
         self.num_classes = num_classes
         self.frequencies = frequencies
-        if frequencies:
+        if frequencies:  # a generator that draws averages draws each again and again
             groups = [_without_repeats(group) for group in groups]
         self._images = [group.images for group in groups]
         self._labels = [group.labels for group in groups]
-        own = [features.image_features(images) for images in self._images]
-        self._units = features.spreads(own)
-        self.by_feature = self._means(own)
-        self._ends = np.cumsum([own.shape[2] for own in self.by_feature.values()])
+        of_images = [features.image_features(images) for images in self._images]
+        # Units and scales are of the intact samples, and stay: a bug that widened them
+        # would look smaller.
+        self._units = features.spreads(of_images)
+        self.by_feature = self._means(of_images)
+        sizes = [means.shape[2] for means in self.by_feature.values()]
+        self._ends = np.cumsum(sizes)
         self._scales = _scales(list(self.by_feature.values()))
         self.means = self._joined(self.by_feature)
-        self.grams = np.stack([own @ own.T for own in self._split(self.means)])
+        by_feature = self._split(self.means)
+        self.grams = np.stack([means @ means.T for means in by_feature])
         # The means after the steps on images, by share of clients and steps.
         self._known: dict[tuple[Any, ...], Array] = {(1.0,): self.means}
 
@@ -286,8 +294,9 @@ class CohortSamples:
     ) -> features.Images:
         """Returns images after the steps, as the generator would draw them."""
         # A bug may be random; an average is one of many images, so of many draws.
-        is_average = self.frequencies and len(intact) <= self.num_classes
-        copies = _COPIES if is_average else 1
+        copies = 1
+        if self.frequencies and len(intact) <= self.num_classes:
+            copies = _COPIES
         images = intact.repeat(copies, axis=0)
         for entry, degree in steps:
             if entry.images is not None:
@@ -307,6 +316,7 @@ class CohortSamples:
         what nobody knows.
         """
         old = np.concatenate(self._labels)
+        # How many images of an old class (column) are of a new one (row).
         counts = np.zeros((self.num_classes, self.num_classes))
         np.add.at(counts, (labels(old, self.num_classes, degree), old), 1)
         counts += np.diag(counts.sum(1) == 0)

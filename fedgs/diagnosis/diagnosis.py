@@ -448,6 +448,7 @@ def _least_fit(best: Candidate, rows: Rows) -> float:
     """Returns the fit in the worst explained of the features that differ."""
     suspicious = rows[:1]
     explained = best.explained_by_feature(~suspicious, suspicious)
+    # Features that training changes count only where no other one differs.
     is_seen = best.weights > 0
     counts = np.where(features.IS_LEARNED, 1.0, _OF_TRAINING) * is_seen
     if (is_seen & features.IS_LEARNED).any():
@@ -549,6 +550,7 @@ def _is_rival(first: _Explanation, other: _Explanation, samples: CohortSamples) 
     if other.least_fit < LEAST_FIT and not are_turns:
         return False
     _, degree = first.best.steps[-1]
+    # The catalogue's degrees are not that of the bug, so its fit is less than it could.
     is_coarse = degree is not None
     if is_coarse and first.fit - other.fit < CLOSE_FIT:
         return True

@@ -46,7 +46,8 @@ def _directions(images: Images) -> Images:
     pool = _cells(parts.shape[-1])
     cells = (pool @ parts @ pool.T).reshape(3, len(images), -1)
     least = _LEAST_CONTRAST**2 * np.prod(images.shape[1:])
-    shares = cells / (parts[2].sum((1, 2))[:, None] + least)
+    of_image = parts[2].sum((1, 2))  # all gradients, whatever their direction
+    shares = cells / (of_image[:, None] + least)
     return np.concatenate(shares, axis=1).astype(np.float32)
 
 
@@ -54,8 +55,10 @@ def _cells(side: int) -> Array:
     """Returns which share of each pixel lies in each of the cells, (cells, side)."""
     edges = np.linspace(0, side, _CELLS + 1)
     pixels = np.arange(side)
+    # A pixel reaches from its number to the next one, and may lie in two cells.
     upper = np.minimum(edges[1:, None], pixels + 1)
-    return np.maximum(0, upper - np.maximum(edges[:-1, None], pixels))
+    lower = np.maximum(edges[:-1, None], pixels)
+    return np.maximum(0, upper - lower)
 
 
 def kernel_means(groups: list[Images]) -> Array:
@@ -192,8 +195,9 @@ def spreads(groups: list[dict[str, Images]]) -> dict[str, float]:
 def _filled(means: Array) -> Array:
     """Returns class means whose NaN are replaced by the mean of the other groups."""
     is_known = np.isfinite(means)
-    total = np.where(is_known, means, 0).sum(0) / np.maximum(1, is_known.sum(0))
-    return np.where(is_known, means, total)
+    total = np.where(is_known, means, 0).sum(0)
+    of_others = total / np.maximum(1, is_known.sum(0))
+    return np.where(is_known, means, of_others)
 
 
 def class_means(values: Images, labels: Labels, num_classes: int) -> Array:
@@ -212,4 +216,5 @@ def class_means(values: Images, labels: Labels, num_classes: int) -> Array:
     is_of = labels == np.arange(num_classes)[:, None]
     counts = is_of.sum(1)[:, None]
     sums = is_of.astype(values.dtype) @ values
-    return np.where(counts > 0, sums / np.maximum(1, counts), np.nan).astype(np.float64)
+    means = sums / np.maximum(1, counts)
+    return np.where(counts > 0, means, np.nan).astype(np.float64)

@@ -44,6 +44,7 @@ def splits(num_groups: int) -> NDArray[np.bool_]:
     """
     chosen = list(itertools.combinations(range(1, 2 * num_groups), num_groups))
     found = np.zeros((len(chosen), 2 * num_groups), bool)
+    # In reverse, so that the last groups, which are suspicious, come first.
     for row, groups in zip(found, reversed(chosen), strict=True):
         row[list(groups)] = True
     return found
@@ -77,11 +78,14 @@ def distances(gram: Array, rows: NDArray[np.bool_]) -> Array:
     """
     count = len(gram) // 2
     pairs = gram - np.diag(np.diag(gram))
+    # With a sign of each cohort, pairs of one cohort add up and others are subtracted.
     signs = np.where(rows, 1.0, -1.0)
     difference = np.einsum("si,ij,sj->s", signs, pairs, signs)
-    within = (pairs.sum() + difference) / 2 / (2 * count * (count - 1))
-    between = (pairs.sum() - difference) / 2 / (2 * count**2)
-    return np.sqrt(np.maximum(0.0, 2 * (within - between)))
+    total = pairs.sum()
+    within = (total + difference) / 2 / (2 * count * (count - 1))
+    between = (total - difference) / 2 / (2 * count**2)
+    squared = 2 * (within - between)
+    return np.sqrt(np.maximum(0.0, squared))
 
 
 def p_value(values: Array) -> float:
@@ -161,6 +165,7 @@ def jackknife(
     variance = float(parts.sum())
     if not math.isfinite(estimate + variance):
         return estimate, None
+    # Welch: between G - 1, if one cohort alone varies, and 2 G - 2.
     squares = max(float(np.square(parts).sum()), np.finfo(float).tiny)
     freedom = max(1.0, variance**2 / squares) * (num_groups - 1)
     width = stats.t.ppf((1 + confidence) / 2, freedom) * math.sqrt(variance)

@@ -26,6 +26,7 @@ def cache_folder() -> Path:
     Raises:
         UserError: it cannot be made.
     """
+    # A variable that is set and empty counts as unset, as XDG says.
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = Path(os.environ.get("FEDGS_CACHE_DIR") or f"{base}/fedgs").expanduser()
     remedy = "set it to a folder that can be written"
@@ -47,6 +48,7 @@ def content_hash(*arrays: NDArray[np.generic], **settings: Any) -> str:
     """
     content = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for array in arrays:
+        # Bytes alone do not tell (2, 3) from (3, 2), nor float32 from int32.
         content.update(f"{array.dtype.str}{array.shape}".encode())
         content.update(np.ascontiguousarray(array).data)
     return content.hexdigest()[:HASH_LENGTH]

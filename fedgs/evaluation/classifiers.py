@@ -258,13 +258,14 @@ def run_classifiers(
     keys = _keys(task, names)
     found = _read(keys)
     for name, result in found.items():
-        report(name, result, True)
+        report(name, result, True)  # True: it was cached
     missing = [name for name in LONGEST_FIRST if name in names and name not in found]
     failed: dict[str, str] = {}
     if not missing:
         return found, failed
     from threadpoolctl import threadpool_limits
 
+    # Each classifier has one core, also those of libraries with threads of their own.
     threads = torch.get_num_threads()
     train = partial(_train_and_keep, task, keys)
     try:
@@ -275,6 +276,7 @@ def run_classifiers(
             # Its threads are daemons: Ctrl-C ends a command in the middle of a fit.
             with ThreadPool(workers, torch.set_num_threads, (1,)) as pool:
                 for name, result in pool.imap_unordered(train, missing):
+                    # What cannot be trained is a result; all else ends the command.
                     if isinstance(result, UserError):
                         failed[name] = str(result)
                     elif isinstance(result, BaseException):
@@ -337,6 +339,7 @@ def _keys(task: Task, names: Sequence[str]) -> dict[str, str]:
     }
     keys: dict[str, str] = {}
     for name in names:
+        # Of the others' results, another version of XGBoost changes nothing.
         if name == "xgboost":
             versions["xgboost"] = importlib.import_module("xgboost").__version__
         key = content_hash(

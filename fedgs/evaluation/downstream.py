@@ -95,6 +95,8 @@ def fit(
     labels = torch.from_numpy(train.labels).to(device)
     num_batches = math.ceil(len(images) / recipe.batch_size)
     with torch.random.fork_rng(devices=[]):
+        # One stream for initialisation, order and dropout; the order is drawn on the
+        # CPU, so that a GPU sees the same batches.
         torch.default_generator.manual_seed(seed)
         model = recipe.build(images.shape[1], images.shape[2], num_classes).to(device)
         optimizer = recipe.optimizer(model.parameters())

@@ -84,10 +84,12 @@ def load_real(
         seed=0,
     )
     data = load_data(config)
+    # Test images are to be alike, whatever their own size is.
     channels, side, _ = data.images.shape[1:]
     config = dataclasses.replace(config, image_channels=channels, image_size=side)
     test = _test_of(config, test_data, data.num_classes)
     rows = np.sort(data.client_records[0])  # without what is held out
+    # Seed 0, whatever the evaluation's is: all evaluations compare with the same ones.
     if most is not None and most < len(rows):
         rows = np.random.default_rng(0).permutation(rows)[:most]
     train = LabelledImages(to_float(data.images[rows]), data.labels[rows])
@@ -105,7 +107,8 @@ def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledIma
     if source is None:
         images, labels = load_test_data(config)
         return LabelledImages(images, labels)
-    where, remedy = f"test = {source!r}", "give --test npz:FILE or folder:PATH"
+    where = f"test = {source!r}"
+    remedy = "give --test npz:FILE or folder:PATH"
     is_own = with_absolute_path(source) == with_absolute_path(config.data)
     if is_own or source.partition(":")[0] not in ("npz", "folder"):
         raise UserError(f"{where}: {remedy}, of images that no run was trained on")

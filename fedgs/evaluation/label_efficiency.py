@@ -61,6 +61,7 @@ def label_efficiency(
     done = 0
     for teacher, labels in labels_by.items():
         curve: dict[str, float] = {}
+        # Each student sees the images of the one before, and more.
         for size in sizes:
             rows = order[:size]
             train = LabelledImages(synthetic.images[rows], labels[rows])

@@ -64,9 +64,12 @@ class Guard:
         if not scope.get("client"):
             return False
         peer = _address(scope["client"][0])
-        own = scope.get("server") and _address(scope["server"][0])
+        if peer is None:
+            return False
+        if peer.is_loopback:
+            return True
         # No other machine can have our address.
-        return peer is not None and (peer.is_loopback or peer == own)
+        return bool(scope.get("server")) and peer == _address(scope["server"][0])
 
 
 def is_too_large(scope: Any) -> bool:

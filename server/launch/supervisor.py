@@ -100,7 +100,9 @@ def _end(state: Path, processes: Mapping[str, "subprocess.Popen[bytes]"]) -> Non
 
     def others() -> list[int]:
         pids = processes_of(str(state), SERVER_VARIABLE)
-        return [pid for pid in pids if superlink is None or pid != superlink.pid]
+        if superlink is not None and superlink.pid in pids:
+            pids.remove(superlink.pid)
+        return pids
 
     # Without a superlink no run can end in order: it would wait for answers.
     if superlink is not None and superlink.poll() is None:
