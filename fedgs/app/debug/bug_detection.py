@@ -271,9 +271,11 @@ def _train_all(path: Path, plan: dict[str, Any], everyone: FederatedImages) -> N
     pairs = zip(runs["healthy"], runs["suspicious"], strict=True)
     names = [*chain.from_iterable(pairs)]
     config = config_of(plan)
-    say(described(config))
+    is_trained = [(path / n / "generator.safetensors").exists() for n in names]
+    if not all(is_trained):
+        say(described(config))
     for number, name in enumerate(names):
-        if (path / name / "generator.safetensors").exists():
+        if is_trained[number]:
             continue
         print(f"{name}: generator {number + 1} of {len(names)}", flush=True)
         own = debug_cohorts.group_settings(config, plan["clients_per_group"], number)
