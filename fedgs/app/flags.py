@@ -201,10 +201,9 @@ def _with_flags(
         own = {n: value for n, value in arguments.items() if n not in names}
         given = {n: arguments[n] for n in names if arguments[n] not in (None, [])}
         others = assigned(given.pop("set", ()))
-        twice = others.keys() & given.keys()
-        if twice:
-            name = min(twice)
-            raise UserError(f"{name}: is given twice; leave out --set {name}=...")
+        for name in sorted(others):
+            if name in given:
+                raise UserError(f"{name}: is given twice; leave out --set {name}=...")
         command(**own, **{receiver: given | others})
 
     run.__name__ = command.__name__

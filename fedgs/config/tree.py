@@ -62,6 +62,11 @@ def flattened(
             raise UserError(f"{where}: [{shortened(key)}] is no table; give {known}")
         for name, setting in value.items():
             own = table_of(name)
+            if own is None and key in TABLES:
+                raise UserError(
+                    f"{name}: is no setting of [{key}], in {where}; `fedgs settings` "
+                    "lists them, and a method of your own has a table of its name"
+                )
             if own is not None and own != key:
                 raise UserError(
                     f"{name}: is in [{shortened(key)}] of {where}; give it in [{own}]"

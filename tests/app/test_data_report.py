@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import femnist_files as files
-from command_line import flags, printed, refused
+from command_line import plain_flags, printed, refused
 
 SHEET_SIDE = 2 + 10 * (28 + 2)  # ten images and the lines between them
 
@@ -51,7 +51,7 @@ def test_contact_sheet_has_a_row_per_client_as_training_sees_it(inspect, source)
 
 def test_flags_of_the_data_apply(inspect, source, tmp_path):
     given = {"classes": "merged", "test_fraction": 0.4, "image_size": 32}
-    report = json.loads(inspect(source, *flags(**given), "--json")[1])
+    report = json.loads(inspect(source, *plain_flags(**given), "--json")[1])
     assert (report["classes"], report["image_shape"]) == (36, [1, 32, 32])
     assert (report["images"], report["held_out"]) == (8, 6)
     (tmp_path / "some.txt").write_text("f0001_41\nf0010_07\n")

@@ -102,7 +102,7 @@ def new_grid(spoil=None) -> FakeGrid:
 def locally(folder: RunFolder) -> dict:
     plan = read_plan(folder.path.parent)
     members, stop = Members(*plan, load_data(plan[0])), threading.Event()
-    return select_clients._locally(folder, members, ignore, stop)
+    return select_clients.select_locally(folder, members, ignore, stop)
 
 
 def asking(grid: FakeGrid, folder: RunFolder):
@@ -232,14 +232,14 @@ def test_repeated_rounds_count_again_in_the_cost(make):
     selection = read_plan(folder.path.parent)[1]
     planned = selection.cost(K)
     train(folder)
-    assert select_clients._cost(folder, selection) == planned
+    assert select_clients.cost_by_ledger(folder, selection) == planned
     assert planned.num_releases == 5  # 7 rounds of 4 of 6 clients
     folder = make(num_rounds=7, noise_per_clip=1.0)
     for _ in range(5):
         with pytest.raises(KeyboardInterrupt):
             train(folder, at_round(1, interrupt))
     train(folder)
-    assert select_clients._cost(folder, selection).num_releases == 10
+    assert select_clients.cost_by_ledger(folder, selection).num_releases == 10
 
 
 @pytest.mark.parametrize("train_corrupted", [False, True])

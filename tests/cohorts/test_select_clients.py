@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import flags, refused
+from command_line import plain_flags, refused
 from fedgs.app.commands import select_clients
 from fedgs.cohorts.cohort_file import read_cohort
 from fedgs.cohorts.selection import Selection, ask_cohorts, read_plan, statements
@@ -36,7 +36,7 @@ def select(fedgs, tmp_path):
     def select(name: str = "cohorts", **settings: object) -> tuple[int, str, str, Path]:
         path = tmp_path / name
         given = {"data": data, "output": path, "engine": "local"} | SETTINGS | settings
-        return (*fedgs("select-clients", *flags(**given)), path)
+        return (*fedgs("select-clients", *plain_flags(**given)), path)
 
     return select
 

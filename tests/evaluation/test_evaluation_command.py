@@ -257,10 +257,10 @@ def test_a_run_is_compared_with_its_data_as_it_reads_them(tmp_path, monkeypatch)
     settings |= {"test_fraction": 0.25, "num_classes": 7}
     config = tiny_config(data=f"npz:{tmp_path}/a.npz", **settings)
     for data in (config.data, "npz:a.npz"):
-        same = evaluation._reading_of(config, data)
+        same = evaluation.reading_of(config, data)
         assert {name: getattr(same, name) for name in settings} == settings
         assert same.image_size == config.image_size
-    other = evaluation._reading_of(config, "fashion-mnist")
+    other = evaluation.reading_of(config, "fashion-mnist")
     assert (other.background, other.test_fraction) == ("auto", 0)
     assert (other.num_classes, other.data_dir) == (None, "x")
     assert (other.image_size, other.image_channels) == (config.image_size, 3)

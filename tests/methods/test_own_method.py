@@ -80,7 +80,7 @@ def test_its_own_settings_have_a_table_and_nobody_elses(
         return fedgs("train", *flags(**GIVEN | others, output=run, config=file))
 
     refused(train(f'["{OWN}"]\nweight = 0'), "weight = 0.0: give")
-    refused(train('["gs-wgan"]\nweight = 2'), "only the run's methods have one")
+    refused(train('["gs-wgan"]\nweight = 2'), r"weight: is no setting of \[gs-wgan\]")
     refused(train(f'["{OWN}"]\nclip_bound = 2'), r"clip_bound: is in \[own_means")
     refused(train("moment_size = 4"), "moment_size: no phase of the run")
     refused(train("weight = 2", recipe="moments"), "weight: unknown setting")

@@ -96,12 +96,18 @@ TO_NEAREST = re.compile(
 )
 # What people typed, and the paper's own figures.
 GIVEN = ("target_epsilon", "client_epsilon", "membership_epsilon", "limits.delta")
-GIVEN += ("row.epsilon:.3f", "LEAST_DELTA", "{delta:g}); give", "2 * epsilon")
+GIVEN += (
+    "row.epsilon:.3f",
+    "row.epsilon:.4g",
+    "LEAST_DELTA",
+    "{delta:g}); give",
+    "2 * epsilon",
+)
 GIVEN += (
     "-eps{",
     "self.epsilon:g",
     "{epsilon:g}: the",
-    '{epsilon:g}" if epsilon',
+    'if epsilon is None else f"{epsilon:g}"',
     "{delta:g}):",
 )
 

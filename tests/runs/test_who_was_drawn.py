@@ -312,9 +312,8 @@ def test_amplification_of_a_seeded_run_is_refused_before_it_starts(
     asked = {n: v for n, v in AMPLIFIED.items() if n != "noise_seed"}
     asked |= {"data": write_tiny_npz(tmp_path / "tiny.npz"), "noise_seed": 3}
     asked |= {"output": tmp_path / "run", "num_rounds": 2, "warm_start_rounds": 0}
-    refusal = f"amplification = True: refused: {PUBLIC}.*leave out --amplification or"
     given = flags(recipe="algorithm-2", **asked)
-    refused(fedgs("train", *given, *dry), refusal)
+    refused(fedgs("train", *given, *dry), "amplification = True")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.npz"]
 
 

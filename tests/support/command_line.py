@@ -14,15 +14,23 @@ def flags(**settings: object) -> list[str]:
     others = {spec.name for spec in settings_of()} - {*MOST_USED, "num_classes"}
     words: list[str] = []
     for name, value in settings.items():
-        if value is None:
-            continue
-        if name in others:
+        if value is not None and name in others:
             shown = str(value).lower() if isinstance(value, bool) else value
             words += ["--set", f"{name}={shown}"]
-        elif value is True:
-            words.append(f"--{name.replace('_', '-')}")
         else:
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words += plain_flags(**{name: value})
+    return words
+
+
+def plain_flags(**settings: object) -> list[str]:
+    """Returns the same for a command that has no --set, but a flag for each setting."""
+    words: list[str] = []
+    for name, value in settings.items():
+        if value is None:
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            words.append(str(value))
     return words
 
 

@@ -60,8 +60,8 @@ app.add_typer(privacy_flags.app, name="privacy")
 app.add_typer(deploy_flags.app, name="deploy")
 # The recipe of all commands that train one run, whose defaults the help shows.
 CHOSEN = replace(recipe(DEFAULT), test_fraction=HELD_OUT)
-# Where a bug is looked for.
-MOST_USED_TO_DEBUG = ("data", "data_dir", "target_epsilon", "engine", "output", "seed")
+# Of a selection of clients, beside how its data are read.
+SELECTING = ("output", "engine", "seed", "num_clients", "num_workers")
 FORMAT_WARNING = warnings.formatwarning
 
 
@@ -235,7 +235,7 @@ def report(
 
 
 @data_app.command("inspect")
-@settings_flags("Data", "num_clients", "seed")
+@settings_flags("Data", "num_clients", "seed", has_set=True)
 def inspect_data(
     source: Annotated[str, typer.Argument(help="What --data of train takes.")],
     sheet: Annotated[
@@ -254,7 +254,7 @@ def inspect_data(
 
 
 @app.command()
-@settings_flags(*MOST_USED_TO_DEBUG, defaults={"engine": "flower"}, has_set=True)
+@settings_flags(*MOST_USED, defaults={"engine": "flower"}, has_set=True)
 @request_flags(PlantedBug, OwnSuspects, DebugRequest, has_defaults=False)
 def debug(
     recipe: RecipeOption = None,
@@ -277,7 +277,7 @@ def debug(
 
 
 @app.command()
-@settings_flags("Data", "output", "engine", "seed", "num_clients", "num_workers")
+@settings_flags("Data", *SELECTING, has_set=True)
 @request_flags(PlantedBug, Selection, has_defaults=False)
 def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Select clients by the accuracy of a federated classifier on their images.

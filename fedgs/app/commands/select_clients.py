@@ -172,8 +172,8 @@ def _select(path: Path, members: Members) -> None:
                 flower_engine.train(folder, report, stop, COMPONENTS)
                 outcome = read_json(folder.path / ".flower" / OUTCOME)
             else:
-                outcome = _locally(folder, members, report, stop)
-        cost = _cost(folder, selection)
+                outcome = select_locally(folder, members, report, stop)
+        cost = cost_by_ledger(folder, selection)
         suppositions = (config.unit_condition, *config.public_conditions)
         rows = statements(selection, cost, suppositions)
         summary = _write(path, members, cost, rows, outcome)
@@ -181,10 +181,13 @@ def _select(path: Path, members: Members) -> None:
     _show(path, rows, summary)
 
 
-def _locally(
+def select_locally(
     folder: RunFolder, members: Members, report: Report, stop: Stop
 ) -> dict[str, Any]:
-    """Returns the outcome of the local engine; threads ask the clients."""
+    """Returns the outcome of the local engine; threads ask the clients.
+
+    Privacy: as `select_clients`.
+    """
     config = members.config
     is_same = folder.config.corruption == config.corruption
     if is_same:
@@ -213,8 +216,11 @@ def _locally(
 # ------------------------------------------------------------------ results
 
 
-def _cost(folder: RunFolder, selection: Selection) -> SelectionCost | None:
-    """Returns what a selection cost, by the ledger: repeated rounds count again."""
+def cost_by_ledger(folder: RunFolder, selection: Selection) -> SelectionCost | None:
+    """Returns what a selection cost, by the ledger: repeated rounds count again.
+
+    Privacy: public; of the ledger.
+    """
     clients = range(folder.config.num_clients)
     if (planned := selection.cost(len(clients))) is None:
         return None

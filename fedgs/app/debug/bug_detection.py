@@ -271,11 +271,11 @@ def _train_all(path: Path, plan: dict[str, Any], everyone: FederatedImages) -> N
     pairs = zip(runs["healthy"], runs["suspicious"], strict=True)
     names = [*chain.from_iterable(pairs)]
     config = config_of(plan)
-    is_trained = [(path / n / "generator.safetensors").exists() for n in names]
-    if not all(is_trained):
+    left = [n for n in names if not (path / n / "generator.safetensors").exists()]
+    if left:
         say(described(config))
     for number, name in enumerate(names):
-        if is_trained[number]:
+        if name not in left:
             continue
         print(f"{name}: generator {number + 1} of {len(names)}", flush=True)
         own = debug_cohorts.group_settings(config, plan["clients_per_group"], number)

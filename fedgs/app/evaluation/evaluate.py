@@ -123,7 +123,7 @@ def _load(
         _check_shape(request, config)
     elif _is_run(request):
         folder = RunFolder.open(path)
-        config = _reading_of(folder.config, request.data)
+        config = reading_of(folder.config, request.data)
         _check_shape(request, config)
         _check_held_out(request, folder.config)
     config = dataclasses.replace(config, data=request.data, **request.reading)
@@ -205,7 +205,7 @@ def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
             )
 
 
-def _reading_of(run: RunConfig, data: str) -> RunConfig:
+def reading_of(run: RunConfig, data: str) -> RunConfig:
     """Returns the run's size of images, and how and where it reads its data.
 
     Of other data only the folder is taken from the run.
