@@ -97,7 +97,7 @@ def _fill_missing(
         if not is_done(store.lines.get(cell.name), request.metrics):
             missing.append(cell)
     check_data(missing)
-    failed = each({c.name: partial(_compute, c, request, store) for c in missing})
+    failed = each({c.name: partial(compute, c, request, store) for c in missing})
     for cell in missing:
         if cell.name in failed:
             store.add(cell.name, cell.identity | {"failed": failed[cell.name]})
@@ -143,7 +143,7 @@ def is_done(line: Line | None, metrics: Sequence[str]) -> bool:
     return all(line[SCORES_OF_METRICS[name][1]] is not None for name in metrics)
 
 
-def _compute(cell: Cell, request: TableRequest, store: Store) -> None:
+def compute(cell: Cell, request: TableRequest, store: Store) -> None:
     """Trains and evaluates a cell, as far as it is not there, and keeps its line.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger. The
@@ -152,7 +152,7 @@ def _compute(cell: Cell, request: TableRequest, store: Store) -> None:
     path = request.output.expanduser().absolute() / cell.name
     if not (path / "generator.safetensors").exists():
         say(f"{cell.name}: training")
-        _train(cell, path)
+        train_cell(cell, path)
     known = _scores(path)
     missing = tuple(
         name for name in request.metrics if SCORES_OF_METRICS[name][0] not in known
@@ -172,7 +172,11 @@ def _scores(run: Path) -> Line:
     return found
 
 
-def _train(cell: Cell, path: Path) -> None:
+def train_cell(cell: Cell, path: Path) -> None:
+    """Trains a cell's run, or goes on with it.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger.
+    """
     baseline = cell.how.baseline
     values = cell.settings | {"output": str(path)}
     if (path / "config.json").exists():

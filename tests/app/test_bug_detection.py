@@ -135,7 +135,7 @@ def no_training(monkeypatch):
     def fail(*arguments: object) -> None:
         raise AssertionError("trained")
 
-    monkeypatch.setattr(bug_detection, "_train", fail)
+    monkeypatch.setattr(bug_detection, "train_group", fail)
     monkeypatch.setattr(debug_cohorts, "select", fail)
 
 

@@ -281,11 +281,11 @@ def _train_all(path: Path, plan: dict[str, Any], everyone: FederatedImages) -> N
         own = debug_cohorts.group_settings(config, plan["clients_per_group"], number)
         cohort = path / "groups" / f"{name}.txt"
         group = dataclasses.replace(own, output=str(path / name), cohort=str(cohort))
-        if _train(group, everyone):
+        if train_group(group, everyone):
             raise RunStopped(f"stopped after generator {number + 1} of {len(names)}")
 
 
-def _train(config: RunConfig, everyone: FederatedImages) -> bool:
+def train_group(config: RunConfig, everyone: FederatedImages) -> bool:
     """Trains one group from the start, or its last checkpoint; tells of a stop."""
     config, data = resolve(config, keep_cohort(config, everyone))
     path = Path(config.output)
