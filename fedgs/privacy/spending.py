@@ -173,7 +173,8 @@ class Spending:
             problem = f"earlier events have {self.first.num_clients}; account apart"
             raise UserError(f"num_clients = {event.num_clients}: {problem}")
         # mu^2 adds up over releases, even of answers that depend on earlier ones.
-        self.mu_squared[:, event.positions] += np.array(costs)[:, None]
+        column = np.array(costs)[:, None]
+        self.mu_squared[:, event.positions] += column
         # A guarantee counts the noise of the fewest nodes: less noise is the safe side.
         self.nodes = min(self.nodes, event.counted_nodes)
         self.selections.add(event.client_selection)
