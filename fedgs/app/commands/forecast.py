@@ -165,7 +165,7 @@ def seconds_of_rounds(
     trains_all = config.discriminator_training == "every_round"
     clients = config.num_clients if trains_all else config.clients_per_round
     nodes = min(config.num_nodes, clients)
-    of_server, of_client = _timed_round(config, phase, data, clients // nodes)
+    of_server, of_client = timed_round(config, phase, data, clients // nodes)
     workers = min(config.num_workers, nodes, os.cpu_count() or 1)
     if config.device != "cpu":
         workers = 1  # they share the card
@@ -176,7 +176,7 @@ def seconds_of_rounds(
     return rounds * of_server + (rounds * clients * of_client + warm) / workers
 
 
-def _timed_round(
+def timed_round(
     config: ResolvedConfig, phase: PhaseAt, data: FederatedImages, on_node: int
 ) -> tuple[float, float]:
     """Returns seconds of the server's part of a round, and of each of a few clients."""

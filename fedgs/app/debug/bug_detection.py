@@ -111,9 +111,8 @@ def from_flags(
         rule = {n: given.pop(n) for n in ("alpha", "min_effect") if n in given}
         reject({**given, **of_runs}, f"{why}, or leave out")
         return resume(output, suspects, rule)
-    configured = configure(
-        recipe or CLASS_MEANS, config, settings | planted(given), engine="flower"
-    )
+    values = settings | planted(given)
+    configured = configure(recipe or CLASS_MEANS, config, values, engine="flower")
     why = "fedgs debug sets it by --healthy and --suspicious; leave out"
     reject({"cohort": configured.cohort}, why)
     return debug(configured, request_given(given), suspects, dry_run)
@@ -272,8 +271,8 @@ def _continue(
             groups = debug_cohorts.make_groups(files, everyone, config, request)
             debug_cohorts.write_groups(path / "groups", groups)
             counts = {c: len(read_cohort(file).names) for c, file in files.items()}
-            size = len(groups["healthy-0"].names)
-            plan |= {"clients_per_group": size, "clients": counts}
+            plan["clients_per_group"] = len(groups["healthy-0"].names)
+            plan["clients"] = counts
             write_json(path / "debug.json", plan)
         _train_all(path, plan, everyone)
         return _diagnose(path, suspects)
@@ -283,28 +282,25 @@ def _train_all(path: Path, plan: dict[str, Any], everyone: FederatedImages) -> N
     # The cohorts alternate, so that an unfinished folder already shows both of them.
     runs = plan["runs"]
     pairs = zip(runs["healthy"], runs["suspicious"], strict=True)
-    names = list(chain.from_iterable(pairs))
+    names = [*chain.from_iterable(pairs)]
+    config = config_of(plan)
     # A run writes its generator last, so the file says that the run is complete.
     left = [n for n in names if not (path / n / "generator.safetensors").exists()]
     if left:
-        say(described(config_of(plan)))
+        say(described(config))
     # The number counts complete groups too, because each group's seeds derive from it.
     for number, name in enumerate(names):
         if name not in left:
             continue
         print(f"{name}: generator {number + 1} of {len(names)}", flush=True)
-        group = dataclasses.replace(
-            debug_cohorts.group_settings(
-                config_of(plan), plan["clients_per_group"], number
-            ),
-            output=str(path / name),
-            cohort=str(path / "groups" / f"{name}.txt"),
-        )
-        if _train(group, everyone):
+        own = debug_cohorts.group_settings(config, plan["clients_per_group"], number)
+        cohort = path / "groups" / f"{name}.txt"
+        group = dataclasses.replace(own, output=str(path / name), cohort=str(cohort))
+        if train_group(group, everyone):
             raise RunStopped(f"stopped after generator {number + 1} of {len(names)}")
 
 
-def _train(config: RunConfig, everyone: FederatedImages) -> bool:
+def train_group(config: RunConfig, everyone: FederatedImages) -> bool:
     """Trains one group from the start, or its last checkpoint; tells of a stop."""
     config, data = resolve(config, keep_cohort(config, everyone))
     path = Path(config.output)
@@ -327,16 +323,8 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
     plan, _ = read_debug(path)
     request = request_of(plan)
     folders = {c: [RunFolder.open(path / n) for n in plan["runs"][c]] for c in COHORTS}
-    members = _members(folders)
-    everyone = [*members["healthy"], *members["suspicious"]]
-    # The groups compose in parallel only if they are disjoint. That is checked in the
-    # files that the runs were trained with, which somebody may have changed.
-    if len(set(everyone)) < len(everyone):
-        raise UserError(
-            f"{path}: a client is in two groups, so no epsilon holds for all of them; "
-            "restore the folder from a copy"
-        )
-    samples = _draw_all(path / "samples", folders, request)
+    members = _members(path, folders)
+    samples = _samples(path, folders, request)
     # All runs have the same settings but for their seeds and clients.
     config = folders["healthy"][0].config
     diagnosis = diagnose(
@@ -349,8 +337,8 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
         has_shared_start=config.public_data is not None,
     )
     verdicts.draw(path / "diagnosis.png", samples, config.num_classes)
-    groups = [*folders["healthy"], *folders["suspicious"]]
-    rows = worst_case([epsilons.of_run(folder.path) for folder in groups])
+    every_run = [*folders["healthy"], *folders["suspicious"]]
+    rows = worst_case([epsilons.of_run(folder.path) for folder in every_run])
     content = {
         "format": DEBUG_FORMAT,
         "sentence": verdicts.sentence(diagnosis),
@@ -374,27 +362,41 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
 
 
 def _members(
-    folders: Mapping[str, Sequence[RunFolder]],
-) -> dict[str, Sequence[str]]:
-    """Returns the names of the clients that each cohort's groups were trained on."""
-    members: dict[str, Sequence[str]] = {}
+    path: Path, folders: Mapping[str, Sequence[RunFolder]]
+) -> dict[str, list[str]]:
+    """Returns the clients of each cohort, by the files that its runs were trained with.
+
+    Raises:
+        UserError: a client is in two groups.
+    """
+    members: dict[str, list[str]] = {}
     for cohort, runs in folders.items():
-        files = [read_cohort(Path(str(folder.config.cohort))) for folder in runs]
-        members[cohort] = [name for group in files for name in group.names]
+        members[cohort] = []
+        for folder in runs:
+            file = Path(str(folder.config.cohort))
+            members[cohort] += read_cohort(file).names
+    # The epsilons compose in parallel only if the groups are disjoint. Somebody may
+    # have changed the files since they were made.
+    everyone = [*members["healthy"], *members["suspicious"]]
+    if len({*everyone}) < len(everyone):
+        raise UserError(
+            f"{path}: a client is in two groups, so no epsilon holds for all of them; "
+            "restore the folder from a copy"
+        )
     return members
 
 
-def _draw_all(
+def _samples(
     path: Path, folders: Mapping[str, Sequence[RunFolder]], request: DebugRequest
 ) -> dict[str, list[LabelledImages]]:
-    """Draws the samples of every group, and writes them into a folder."""
-    path.mkdir(exist_ok=True)
+    """Draws and writes the samples of every generator."""
+    (path / "samples").mkdir(exist_ok=True)
     samples: dict[str, list[LabelledImages]] = {}
     for cohort, runs in folders.items():
-        samples[cohort] = [
-            _draw(folder, path / f"{cohort}-{i}.npz", request)
-            for i, folder in enumerate(runs)
-        ]
+        samples[cohort] = []
+        for number, folder in enumerate(runs):
+            file = path / "samples" / f"{cohort}-{number}.npz"
+            samples[cohort].append(_draw(folder, file, request))
     return samples
 
 
@@ -424,11 +426,12 @@ def worst_case(groups: Sequence[Sequence[Statement]]) -> list[Statement]:
     known: dict[tuple[str, ...], list[Statement]] = {}
     for row in chain.from_iterable(groups):
         known.setdefault((row.adversary, row.relation, row.theorem), []).append(row)
-    largest = [max(rows, key=_size) for rows in known.values()]
-    return [
-        dataclasses.replace(row, conditions=(*row.conditions, PARALLEL))
-        for row in largest
-    ]
+    found: list[Statement] = []
+    for rows in known.values():
+        largest = max(rows, key=_size)
+        conditions = (*largest.conditions, PARALLEL)
+        found.append(dataclasses.replace(largest, conditions=conditions))
+    return found
 
 
 def _size(row: Statement) -> float:

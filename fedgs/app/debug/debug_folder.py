@@ -74,12 +74,9 @@ def request_of(plan: dict[str, Any]) -> DebugRequest:
     """Returns the request as it was given."""
     fields = dict(plan["request"])
     for cohort in COHORTS:
-        # JSON has no paths, and null or "" stands for a cohort that was not given.
-        file = fields[cohort]
-        if file:
-            fields[cohort] = Path(file)
-        else:
-            fields[cohort] = None
+        # JSON has no paths. A cohort that was not given is null.
+        if fields[cohort]:
+            fields[cohort] = Path(fields[cohort])
     return DebugRequest(**fields)
 
 

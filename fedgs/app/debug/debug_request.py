@@ -95,14 +95,11 @@ class DebugRequest(Rule):
     def __post_init__(self) -> None:
         """Checks what needs no data."""
         check_ranges(self)
-        if (self.healthy is None) != (self.suspicious is None):
-            given, missing = COHORTS
-            if self.healthy is None:
-                missing, given = COHORTS
-            raise UserError(
-                f"{given} = {getattr(self, given)}: compares two cohorts; give "
-                f"--{missing} too"
-            )
+        problem = "compares two cohorts; give"
+        if self.healthy is not None and self.suspicious is None:
+            raise UserError(f"healthy = {self.healthy}: {problem} --suspicious too")
+        if self.suspicious is not None and self.healthy is None:
+            raise UserError(f"suspicious = {self.suspicious}: {problem} --healthy too")
 
     @property
     def rule(self) -> Rule:

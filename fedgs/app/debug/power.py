@@ -10,7 +10,7 @@ Privacy: public. Reads settings and the number of clients.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,32 +52,39 @@ def of_plan(signal: float, table: Mapping[str, Any]) -> dict[str, Power]:
         table: power.json.
     """
     levels = table["signals"]
-    found = dict[str, Power]()
     # Between two levels nothing was measured. So a bug is said to be found only if it
-    # was found at the level below, and not to be found only if it was never found at
-    # the level above. Below the first level, nothing counts as found.
+    # was found at the level below (-1: there is none), and not to be found only if it
+    # was never found at the level above.
     below = sum(level <= signal for level in levels) - 1
-    is_exact = levels[max(below, 0)] == signal
-    above = below
-    if not is_exact:
-        above = below + 1
+    above = below + 1
+    if signal in levels:
+        above = below
     above = min(above, len(levels) - 1)
+    found: dict[str, Power] = {}
     for bug, right in table["right"].items():
-        is_sure = [r == n for r, n in zip(right, table["trials"][bug], strict=True)]
-        # From this level on every trial found the bug. One lucky level does not count.
-        first = next((i for i in range(len(levels)) if all(is_sure[i:])), None)
-        if first is None:
-            needed = None
-        else:
+        first = _first_sure(right, table["trials"][bug])
+        needed = None
+        if first is not None:
             needed = levels[first]
         if first is not None and below >= first:
             now = YES
-        elif right[max(above, 0)]:
+        elif right[above]:
             now = PERHAPS
         else:
             now = NO
         found[bug] = Power(now, needed)
     return found
+
+
+def _first_sure(right: Sequence[int], trials: Sequence[int]) -> int | None:
+    """Returns the level from which on every trial was right; None where none is."""
+    first = None
+    # From the largest signal down, as far as all trials were right.
+    for level in reversed(range(len(right))):
+        if right[level] < trials[level]:
+            break
+        first = level
+    return first
 
 
 def is_measured(config: ResolvedConfig) -> bool:
@@ -191,12 +198,9 @@ def epsilon_of(config: ResolvedConfig, noise_multiplier: float) -> float | None:
     """Returns the epsilon of a group's run with other noise, for its own adversary."""
     other = dataclasses.replace(config, noise_multiplier=noise_multiplier)
     rows = statements(Plan.from_config(other), config.delta)
-    own = (config.adversary, config.relation)
-    found = [
-        row.epsilon
-        for row in rows
-        if (row.adversary, row.relation) == own
-        and row.guarantee
-        and row.epsilon is not None
-    ]
+    found: list[float] = []
+    for row in rows:
+        is_own = row.adversary == config.adversary and row.relation == config.relation
+        if row.guarantee and is_own and row.epsilon is not None:
+            found.append(row.epsilon)
     return max(found, default=None)

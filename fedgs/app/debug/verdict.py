@@ -136,10 +136,9 @@ def next_step(diagnosis: Diagnosis, path: Path, plan: dict[str, Any]) -> str:
             f"{less:.2g}"
         )
     epsilon = config_of(plan).target_epsilon
+    more = "--noise-multiplier LESS"
     if epsilon:
         more = f"--target-epsilon {2 * epsilon:g}"
-    else:
-        more = "--noise-multiplier LESS"
     return (
         "Next step: cohorts of more clients, or in which more are suspected; or again "
         f"with less noise, whose epsilon comes on top: {plan['command']} {more} "
@@ -333,8 +332,9 @@ def draw(
     gap = np.full((ROWS_PER_GROUP, 1, *shape), 0.3, np.float32)
     rows: list[NDArray[np.float32]] = []
     for pair in zip(samples["healthy"], samples["suspicious"], strict=True):
-        healthy, suspicious = (_by_class(group, num_classes) for group in pair)
-        rows.append(np.concatenate([healthy, gap, suspicious], axis=1))
+        left, right = pair
+        row = [_by_class(left, num_classes), gap, _by_class(right, num_classes)]
+        rows.append(np.concatenate(row, axis=1))
     images = np.concatenate(rows)
     _, columns, *_ = images.shape
     in_order = images.reshape(-1, *shape)
