@@ -43,10 +43,13 @@ from fedgs.randomness import stream
 from fedgs.shapes import Labels, TensorDict
 
 _BATCH_NORM_EPSILON = 1e-3  # of EfficientNet's normalisations
-EPOCHS, BATCH, RATE = 2, 128, 1e-3
-# Images of each class that the refiner is fitted to, and how many at a time.
-OF_CLASS, AT_ONCE = 5700, 10
-POINTS, MARGIN = 160, 6  # of a font before its digits shrink; pixels around one then
+EPOCHS = 2  # of the trunk's training
+BATCH = 128
+RATE = 1e-3
+OF_CLASS = 5700  # images of each class that the refiner is fitted to
+AT_ONCE = 10  # of each class
+POINTS = 160  # of a font before its digits shrink
+MARGIN = 6  # pixels around a digit then
 
 
 def draw_glyphs(folder: Path) -> None:
@@ -56,18 +59,21 @@ def draw_glyphs(folder: Path) -> None:
         folder: of the packages of npm.
     """
     names = json.loads(fonts.GLYPHS.read_text())["fonts"]
-    side, inner = fonts.GLYPH_SIDE, fonts.GLYPH_SIDE - 2 * MARGIN
-    sheet, png = Image.new("L", (10 * side, len(names) * side)), io.BytesIO()
+    side = fonts.GLYPH_SIDE
+    inner = side - 2 * MARGIN
+    sheet = Image.new("L", (10 * side, len(names) * side))
     for row, name in enumerate(names):
         path = folder / name / f"files/{name}-latin-400-normal.woff"
         font = ImageFont.truetype(path, POINTS)
         for digit in range(10):
             left, top, right, bottom = font.getbbox(str(digit))
             glyph = Image.new("L", (int(right - left), int(bottom - top)))
-            place = -left, -top
-            ImageDraw.Draw(glyph).text(place, str(digit), fill=255, font=font)
+            pen = ImageDraw.Draw(glyph)
+            # Without the space that the font leaves before and above the digit.
+            pen.text((-left, -top), str(digit), fill=255, font=font)
             small = ImageOps.pad(glyph, (inner, inner))
             sheet.paste(small, (digit * side + MARGIN, row * side + MARGIN))
+    png = io.BytesIO()
     sheet.save(png, "PNG", optimize=True)
     content = {"fonts": names, "png": base64.b64encode(png.getvalue()).decode()}
     write_atomically(fonts.GLYPHS, (json.dumps(content) + "\n").encode())
@@ -102,6 +108,7 @@ def trained_refiner(
     own = cast(FeatureConfig, config.at_phase(len(config.phases) - 1))
     network, _ = reference(own, generator)
     of_class = [(labels == label).nonzero()[:OF_CLASS, 0] for label in range(10)]
+    # As many of each class in every batch, so that the mean of means is the mean.
     batches = torch.stack(of_class, dim=1).flatten().split(10 * AT_ONCE)
     with torch.no_grad():
         means = [class_means(own, network, images[b], labels[b]) for b in batches]
@@ -157,8 +164,15 @@ def main() -> None:
     records = fonts.read("train")
     images = torch.from_numpy(records.images.copy()).float() / 255
     labels = torch.from_numpy(records.labels.copy()).long()
-    sizes = {"num_classes": 10, "num_clients": 2, "clients_per_round": 2, "seed": 0}
-    sizes |= {"noise_multiplier": 1.0, "image_size": 28, "image_channels": 1}
+    sizes = {
+        "num_classes": 10,
+        "num_clients": 2,
+        "clients_per_round": 2,
+        "seed": 0,
+        "noise_multiplier": 1.0,
+        "image_size": 28,
+        "image_channels": 1,
+    }
     config = ResolvedConfig.from_flat(sizes, recipe("feature-means"))
     networks = {"fonts": trained_trunk(images, labels), "imagenet": of_imagenet}
     public_networks.SHA256 = write(**networks)  # the fit reads them
@@ -174,7 +188,8 @@ def write(**networks: TensorDict) -> str:
         for key, value in network.items()
     }
     content = base64.b64encode(save(tensors)).decode()
-    size, digest = -(-len(content) // len(PATHS)), hashlib.sha256()
+    size = -(-len(content) // len(PATHS))  # rounded up
+    digest = hashlib.sha256()
     for part, path in enumerate(PATHS):
         text = json.dumps(content[part * size : (part + 1) * size]) + "\n"
         write_atomically(path, text.encode())

@@ -11,7 +11,7 @@ privacy label for differential privacy", 2025, arXiv:2507.15997.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,21 +25,39 @@ from fedgs.runs import epsilons
 from fedgs.runs.data_card import NO_GUARANTEE
 from fedgs.runs.run_folder import RunFolder
 
-HOLDS = "holds, under the conditions of this label"
+LABEL_HOLDS = "holds, under the conditions of this label"
 UNFINISHED = "so far, for the run is not finished: each further release costs more"
 NOT_COVERED = [
     "tuning: choosing one of k runs by results on private data costs about sqrt(k)",
     "other runs and releases on the same data, and scores from real images",
 ]
-CENTRAL = "who runs it sees all images and is trusted"  # a simulation is one place, too
-FEDERATED = "a node sees the images of its clients and is trusted with them"
+# Trust models; a simulation is one place, too.
+_TRUST_IN_CURATOR = "who runs it sees all images and is trusted"
+_TRUST_IN_NODES = "a node sees the images of its clients and is trusted with them"
 # Begin conditions that stand beside an epsilon.
-CAVEATS = (EXCLUDED, *accountant.CAVEATS)
+_CAVEATS = (EXCLUDED, *accountant.CAVEATS)
 # What describes a release: an event of a baseline may hold more than is public.
-_TERMS = ("kind", "what", "release", "noise_std", "noise_multiplier", "clip_bound")
-_TERMS += ("batch_size", "sampling_rate")
+_TERMS = (
+    "kind",
+    "what",
+    "release",
+    "noise_std",
+    "noise_multiplier",
+    "clip_bound",
+    "batch_size",
+    "sampling_rate",
+)
 _OF_AUDIT = ("attack", "rounds", "lower_bound", "epsilon", "delta", "confidence")
-_NO_ROW = Statement("none", "nothing", "none", None, 1.0, "none", adversary="none")
+# Stands for a row where there is none; it guarantees nothing.
+_NO_ROW = Statement(
+    label="none",
+    unit="nothing",
+    relation="none",
+    epsilon=None,
+    delta=1.0,
+    theorem="none",
+    adversary="none",
+)
 
 
 def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
@@ -53,18 +71,21 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
         typed: a method that the user named on the command line, and so trusts.
 
     Returns:
-        `guarantee` first: `HOLDS`, or `NO_GUARANTEE` and why. Every epsilon that is not
-        guaranteed is None.
+        `guarantee` first: `LABEL_HOLDS`, or `NO_GUARANTEE` and why. Every epsilon that
+        is not guaranteed is None.
 
     Raises:
         UserError: no run folder, a broken ledger or a broken audit.
     """
     folder = RunFolder.open(path)
-    config, side = folder.config, folder.config.image_size
+    config = folder.config
     rows, events, method, trust = _claims(folder, typed)
     first = rows[0] if rows else _NO_ROW
-    conditions = list(dict.fromkeys(text for row in rows for text in row.conditions))
+    conditions: dict[str, None] = {}  # each once, in their order
+    for row in rows:
+        conditions |= dict.fromkeys(row.conditions)
     bound, holds = _audited(folder.path, first)
+    # The first one that is there is told: each of them alone voids the guarantee.
     flaws = {
         "the method claims none": not rows,
         "nothing was released yet": not events,
@@ -73,15 +94,24 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
         "`fedgs audit` refuted it": not holds,
     }
     flaw = next((text for text, is_there in flaws.items() if is_there), None)
-    limits = _caveats(first)
-    if not folder.is_finished:
-        limits += [UNFINISHED]
-    kinds = Counter(", ".join(f"{n} {e[n]}" for n in _TERMS if n in e) for e in events)
-    public = [f"{config.num_clients} clients, {config.num_classes} classes"]
-    public += [f"images of {config.image_channels} x {side} x {side}"]
+    if flaw is None:
+        epsilon = first.epsilon
+        guarantee = [LABEL_HOLDS, *_caveats(first)]
+        if not folder.is_finished:
+            guarantee.append(UNFINISHED)
+    else:
+        epsilon = None
+        guarantee = [NO_GUARANTEE, flaw]
+    kinds = Counter(_terms_in_words(event) for event in events)
+    side = config.image_size
+    public = [
+        f"{config.num_clients} clients, {config.num_classes} classes",
+        f"images of {config.image_channels} x {side} x {side}",
+        *(text for text in conditions if "public" in text),
+    ]
     return {
-        "guarantee": "; ".join([NO_GUARANTEE, flaw] if flaw else [HOLDS, *limits]),
-        "epsilon": None if flaw else first.epsilon,
+        "guarantee": "; ".join(guarantee),
+        "epsilon": epsilon,
         "delta": config.delta,
         "unit_of_privacy": first.unit_in_words,
         "relation": first.relation,
@@ -89,12 +119,12 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
         "mechanism": [method, *(f"{count} x {text}" for text, count in kinds.items())],
         "composition": first.theorem,
         "trust_model": trust,
-        "who_sees_what": _who_sees_what(rows, is_void=bool(flaw)),
-        "public": [*public, *(text for text in conditions if "public" in text)],
+        "who_sees_what": _who_sees_what(rows, is_void=flaw is not None),
+        "public": public,
         "not_covered": [*NOT_COVERED],
         "audit": "one release attacked" if bound else "not audited",
         "audited_bound": bound,
-        "conditions": conditions,
+        "conditions": list(conditions),
         "versions": read_json(folder.path / "versions.json"),
     }
 
@@ -108,13 +138,21 @@ def _claims(
 
         run = open_other(folder.path, typed)
         bounds = [row for row in run.guarantees() if row.label not in FIGURE_LABELS]
-        return bounds, [dict(event) for event in run.events], run.title, CENTRAL
-    config, best = folder.config, dict[tuple[str, str], Statement]()
+        events = [dict(event) for event in run.events]
+        return bounds, events, run.title, _TRUST_IN_CURATOR
+    config = folder.config
+    # Of several valid bounds for the same adversary and relation the best one.
+    best: dict[tuple[str, str], Statement] = {}
     for row in epsilons.ranked(config, epsilons.of_run(folder.path)):
         best.setdefault((row.adversary, row.relation), row)
     events = [asdict(event) for event in folder.read_ledger().events]
     method = "noise on sums of gradients or embeddings that the clients clip"
-    return [*best.values()], events, method, FEDERATED if config.node_names else CENTRAL
+    trust = _TRUST_IN_NODES if config.node_names else _TRUST_IN_CURATOR
+    return [*best.values()], events, method, trust
+
+
+def _terms_in_words(event: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {event[name]}" for name in _TERMS if name in event)
 
 
 def _who_sees_what(rows: Sequence[Statement], is_void: bool) -> list[dict[str, Any]]:
@@ -123,31 +161,45 @@ def _who_sees_what(rows: Sequence[Statement], is_void: bool) -> list[dict[str, A
     for row in rows:
         new = {"adversary": row.adversary, "unit": row.unit, "epsilon": {}}
         entry = who.setdefault((row.adversary, row.unit), new)
-        number = None if is_void or not row.guarantee else row.epsilon
-        entry["epsilon"][row.relation] = number
+        epsilon = None
+        if row.guarantee and not is_void:
+            epsilon = row.epsilon
+        entry["epsilon"][row.relation] = epsilon
         seen = said(row.conditions, "adversary", "")
         entry["capability"] = "; ".join([seen, *_caveats(row)])
     return [*who.values()]
 
 
 def _caveats(row: Statement) -> list[str]:
-    return [text for text in row.conditions if text.startswith(CAVEATS)]
+    return [text for text in row.conditions if text.startswith(_CAVEATS)]
 
 
 def said(conditions: Sequence[str], word: str, otherwise: str) -> str:
     """Returns what a condition "word: ..." says."""
-    found = (c for c in conditions if c.startswith(f"{word}: "))
-    return next(found, otherwise).removeprefix(f"{word}: ")
+    prefix = f"{word}: "
+    for condition in conditions:
+        if condition.startswith(prefix):
+            return condition.removeprefix(prefix)
+    return otherwise
 
 
 def _audited(path: Path, first: Statement) -> tuple[dict[str, Any] | None, bool]:
     """Returns the largest lower bound of a row, and whether all claims hold."""
-    wanted = first.adversary, first.relation
     report = path / "audit" / "report.json"
-    content = read_json(report) if report.exists() else {"findings": (), "holds": True}
+    if not report.exists():
+        return None, True
+    content = read_json(report)
     with wrap_error(Exception, f"{report}: cannot be read", "audit the run again"):
         # The attacks B and C read images: what A found alone is public.
-        found = [row for row in content["findings"] if row["attack"].startswith("A ")]
-        found = [row for row in found if (row["adversary"], row["relation"]) == wanted]
+        found = [
+            row
+            for row in content["findings"]
+            if row["attack"].startswith("A ")
+            and row["adversary"] == first.adversary
+            and row["relation"] == first.relation
+        ]
         best = max(found, key=lambda row: row["lower_bound"], default=None)
-        return best and {name: best[name] for name in _OF_AUDIT}, content["holds"]
+        bound = None
+        if best is not None:
+            bound = {name: best[name] for name in _OF_AUDIT}
+        return bound, content["holds"]

@@ -10,7 +10,7 @@ from fedgs.audit.finding import Finding
 from fedgs.cohorts.cohort_file import EXCLUDED
 from fedgs.files import write_json
 from fedgs.privacy.accountant import SEEDED
-from fedgs.privacy_label import HOLDS, UNFINISHED, privacy_label
+from fedgs.privacy_label import LABEL_HOLDS, UNFINISHED, privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.data_card import NO_GUARANTEE
 from fedgs.runs.run_folder import RunFolder
@@ -45,7 +45,7 @@ def flaw(path: Path) -> str:
 def test_the_label_is_what_privacy_states(made):
     label, stated = privacy_label(made), epsilons.of_run(made)
     assert json.loads(json.dumps(label)) == label
-    assert label["guarantee"] == HOLDS
+    assert label["guarantee"] == LABEL_HOLDS
     asked = next(row for row in stated if row.relation == "replace-one")
     assert (label["epsilon"], label["delta"]) == (asked.epsilon, asked.delta)
     assert (label["adversary"], label["relation"]) == ("release", "replace-one")
@@ -82,7 +82,7 @@ def test_an_unfinished_a_refuted_and_a_broken_run_say_so(run):
     assert privacy_label(run)["audited_bound"]["lower_bound"] == 10.0
     shutil.rmtree(run / "audit")
     (run / "generator.safetensors").unlink()
-    assert privacy_label(run)["guarantee"] == f"{HOLDS}; {UNFINISHED}"
+    assert privacy_label(run)["guarantee"] == f"{LABEL_HOLDS}; {UNFINISHED}"
     keep_lines(run / "ledger.jsonl", -1)
     with pytest.raises(ValueError, match="ledger"):
         privacy_label(run)
@@ -101,7 +101,7 @@ def test_a_selection_that_is_not_covered_stands_in_the_first_field(run, monkeypa
     row = epsilons.of_run(run)[0]
     more = [type(row)(**vars(row) | {"conditions": (*row.conditions, EXCLUDED)})]
     monkeypatch.setattr(epsilons, "of_run", lambda path: more)
-    assert privacy_label(run)["guarantee"] == f"{HOLDS}; {EXCLUDED}"
+    assert privacy_label(run)["guarantee"] == f"{LABEL_HOLDS}; {EXCLUDED}"
 
 
 SAMPLED = {"clients_per_round": 1, "client_selection": "uniform", "amplification": True}
@@ -114,7 +114,7 @@ def test_the_label_tells_no_seed_and_no_path(tmp_path, settings):
     secrets = {"seed": 271828, "data": "npz:/home/ada/a.npz"}
     settings = secrets | {"clients_per_node": 1} | settings
     label = privacy_label(make_run(tmp_path / "secret-place", **settings))
-    assert label["guarantee"] == HOLDS
+    assert label["guarantee"] == LABEL_HOLDS
     text = json.dumps(label)
     words = ("271828", "secret-place", "/home", "a.npz", "participants")
     assert not [secret for secret in words if secret in text]
@@ -142,7 +142,7 @@ def test_the_audited_bound_is_the_largest_of_its_row_that_read_no_images(run):
     bound = label["audited_bound"]
     assert (bound["attack"], bound["lower_bound"]) == ("A takes part", 3.0)
     assert bound["rounds"] == 1  # it is no bound of the whole run
-    assert (label["audit"], label["guarantee"]) == ("one release attacked", HOLDS)
+    assert (label["audit"], label["guarantee"]) == ("one release attacked", LABEL_HOLDS)
 
 
 def test_where_the_data_may_name_no_owners_a_client_may_be_no_person(tmp_path):

@@ -10,6 +10,7 @@ with Poisson batches; https://github.com/pytorch/opacus (per-sample gradients).
 import contextlib
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -54,6 +55,7 @@ def poisson_batch(noise_seed: int | None, step: int, count: int, rate: float) ->
         Record numbers, possibly none, int64.
     """
     if noise_seed is None:
+        # 64 random bits of each record, as a number in [0, 1).
         chances = np.frombuffer(os.urandom(8 * count), np.uint64) * 2.0**-64
     else:
         chances = stream(noise_seed, "poisson-batch", step).random(count)
@@ -89,7 +91,9 @@ def clipped_rows(
     Yields:
         Some of n rows of all weights, float32, on the network's device.
     """
-    for rows in records.split(SAMPLES_AT_ONCE) if len(records) else ():
+    for rows in records.split(SAMPLES_AT_ONCE):
+        if not len(rows):
+            continue  # torch splits no records into one empty part
         network.zero_grad(set_to_none=True)
         with quiet():
             losses(rows).sum().backward()
@@ -109,6 +113,7 @@ def clipped_sum(
     added or removed.
     """
     params = list(network.parameters())
+    # A sum at a time: the rows of a whole batch would not fit into memory.
     total = torch.zeros(sum(p.numel() for p in params), device=params[0].device)
     for grads in clipped_rows(network, losses, records, clip_bound):
         total += grads.sum(0)
@@ -167,22 +172,28 @@ def set_grads(network: nn.Module, gradient: Tensor) -> None:
 def event(rate: float, noise_per_clip: float, **more: Any) -> dict[str, Any]:
     """Returns the ledger's event of one release of a Poisson batch (rate 1: of all)."""
     cost = {"sampling_rate": rate, "noise_per_clip": noise_per_clip, "count": 1}
-    return {"kind": "gaussian-sum", **more, **cost}
+    return {"kind": "gaussian-sum"} | more | cost
 
 
 def releases(events: Sequence[StepEvent]) -> tuple[PoissonReleases, ...]:
     """Returns what events of `event` cost, for `fedgs.privacy.poisson`."""
-    counts: dict[tuple[float, float], int] = {}
+    counts = Counter[tuple[float, float]]()
     for each in events:
-        key = float(each["sampling_rate"]), float(each["noise_per_clip"])
-        counts[key] = counts.get(key, 0) + int(each["count"])
-    return tuple(PoissonReleases(*key, count) for key, count in counts.items())
+        rate = float(each["sampling_rate"])
+        noise = float(each["noise_per_clip"])
+        counts[rate, noise] += int(each["count"])
+    return tuple(
+        PoissonReleases(rate, noise, count) for (rate, noise), count in counts.items()
+    )
 
 
 def units(facts: Facts) -> list[tuple[str, int]]:
     """Returns whom a guarantee is of, and of how many records: a user, if capped."""
-    size = facts.max_images_per_user
-    return [("record", 1)] + ([] if size is None else [("user", size)])
+    found = [("record", 1)]
+    # Without a cap nobody knows how many records a user has.
+    if facts.max_images_per_user is not None:
+        found.append(("user", facts.max_images_per_user))
+    return found
 
 
 def add_or_remove(
@@ -193,16 +204,16 @@ def add_or_remove(
     The user's line adds or removes all records of a user, `max_images_per_user` at
     most, and is left out where there is no such cap.
     """
-    made, conditions = releases(events), ("nobody learns who was in a batch",)
+    made = releases(events)
     return [
         Statement(
-            "valid",
-            unit,
-            "add-or-remove",
-            epsilon(made, delta, size),
-            delta,
-            theorem(made, size),
-            conditions,
+            label="valid",
+            unit=unit,
+            relation="add-or-remove",
+            epsilon=epsilon(made, delta, size),
+            delta=delta,
+            theorem=theorem(made, size),
+            conditions=("nobody learns who was in a batch",),
         )
         for unit, size in units(facts)
     ]
@@ -223,13 +234,22 @@ def published(
         code: whose call it is, in a few words.
     """
     made = releases(events)
-    rates, count = {each.rate for each in made}, sum(each.times for each in made)
+    rates = {each.rate for each in made}
     if len(rates) != 1 or sigma == 0:
         return []
+    count = sum(each.times for each in made)
     rate = rates.pop()
-    found = autodp_epsilon(sigma, count, None if rate == 1 else rate, delta)
-    line = ("as published", "record", "replace-one", found, delta, f"autodp: {code}")
-    return [Statement(*line)]
+    sampled = None if rate == 1 else rate
+    return [
+        Statement(
+            label="as published",
+            unit="record",
+            relation="replace-one",
+            epsilon=autodp_epsilon(sigma, count, sampled, delta),
+            delta=delta,
+            theorem=f"autodp: {code}",
+        )
+    ]
 
 
 def audit_scores(event: StepEvent, trials: int) -> AuditScores:
@@ -237,12 +257,17 @@ def audit_scores(event: StepEvent, trials: int) -> AuditScores:
 
     The score is the release along that gradient, whose other numbers are noise alone.
     """
-    rate, multiplier = float(event["sampling_rate"]), float(event["noise_per_clip"])
-    record = clipped(torch.tensor([[100.0]]), 1.0)
-    inside, outside = np.empty(trials), np.empty(trials)
+    rate = float(event["sampling_rate"])
+    multiplier = float(event["noise_per_clip"])
+    record = clipped(torch.tensor([[100.0]]), 1.0)  # its gradient has norm C = 1
+
+    def released(rows: Tensor, trial: int) -> float:
+        return float(noisy(rows.sum(0), multiplier, NoiseStream(None, 0, trial)))
+
+    inside = np.empty(trials)
+    outside = np.empty(trials)
     for trial in range(trials):
         batch = poisson_batch(None, trial, 1, rate)
-        for scores, rows in ((inside, record[batch]), (outside, record[:0])):
-            source = NoiseStream(None, 0, trial)
-            scores[trial] = float(noisy(rows.sum(0), multiplier, source))
+        inside[trial] = released(record[batch], trial)
+        outside[trial] = released(record[:0], trial)
     return outside, inside

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from experiments.baselines import dp_sgd
 from experiments.baselines.baseline import (
@@ -47,7 +48,8 @@ from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Scores
 
 BETA2 = 0.999  # Adam's default
-SGD_DECAY, SGD_DECAY_STEPS = 0.48, 10_000  # DP-CGAN's rate: linear, 0.1 to 0.052
+SGD_DECAY = 0.48  # DP-CGAN's rate: linear from 0.1 to 0.052, in so many steps
+SGD_DECAY_STEPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
         Raises:
             UserError: no noise, too large a batch, or Opacus is not installed.
         """
-        config, settings = self.config, self.settings
+        config = self.config
+        settings = self.settings
         if settings.noise_per_clip is None:
             remedy = "give --noise-per-clip or --target-epsilon"
             raise UserError(f"noise_per_clip is unset: {remedy}")
@@ -134,20 +137,16 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
         self.rate = sampling_rate(settings, len(self.labels))
         self.num_steps = settings.steps
         self.average = self.new_generator()
+        # Opacus knows torch's own layers, not their spectral norms.
         plain = dataclasses.replace(config, spectral_norm=False)
         seed = derived_seed(self.seed, "discriminator")
         module = build(LayeredDiscriminator, plain, seed).to(config.device)
         self.discriminator = dp_sgd.per_sample(module)
         betas = (settings.beta1, BETA2)
-        rate = config.generator_learning_rate
-        self.optimizer = torch.optim.Adam(self.net.parameters(), rate, betas)
-        weights = self.discriminator.parameters()
-        rate = config.discriminator_learning_rate
-        self.private_optimizer: torch.optim.Optimizer = (
-            torch.optim.SGD(weights, rate)
-            if settings.optimizer == "sgd"
-            else torch.optim.Adam(weights, rate, betas)
+        self.optimizer = torch.optim.Adam(
+            self.net.parameters(), config.generator_learning_rate, betas
         )
+        self.private_optimizer = self._private_optimizer(betas)
         self.parts |= {
             "average": self.average,
             "discriminator": self.discriminator,
@@ -155,16 +154,28 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
             "private.adam": self.private_optimizer,
         }
 
+    def _private_optimizer(self, betas: tuple[float, float]) -> Optimizer:
+        weights = self.discriminator.parameters()
+        rate = self.config.discriminator_learning_rate
+        if self.settings.optimizer == "sgd":
+            return torch.optim.SGD(weights, rate)
+        return torch.optim.Adam(weights, rate, betas)
+
     def step(self, index: int) -> dict[str, Any]:
         """Takes one step of the discriminator, and one of the generator if due."""
         self._train_discriminator(index)
         if (index + 1) % self.settings.steps_per_generator_step == 0:
             self._train_generator(index)
-        what = {"what": "discriminator", "clip_bound": self.settings.clip}
-        return dp_sgd.event(self.rate, self.noise_per_clip, **what)
+        return dp_sgd.event(
+            self.rate,
+            self.noise_per_clip,
+            what="discriminator",
+            clip_bound=self.settings.clip,
+        )
 
     def _train_discriminator(self, index: int) -> None:
-        config, clip = self.config, self.settings.clip
+        config = self.config
+        clip = self.settings.clip
         count = self.settings.expected_batch
         rng = stream(self.seed, "discriminator-fakes", index)
         fakes, fake_labels = self.fakes(rng, count)
@@ -191,8 +202,8 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
 
     def real_losses(self, rows: Tensor) -> Tensor:
         """Returns the discriminator's losses of records, shape (records,)."""
-        device = self.config.device
-        images, labels = self.images[rows].to(device), self.labels[rows].to(device)
+        images = self.images[rows].to(self.config.device)
+        labels = self.labels[rows].to(self.config.device)
         return F.softplus(-self.discriminator(images, labels))
 
     def _train_generator(self, index: int) -> None:
@@ -235,18 +246,25 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
         DP-CGAN's code accounts sigma C in the place of sigma.
         """
         lines = dp_sgd.add_or_remove(facts, events, delta)
-        sigma = settings.noise_per_clip or 0.0
-        accounted, what = sigma, "sigma"
+        accounted = settings.noise_per_clip or 0.0
+        what = "sigma"
         if cls.is_dp_cgan:
-            lines += dp_sgd.published(sigma, events, delta, "GS-WGAN, Table 1")
-            accounted, what = sigma * settings.clip, "sigma C"
+            lines += dp_sgd.published(accounted, events, delta, "GS-WGAN, Table 1")
+            accounted *= settings.clip
+            what = "sigma C"
         made = dp_sgd.releases(events)
         if len(made) == 1 and accounted:
-            released = (accounted, made[0].rate, made[0].times)
-            found = poisson_rdp_epsilon(*released, delta)
-            how = f"RDP of Poisson batches with {what}"
-            line = ("as published", "record", "add-or-remove", found, delta, how)
-            lines.append(Statement(*line))
+            rate = made[0].rate
+            epsilon = poisson_rdp_epsilon(accounted, rate, made[0].times, delta)
+            line = Statement(
+                label="as published",
+                unit="record",
+                relation="add-or-remove",
+                epsilon=epsilon,
+                delta=delta,
+                theorem=f"RDP of Poisson batches with {what}",
+            )
+            lines.append(line)
         return lines
 
     @classmethod

@@ -109,6 +109,7 @@ class GPate(PateBaseline[GPateSettings]):
         counts = self._votes(fakes, labels, projections).reshape(-1, settings.num_bins)
         coordinates, event = self._release(index, counts)
         middles = torch.from_numpy(coordinates).to(fakes).view(len(fakes), 1, -1)
+        # Back from k coordinates to pixels: the same projection, transposed.
         wanted = fakes + (middles @ projections).view_as(fakes)
         self.move_generator((images - wanted).square().sum())
         return event
@@ -137,12 +138,16 @@ class GPate(PateBaseline[GPateSettings]):
         self, index: int, counts: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
         """Returns the answered coordinates, 0 where there is none, and their event."""
-        settings, config = self.settings, self.config
+        settings = self.settings
+        config = self.config
         threshold = settings.vote_threshold * config.num_clients
-        stds = (settings.threshold_ratio * settings.answer_noise, settings.answer_noise)
+        threshold_std = settings.threshold_ratio * settings.answer_noise
+        answer_std = settings.answer_noise
         source = NoiseStream(config.noise_seed, 0, index)
         noise = source.normal((len(counts), settings.num_bins + 1), 1.0)
-        is_answered, winner = aggregate(counts, noise, threshold, *stds)
+        is_answered, winner = aggregate(
+            counts, noise, threshold, threshold_std, answer_std
+        )
         width = 2 * settings.gradient_bound / settings.num_bins
         middles = (winner + 0.5) * width - settings.gradient_bound
         event: dict[str, Any] = {
@@ -150,13 +155,14 @@ class GPate(PateBaseline[GPateSettings]):
             "num_queries": len(counts),
             "num_answered": int(is_answered.sum()),
             "threshold": threshold,
-            "threshold_std": stds[0],
-            "answer_std": stds[1],
+            "threshold_std": threshold_std,
+            "answer_std": answer_std,
         }
         if settings.reveal_votes and settings.answer_noise:
-            event["rdp_of_votes"] = accounting.confident_gnmax_rdp(
-                counts, is_answered, threshold, *stds
-            ).tolist()
+            rdp = accounting.confident_gnmax_rdp(
+                counts, is_answered, threshold, threshold_std, answer_std
+            )
+            event["rdp_of_votes"] = rdp.tolist()
         return np.where(is_answered, middles, 0.0), event
 
     @classmethod
@@ -176,11 +182,11 @@ class GPate(PateBaseline[GPateSettings]):
         delta: float,
     ) -> list[Statement]:
         """Returns what the queries so far cost."""
-        users = "GDP of every query, answered or not"
         lines = valid_guarantees(
-            (_epsilon(events, REPLACED, delta), _epsilon(events, 1.0, delta)),
-            delta,
-            users,
+            replaced=_epsilon(events, REPLACED, delta),
+            left_out=_epsilon(events, 1.0, delta),
+            delta=delta,
+            theorem="GDP of every query, answered or not",
             is_revealed=any("rdp_of_votes" in event for event in events),
         )
         return [*lines, _as_published(events, delta)]
@@ -201,18 +207,25 @@ class GPate(PateBaseline[GPateSettings]):
         (zero-out). The score is the difference of how often either bin was answered.
         A long release is tried less often than asked; see `trial_scores`.
         """
-        queries, bins = int(event["num_queries"]), settings.num_bins
+        queries = int(event["num_queries"])
+        bins = settings.num_bins
         voters = facts.num_clients - 1
-        counts = np.zeros((queries, bins), np.int64)
-        counts[:, 0], counts[:, 1] = voters // 2, voters - voters // 2
-        inside, outside = counts.copy(), counts.copy()
+        inside = np.zeros((queries, bins), np.int64)
+        inside[:, 0] = voters // 2
+        inside[:, 1] = voters - voters // 2
+        outside = inside.copy()
         inside[:, 0] += 1
-        outside[:, 1] += relation == "replace-one"
-        stds = (event["threshold"], event["threshold_std"], event["answer_std"])
+        if relation == "replace-one":
+            outside[:, 1] += 1
 
         def score(votes: npt.NDArray[np.int64]) -> float:
-            noise = NoiseStream(None, 0, 0).normal((queries, bins + 1), 1.0)
-            is_answered, winner = aggregate(votes, noise, *stds)
+            is_answered, winner = aggregate(
+                votes,
+                noise=NoiseStream(None, 0, 0).normal((queries, bins + 1), 1.0),
+                threshold=event["threshold"],
+                threshold_std=event["threshold_std"],
+                answer_std=event["answer_std"],
+            )
             sign = np.select([winner == 0, winner == 1], [1, -1], 0)
             return float((sign * is_answered).sum())
 
@@ -288,29 +301,37 @@ def smallest_noise(
 
 
 def _epsilon(events: Sequence[StepEvent], distance: float, delta: float) -> float:
-    squares = [
-        accounting.confident_gnmax_mu(
-            event["num_queries"], event["threshold_std"], event["answer_std"], distance
-        )
-        ** 2
-        for event in events
-    ]
-    return epsilon_from_mu(math.sqrt(sum(squares)), delta)
+    # Independent Gaussian releases compose as the squares of their mu.
+    square = sum(_mu(event, distance) ** 2 for event in events)
+    return epsilon_from_mu(math.sqrt(square), delta)
+
+
+def _mu(event: StepEvent, distance: float) -> float:
+    return accounting.confident_gnmax_mu(
+        num_queries=event["num_queries"],
+        threshold_std=event["threshold_std"],
+        answer_std=event["answer_std"],
+        distance=distance,
+    )
 
 
 def _as_published(events: Sequence[StepEvent], delta: float) -> Statement:
     """Returns the reference's accountant, by the votes where they were revealed."""
     orders = accounting.GNMAX_ORDERS
-    total, theorem = np.zeros_like(orders), "RDP orders 1.1 to 199"
+    total = np.zeros_like(orders)
+    theorem = "RDP orders 1.1 to 199"
     for event in events:
-        if (revealed := event.get("rdp_of_votes")) is not None:
-            total = total + np.array(revealed)
+        if "rdp_of_votes" in event:
+            total = total + np.array(event["rdp_of_votes"])
             theorem = "RDP of the votes, data-dependent: itself private"
-            continue
-        stds = (event["threshold_std"], event["answer_std"])
-        # RDP of mu-GDP: order mu^2 / 2.
-        mu = accounting.confident_gnmax_mu(event["num_queries"], *stds, REPLACED)
-        total = total + orders * mu**2 / 2
-    epsilon = accounting.rdp_epsilon(total, delta) if events else 0.0
-    line = ("as published", "user", "replace-one", epsilon, delta, theorem)
-    return Statement(*line)
+        else:
+            # RDP of mu-GDP: order mu^2 / 2.
+            total = total + orders * _mu(event, REPLACED) ** 2 / 2
+    return Statement(
+        label="as published",
+        unit="user",
+        relation="replace-one",
+        epsilon=accounting.rdp_epsilon(total, delta) if events else 0.0,
+        delta=delta,
+        theorem=theorem,
+    )

@@ -76,7 +76,9 @@ def pure_delta(epsilon_0: float, num_queries: int, epsilon: float) -> float:
     Privacy: public.
     """
     # Outcomes whose loss is below epsilon add nothing.
-    highest = math.floor((num_queries - epsilon / epsilon_0) / 2) if epsilon_0 else -1
+    if epsilon_0 == 0:
+        return 0.0
+    highest = math.floor((num_queries - epsilon / epsilon_0) / 2)
     if highest < 0:
         return 0.0
     flips = np.arange(highest + 1)
@@ -102,11 +104,11 @@ def pure_epsilon(epsilon_0: float, num_queries: int, delta: float) -> float:
         return math.inf
     if num_queries == 0 or pure_delta(epsilon_0, num_queries, 0.0) <= delta:
         return 0.0
-    spent = _root(
-        lambda epsilon: pure_delta(epsilon_0, num_queries, epsilon) - delta,
-        0.0,
-        num_queries * epsilon_0,
-    )
+
+    def excess(epsilon: float) -> float:
+        return pure_delta(epsilon_0, num_queries, epsilon) - delta
+
+    spent = _root(excess, 0.0, num_queries * epsilon_0)  # at most basic composition
     return spent * _ABOVE
 
 
@@ -116,13 +118,15 @@ def pure_per_query(epsilon: float, num_queries: int, delta: float) -> float:
     Privacy: public.
     """
     # Basic composition is always allowed, so the root lies above.
-    low, high = epsilon / num_queries, 1.0
+    low = epsilon / num_queries
+    high = 1.0
     while pure_epsilon(high, num_queries, delta) <= epsilon:
         high *= 2
-    return (
-        _root(lambda e0: epsilon - pure_epsilon(e0, num_queries, delta), low / 2, high)
-        / _ABOVE
-    )
+
+    def left(epsilon_0: float) -> float:
+        return epsilon - pure_epsilon(epsilon_0, num_queries, delta)
+
+    return _root(left, low / 2, high) / _ABOVE
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
@@ -192,10 +196,12 @@ def gnmax_rdp(log_q: Floats, noise_std: float) -> Floats:
 
     Source: Papernot et al. 2018, Theorem 6, with the orders of Proposition 10.
     """
-    log_q, orders = log_q[:, None], GNMAX_ORDERS
+    log_q = log_q[:, None]
+    orders = GNMAX_ORDERS
     order_2 = noise_std * np.sqrt(-log_q)
     order_1 = order_2 + 1
-    rdp_1, rdp_2 = order_1 / noise_std**2, order_2 / noise_std**2
+    rdp_1 = order_1 / noise_std**2
+    rdp_2 = order_2 / noise_std**2
     with np.errstate(all="ignore"):  # what the conditions exclude
         factors = np.log(order_1 / (order_1 - 1)) + np.log(order_2 / (order_2 - 1))
         applies = (order_1 > orders) & (order_2 > 1) & (-log_q > rdp_2)

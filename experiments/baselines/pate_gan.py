@@ -62,6 +62,12 @@ LAPLACE_VOTES = "laplace-votes"
 HIDDEN_DIM = 64  # of teachers and student; the paper has as many as pixels
 # What --reveal-votes writes, and whether the theorem's condition is asked for.
 REVEALED = MappingProxyType({"moments_of_code": False, "moments_of_votes": True})
+_HOW_REVEALED = MappingProxyType(
+    {
+        "moments_of_code": "moments of the votes, without the theorem's condition",
+        "moments_of_votes": "moments of the votes, where the theorem holds",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -121,9 +127,9 @@ class PateGan(PateBaseline[PateGanSettings]):
 
     def step(self, index: int) -> dict[str, Any]:
         """Trains the teachers, the student on their labels, and the generator."""
-        settings = self.settings
         self.train_teachers(index)
-        count, steps = settings.batch_size, settings.student_steps
+        count = self.settings.batch_size
+        steps = self.settings.student_steps
         asked: list[npt.NDArray[np.int64]] = []
         for step in range(index * steps, (index + 1) * steps):
             images, labels = self.fakes(stream(self.seed, "labelled", step), count)
@@ -148,7 +154,8 @@ class PateGan(PateBaseline[PateGanSettings]):
         """Returns the noisy labels of fakes, 0 or 1."""
         config = self.config
         source = NoiseStream(config.noise_seed, 0, step)
-        noise = laplace(source.normal((2, 4, *ones.shape), 1.0))
+        # Four normal numbers make one of Laplace, on either count.
+        noise = laplace(source.normal((2, 4, len(ones)), 1.0))
         zeros = config.num_clients - ones
         found = label(zeros, ones, noise, 1 / self.settings.inverse_noise)
         return found.astype(np.float64)
@@ -190,11 +197,11 @@ class PateGan(PateBaseline[PateGanSettings]):
         delta: float,
     ) -> list[Statement]:
         """Returns what the labels so far cost."""
-        pure = "optimal composition of pure DP"
         lines = valid_guarantees(
-            (_epsilon(events, 2.0, delta), _epsilon(events, 1.0, delta)),
-            delta,
-            pure,
+            replaced=_epsilon(events, 2.0, delta),
+            left_out=_epsilon(events, 1.0, delta),
+            delta=delta,
+            theorem="optimal composition of pure DP",
             is_revealed=any("moments_of_code" in event for event in events),
         )
         return lines + _as_published(events, delta)
@@ -214,20 +221,24 @@ class PateGan(PateBaseline[PateGanSettings]):
         (inside), not real (replace-one) or does not vote (zero-out). A long release is
         tried less often than asked; see `trial_scores`.
         """
-        queries, scale = int(event["num_queries"]), event["noise_scale"]
-        others = (facts.num_clients - 1) // 2
+        queries = int(event["num_queries"])
+        scale = event["noise_scale"]
+        half = (facts.num_clients - 1) // 2
 
         def scores(zeros: int, ones: int) -> npt.NDArray[np.float64]:
-            votes = (np.full(queries, zeros), np.full(queries, ones))
+            against = np.full(queries, zeros)
+            for_real = np.full(queries, ones)
 
             def labelled_real() -> float:
                 noise = laplace(NoiseStream(None, 0, 0).normal((2, 4, queries), 1.0))
-                return float(label(*votes, noise, scale).sum())
+                return float(label(against, for_real, noise, scale).sum())
 
             return trial_scores(trials, 8 * queries, labelled_real)
 
-        outside = scores(others + (relation == "replace-one"), others)
-        return outside, scores(others, others + 1)
+        against = half + 1 if relation == "replace-one" else half
+        outside = scores(against, half)
+        inside = scores(half, half + 1)
+        return outside, inside
 
 
 def largest_inverse_noise(
@@ -294,17 +305,11 @@ def _epsilon(events: Sequence[StepEvent], moved: float, delta: float) -> float:
 
 def _as_published(events: Sequence[StepEvent], delta: float) -> list[Statement]:
     """Returns the reference's accountant, by the votes where they were revealed."""
+    sums: dict[str, npt.NDArray[np.float64]] = {}  # moments, by how they were found
     if events and all(name in event for name in REVEALED for event in events):
-        why = {
-            "moments_of_code": "moments of the votes, without the theorem's condition",
-            "moments_of_votes": "moments of the votes, where the theorem holds",
-        }
-        sums = {
-            f"{text}: data-dependent, itself private": sum(
-                np.array(event[name]) for event in events
-            )
-            for name, text in why.items()
-        }
+        for name, how in _HOW_REVEALED.items():
+            moments = np.sum([event[name] for event in events], axis=0)
+            sums[f"{how}: data-dependent, itself private"] = moments
     else:
         total = np.zeros(accounting.NUM_MOMENTS)
         for event in events:  # a tie: the data-independent branch
@@ -312,15 +317,15 @@ def _as_published(events: Sequence[StepEvent], delta: float) -> list[Statement]:
                 np.zeros(1), 1 / event["noise_scale"], needs_condition=True
             )
             total = total + event["num_queries"] * one
-        sums = {"moments accountant, data-independent branch": total}
+        sums["moments accountant, data-independent branch"] = total
     return [
         Statement(
-            "as published",
-            "user",
-            "replace-one",
-            accounting.moments_epsilon(np.asarray(moments), delta) if events else 0.0,
-            delta,
-            theorem,
+            label="as published",
+            unit="user",
+            relation="replace-one",
+            epsilon=accounting.moments_epsilon(moments, delta) if events else 0.0,
+            delta=delta,
+            theorem=theorem,
         )
         for theorem, moments in sums.items()
     ]

@@ -34,8 +34,12 @@ REVEALING = (
 )
 _ADAM_BETAS = (0.5, 0.999)  # of Adam, for all networks; the references'
 # Settings of the run that both methods start from.
-PATE_RECIPE: dict[str, Scalar] = {"generator": "upsample", "generator_dim": 16}
-PATE_RECIPE |= {"latent": "uniform", "latent_dim": 100}
+PATE_RECIPE: dict[str, Scalar] = {
+    "generator": "upsample",
+    "generator_dim": 16,
+    "latent": "uniform",
+    "latent_dim": 100,
+}
 _MOST_NOISE = 30_000_000  # numbers of an audit, for each of its two arrays
 
 
@@ -64,24 +68,34 @@ AnyTeacherSettings = TypeVar("AnyTeacherSettings", bound=TeacherSettings)
 
 
 def valid_guarantees(
-    epsilons: tuple[float, float], delta: float, theorem: str, is_revealed: bool
+    replaced: float, left_out: float, delta: float, theorem: str, is_revealed: bool
 ) -> list[Statement]:
     """Returns the valid lines of votes, with what they suppose.
 
     Args:
-        epsilons: where one teacher's votes are replaced, and where they are left out.
+        replaced: epsilon where one teacher's votes are replaced.
+        left_out: epsilon where they are left out.
         delta: of both.
         theorem: how they were computed.
         is_revealed: the ledger tells of the votes.
     """
-    replaced, left_out = epsilons
-    why = f"{theorem}; the user's teacher casts no vote"
-    found = [("replace-one", replaced, theorem), ("zero-out", left_out, why)]
     conditions = (TRUSTED, REVEALING) if is_revealed else (TRUSTED,)
-    return [
-        Statement("valid", "user", relation, epsilon, delta, how, conditions)
-        for relation, epsilon, how in found
-    ]
+    first = Statement(
+        label="valid",
+        unit="user",
+        relation="replace-one",
+        epsilon=replaced,
+        delta=delta,
+        theorem=theorem,
+        conditions=conditions,
+    )
+    second = replace(
+        first,
+        relation="zero-out",
+        epsilon=left_out,
+        theorem=f"{theorem}; the user's teacher casts no vote",
+    )
+    return [first, second]
 
 
 def trial_scores(
@@ -118,7 +132,8 @@ class Teachers(ModuleStack):
 def _loss(
     teacher: Any, real: Images, real_labels: Labels, fake: Images, fake_labels: Labels
 ) -> Tensor:
-    on_real, on_fake = teacher(real, real_labels), teacher(fake, fake_labels)
+    on_real = teacher(real, real_labels)
+    on_fake = teacher(fake, fake_labels)
     return F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
 
 
@@ -134,7 +149,8 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
 
     def build(self) -> None:
         """Builds teachers, each by `build_teacher`."""
-        config, settings = self.config, self.settings
+        config = self.config
+        settings = self.settings
         self.num_steps = settings.steps
         self.teachers = Teachers(
             lambda i: self.build_teacher(config, derived_seed(self.seed, "teacher", i)),
@@ -156,10 +172,11 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
 
         Privacy: reads private data; output private.
         """
-        settings, steps = self.settings, self.settings.teacher_steps
+        steps = self.settings.teacher_steps
         for step in range(index * steps, (index + 1) * steps):
             rng = stream(self.seed, "fakes", step)
-            self.teach(*self.fakes(rng, settings.fakes_per_step), step)
+            images, labels = self.fakes(rng, self.settings.fakes_per_step)
+            self.teach(images, labels, step)
 
     def teach(self, images: Images, labels: Labels, index: int) -> None:
         """Takes one step with each teacher: own records against fakes of their labels.
@@ -171,13 +188,16 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
             labels: (F,).
             index: of the step; no two steps of a run share one.
         """
-        size = self.settings.teacher_batch_size
-        one_step = {"discriminator_steps": 1, "discriminator_batch_size": size}
-        config = replace(self.config, seed=self.seed, **one_step)
+        # Teachers are trained as clients train discriminators, one step at a time.
+        config = replace(
+            self.config,
+            discriminator_steps=1,
+            discriminator_batch_size=self.settings.teacher_batch_size,
+        )
         teachers: Any = self.teachers
+        own_labels = labels.cpu().numpy()
         for chunk in teachers.chunks(range(len(teachers))):
             owners = [self.data.of(client) for client in chunk.tolist()]
-            own_labels = labels.cpu().numpy()
             draws = Draws(config, owners, "teacher-batch", index, own_labels)
             train_discriminators(config, teachers, chunk, draws, images, labels)
 

@@ -65,28 +65,31 @@ class WganGp(Baseline[WganGpSettings]):
 
     def build(self) -> None:
         """Builds the networks."""
-        settings, self.num_steps = self.settings, self.settings.steps
+        settings = self.settings
+        self.num_steps = settings.steps
         self.data = pooled(self.data)
         self.everything = [self.data.of(0)]
-        self.config = config = dataclasses.replace(
+        # Its own settings by the names that the clients' training knows them by.
+        self.config = dataclasses.replace(
             self.config,
             discriminator_steps=settings.discriminator_steps,
             discriminator_batch_size=settings.batch_size,
             generator_learning_rate=settings.learning_rate,
             discriminator_learning_rate=settings.learning_rate,
-            seed=self.seed,
         )
-        self.discriminator = Discriminators(config, range(1))
+        self.discriminator = Discriminators(self.config, range(1))
         self.average = self.new_generator().eval().requires_grad_(False)
-        weights, rate = self.net.parameters(), settings.learning_rate
-        self.optimizer = torch.optim.Adam(weights, rate, ADAM_BETAS)
+        self.optimizer = torch.optim.Adam(
+            self.net.parameters(), settings.learning_rate, ADAM_BETAS
+        )
         self.parts |= {"average": self.average, "adam": self.optimizer}
         self.parts[f"{SECRET}discriminators"] = self.discriminator
 
     def step(self, index: int) -> dict[str, Any]:
         """Trains the discriminator n_dis steps, then the generator one."""
         advance_in_place(self.net)
-        size, rng = self.settings.batch_size, stream(self.seed, "latent", index)
+        size = self.settings.batch_size
+        rng = stream(self.seed, "latent", index)
         fakes, labels = self.fakes(rng, self.config.discriminator_steps * size)
         z, asked = self.latents(rng, size)
         images = self.net(z, asked)

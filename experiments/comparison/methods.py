@@ -23,16 +23,17 @@ CAP = 100  # images of a user, of a data set of one's own
 KNOWN = Cells.read(Path(__file__).with_suffix(".toml"))
 # Methods whose settings were chosen with test accuracies on these data in view; those
 # of federated DP-MERF are as published.
-IN_VIEW = {"fashion-mnist": ["moments", "moments-parts"]}
-IN_VIEW["mnist"] = IN_VIEW["mnist-by-writer"] = [
-    *(
-        n
-        for n, how in KNOWN.methods.items()
-        if how.recipe not in ("", "dp-merf-federated")
-    ),
-    "wgan-gp",
+_CHOSEN_BY_DIGITS = [
+    name
+    for name, how in KNOWN.methods.items()
+    if how.recipe not in ("", "dp-merf-federated")
 ]
-
+_CHOSEN_BY_DIGITS.append("wgan-gp")
+IN_VIEW: Mapping[str, list[str]] = {
+    "mnist": _CHOSEN_BY_DIGITS,
+    "mnist-by-writer": _CHOSEN_BY_DIGITS,
+    "fashion-mnist": ["moments", "moments-parts"],
+}
 
 # BDP-GAN's noise by steps, reduced and published, and by epsilon: that of
 # `fedgs.privacy.poisson.smallest_noise` for 52,000 records. With more of them, as in
@@ -76,7 +77,9 @@ def grid(request: CompareRequest, settings: CellSettings) -> Cells:
         data = {name: Source(settings, cap=CAP)}
     else:
         data = KNOWN.with_settings(settings).data
-    known = KNOWN.at_full_scale() if request.full else KNOWN
+    known = KNOWN
+    if request.full:
+        known = KNOWN.at_full_scale()
     methods = {
         name: how
         for name, how in known.methods.items()
@@ -89,7 +92,9 @@ def grid(request: CompareRequest, settings: CellSettings) -> Cells:
             if row in methods:  # both would lie in the same folders
                 raise UserError(f"method = {name}: {row} is a row already; rename it")
             methods[row] = CellMethod(baseline=name)
-    methods = {n: _of_others(h) if h.baseline else h for n, h in methods.items()}
+    for name, how in methods.items():
+        if how.baseline:
+            methods[name] = _of_others(how)
     if settings.keys() - {"data_dir", "device"} and "bdp-gan" in methods:
         # How many images there are is not known, and its noise depends on it.
         bdp_gan = methods["bdp-gan"]

@@ -33,9 +33,13 @@ def beside_the_paper(data: str, rows: Sequence[Row]) -> Table | None:
     cells: list[list[str]] = []
     for title, (name, epsilon) in OURS.items():
         row = ours.get((name, epsilon)) or Row(data, name, epsilon, "–")
-        unit = row.done[0]["unit"] if row.done else "–"
+        unit = "–"
+        if row.done:
+            unit = row.done[0]["unit"]
         thirteen = row.mean("accuracy_mean_of_13")
-        shown = ROW_NOT_RUN if thirteen is None else f"{thirteen:.3f}"
+        shown = ROW_NOT_RUN
+        if thirteen is not None:
+            shown = f"{thirteen:.3f}"
         cells.append([title, *TABLE_1[data][title], name, unit, row.shown, shown])
     head = ["Table 1", "published CNN", "published 13", "our row", "unit", "CNN", "13"]
     caption = f"{data}: beside the paper's Tables 1, A1 and A2, epsilon 10"
@@ -48,14 +52,17 @@ def by_classifier(data: str, rows: Sequence[Row]) -> Table | None:
     Returns:
         None for other data than the paper's, or where no row was judged by them.
     """
-    ours = {(r.method, r.asked): r for r in rows if r.data == data and _judged(r)}
-    if data not in PUBLISHED or not ours:
+    judged = [row for row in rows if row.data == data and _judged(row)]
+    if data not in PUBLISHED or not judged:
         return None
+    ours = {(row.method, row.asked): row for row in judged}
     cells: list[list[str]] = []
     for title, column in PUBLISHED[data].items():
         cells.append([f"{title}, published", *_means([column], 2)])
-        if title in OURS and (row := ours.pop(OURS[title], None)) is not None:
+        row = ours.pop(OURS[title], None) if title in OURS else None
+        if row is not None:
             cells.append(_own(row))
+    # Then those that the paper has no row for.
     cells += [_own(row) for row in ours.values()]
     head = ["trained on", *(name.replace("_", " ") for name in CLASSIFIERS), "mean"]
     table = "A2" if data == "fashion-mnist" else "A1"
@@ -69,7 +76,9 @@ def _judged(row: Row) -> list[dict[str, float]]:
 
 
 def _own(row: Row) -> list[str]:
-    noise = f"epsilon {row.asked:g} of one {row.unit}" if row.asked else "no noise"
+    noise = "no noise"
+    if row.asked is not None:
+        noise = f"epsilon {row.asked:g} of one {row.unit}"
     return [f"{row.method}, {noise}", *_means(_judged(row), 3)]
 
 

@@ -10,7 +10,8 @@ from experiments.grid.cells import Cell
 from experiments.store import Line
 from fedgs.errors import UserError
 
-ROW_NOT_RUN, _FAILED = "not run", "failed"
+ROW_NOT_RUN = "not run"
+_FAILED = "failed"
 ALIKE = ("num_clients", "rounds", "reduced")  # in all seeds of a row
 
 
@@ -33,12 +34,17 @@ class Row:
     def accuracy(self) -> float:
         """Mean accuracy of the CNN; -1 where nothing is done."""
         found = self.mean("accuracy_cnn")
-        return -1.0 if found is None else found
+        if found is None:
+            return -1.0
+        return found
 
     def mean(self, name: str) -> float | None:
         """Returns the mean of a number over the seeds that have it; None if none."""
-        known = [n for line in self.done if (n := line.get(name)) is not None]
-        return mean(known) if known else None
+        values = [line.get(name) for line in self.done]
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        return mean(known)
 
     @property
     def is_own(self) -> bool:
@@ -48,16 +54,24 @@ class Row:
     @property
     def marked(self) -> str:
         """The method, with a mark if its settings were chosen with scores in view."""
-        return self.method + " ‡" * (self.method in IN_VIEW.get(self.data, ()))
+        if self.method in IN_VIEW.get(self.data, ()):
+            return f"{self.method} ‡"
+        return self.method
 
     @property
     def shown(self) -> str:
         """Accuracy, FID and number of seeds, or why there is none."""
-        if self.done:
-            count, fid = len(self.done), self.mean("fid")
-            text = f"{self.accuracy:.3f}" + ("" if fid is None else f", {fid:.0f}")
-            return text + (f" ({count})" if count > 1 else "")
-        return _FAILED if self.lines else ROW_NOT_RUN
+        if not self.lines:
+            return ROW_NOT_RUN
+        if not self.done:
+            return _FAILED
+        text = f"{self.accuracy:.3f}"
+        fid = self.mean("fid")
+        if fid is not None:
+            text += f", {fid:.0f}"
+        if len(self.done) > 1:
+            text += f" ({len(self.done)})"
+        return text
 
     @property
     def name(self) -> str:
@@ -90,7 +104,8 @@ def rows_of(cells: Sequence[Cell], lines: Mapping[str, Line]) -> list[Row]:
 def _check_alike(lines: Sequence[Line]) -> None:
     """Refuses to take the mean of runs with different settings."""
     for line in lines:
-        if other := [n for n in ALIKE if line.get(n) != lines[0].get(n)]:
+        other = [name for name in ALIKE if line.get(name) != lines[0].get(name)]
+        if other:
             raise UserError(
                 f"{line['cell']}: differs from {lines[0]['cell']} in "
                 f"{', '.join(other)}; "

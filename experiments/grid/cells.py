@@ -73,23 +73,35 @@ class Cell(NamedTuple):
     def identity(self) -> dict[str, Any]:
         """What its line says that it is."""
         asked = None if self.epsilon == NO_NOISE else self.epsilon
-        known = {"data": self.data, "method": self.method}
-        return known | {"asked_epsilon": asked, "seed": self.seed}
+        return {
+            "data": self.data,
+            "method": self.method,
+            "asked_epsilon": asked,
+            "seed": self.seed,
+        }
 
     @property
     def settings(self) -> CellSettings:
         """Its settings over the method's recipe; the noise has no seed."""
         how = self.how
-        more = {**how.settings, **how.reduced, **how.epsilons[self.epsilon]}
-        noise: CellSettings = {"target_epsilon": self.epsilon}
+        settings: CellSettings = {
+            "data": self.data,
+            **self.source.settings,
+            **how.settings,
+            **how.reduced,
+            **how.epsilons[self.epsilon],
+        }
         if self.epsilon == NO_NOISE:
-            noise = {} if how.baseline else {"noise_multiplier": 0.0}
-        elif NOISES & more.keys():  # its epsilon is what that costs
-            noise = {}
-        of_run: CellSettings = {"seed": self.seed, "num_workers": 1}
+            # Those of others say it by settings of their own.
+            if not how.baseline:
+                settings["noise_multiplier"] = 0.0
+        elif not NOISES & settings.keys():  # else its epsilon is what that noise costs
+            settings["target_epsilon"] = self.epsilon
+        settings["seed"] = self.seed
+        settings["num_workers"] = 1
         if how.is_capped:
-            of_run["max_images_per_user"] = self.source.cap
-        return {"data": self.data, **self.source.settings, **more, **noise, **of_run}
+            settings["max_images_per_user"] = self.source.cap
+        return settings
 
 
 class Cells(NamedTuple):
@@ -106,9 +118,8 @@ class Cells(NamedTuple):
         """
         known = tomllib.loads(path.read_text())
         for values in known["methods"].values():
-            found = values.get("epsilons", {}).items()
-            named = {float(e.replace("none", "inf")): more for e, more in found}
-            values["epsilons"] = named
+            named = values.get("epsilons", {})
+            values["epsilons"] = {_epsilon(key): more for key, more in named.items()}
         data = {name: Source(**values) for name, values in known["data"].items()}
         methods = {n: CellMethod(**values) for n, values in known["methods"].items()}
         return cls(data, methods)
@@ -136,6 +147,10 @@ class Cells(NamedTuple):
             for seed in seeds
             if data in (method.data or self.data) and seed in method.seeds
         ]
+
+
+def _epsilon(key: str) -> float:
+    return NO_NOISE if key == "none" else float(key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +181,10 @@ class TableRequest:
         with wrap_error(re.error, f"only = {self.only!r}", "give a regular expression"):
             asked = re.compile(self.only)
         known = cells.of_seeds(seeds)
-        if not (chosen := [cell for cell in known if asked.search(cell.name)]):
-            data, methods = ", ".join(cells.data), ", ".join(cells.methods)
+        chosen = [cell for cell in known if asked.search(cell.name)]
+        if not chosen:
+            data = ", ".join(cells.data)
+            methods = ", ".join(cells.methods)
             raise UserError(
                 f"only = {self.only!r}: give --only a part of DATA-METHOD-epsE-seedS, "
                 f"with DATA of {data}, and METHOD of {methods}"

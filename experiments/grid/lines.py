@@ -18,7 +18,8 @@ from fedgs.runs.run_folder import RunFolder, is_baseline, versions
 NUM_SAMPLES = 10_000
 COST_FILE = "cpu-seconds.json"  # in the run folder: of training, all threads
 _COST_NAMES = ("cpu_seconds", "wall_seconds", "peak_memory_bytes")
-TRIALS, _MOST_DRAWS = 50_000, 1e7  # of the audit: seconds
+TRIALS = 50_000  # of the audit: seconds
+_MOST_DRAWS = 1e7
 NODES = "no curator: nodes add noise; --adversary server covers the server as well"
 KEPT = ("label", "relation", "epsilon", "delta", "theorem")
 OTHER_CLAIMS = ("amplification", "as published")  # theorems of rows that are not shown
@@ -38,9 +39,13 @@ def line_of(cell: Cell, run: Path, scores: Line) -> Line:
     Raises:
         UserError: a broken run folder.
     """
-    opened = open_run(run, cell.how.baseline) if is_baseline(run) else None
-    facts = _of_own(run) if opened is None else _of_baseline(opened)
-    cost = read_json(run / COST_FILE) if (run / COST_FILE).exists() else {}
+    if is_baseline(run):
+        facts = _of_baseline(open_run(run, cell.how.baseline))
+    else:
+        facts = _of_own(run)
+    cost: Line = {}
+    if (run / COST_FILE).exists():
+        cost = read_json(run / COST_FILE)
     return {
         **cell.identity,
         **facts,
@@ -67,17 +72,14 @@ def _of_baseline(run: BaselineRun) -> Line:
     rows = run.guarantees()
     # Other figures may be computed from what is not to be published.
     rows = [row for row in rows if row.label == VALID] or rows
+    of_unit = {row.relation: row.epsilon for row in rows if row.unit == run.unit}
     facts = run.facts
     return {
         "unit": run.unit if run.events else "none",
         "own": False,
         "trust": CURATOR,
         "guarantees": _stated(rows),
-        "epsilons": {
-            run.config.adversary: {
-                row.relation: row.epsilon for row in rows if row.unit == run.unit
-            }
-        },
+        "epsilons": {run.config.adversary: of_unit},
         "num_clients": facts.num_clients,
         "num_records": facts.num_records,
         "cap": facts.max_images_per_user,
@@ -90,7 +92,8 @@ def _of_baseline(run: BaselineRun) -> Line:
 
 def _of_own(run: Path) -> Line:
     facts = read_run(run)
-    config, weight = facts.config, communication(facts)
+    config = facts.config
+    weight = communication(facts)
     rows = [
         row
         for row in facts.statements
@@ -122,24 +125,27 @@ def _of_own(run: Path) -> Line:
 
 def _stated(rows: Sequence[Statement]) -> list[Line]:
     """Returns what is kept of statements; a client is a user."""
-    return [
-        {name: getattr(row, name) for name in KEPT}
-        | {"unit": "user" if row.unit == "client" else row.unit}
-        for row in rows
-    ]
+    lines: list[Line] = []
+    for row in rows:
+        line: Line = {name: getattr(row, name) for name in KEPT}
+        line["unit"] = "user" if row.unit == "client" else row.unit
+        lines.append(line)
+    return lines
 
 
 # ------------------------------------------------------------------ audit
 
 
 def _audit_of_own(folder: RunFolder) -> Line | None:
-    config, events = folder.config, folder.read_ledger().events
-    about = "release", "asked", config.relation
+    config = folder.config
 
     def is_wanted(claim: Claim) -> bool:
-        return (claim.adversary, claim.view, claim.relation) == about
+        about = (claim.adversary, claim.view, claim.relation)
+        return about == ("release", "asked", config.relation)
 
-    found = audit_rounds(config, events, TRIALS, _MOST_DRAWS, is_wanted=is_wanted)
+    found = audit_rounds(
+        config, folder.read_ledger().events, TRIALS, _MOST_DRAWS, is_wanted=is_wanted
+    )
     return _strongest(found)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.baselines.training import train_baseline
-from experiments.grid.cells import Cell, Cells, TableRequest
+from experiments.grid.cells import Cell, Cells, CellSettings, TableRequest
 from experiments.grid.lines import COST_FILE, NUM_SAMPLES, line_of
 from experiments.store import Line, Store, each, end
 from fedgs.app.commands.run_outcome import Exit
@@ -64,7 +64,8 @@ def fill(
             failed; a failed cell costs no other.
         Exit: stopped by the user; the same command goes on.
     """
-    chosen, store = request.of(cells), Store(request.output / "cells.jsonl")
+    chosen = request.of(cells)
+    store = Store(request.output / "cells.jsonl")
     if request.printed and not store.lines:
         raise UserError(
             f"output = {request.output}: no cells are stored there; give --output the "
@@ -74,13 +75,7 @@ def fill(
     check_same_data(chosen, request.output.expanduser())
     failed: dict[str, str] = {}
     if not request.printed:
-        lines, metrics = store.lines, request.metrics
-        missing = [c for c in chosen if not is_done(lines.get(c.name), metrics)]
-        check_data(missing)
-        failed = each({c.name: partial(_compute, c, request, store) for c in missing})
-        for cell in missing:
-            if cell.name in failed:
-                store.add(cell.name, cell.identity | {"failed": failed[cell.name]})
+        failed = _fill_missing(chosen, request, store)
     request.output.mkdir(parents=True, exist_ok=True)
     page = request.output / "table.md"
     write_atomically(page, page_of(store.lines).encode())
@@ -91,6 +86,22 @@ def fill(
         draw_rows(chosen, request.output)
     end(failed)
     return store.lines
+
+
+def _fill_missing(
+    cells: Sequence[Cell], request: TableRequest, store: Store
+) -> dict[str, str]:
+    """Computes what no line tells yet; returns the cells that failed, and why."""
+    missing: list[Cell] = []
+    for cell in cells:
+        if not is_done(store.lines.get(cell.name), request.metrics):
+            missing.append(cell)
+    check_data(missing)
+    failed = each({c.name: partial(compute, c, request, store) for c in missing})
+    for cell in missing:
+        if cell.name in failed:
+            store.add(cell.name, cell.identity | {"failed": failed[cell.name]})
+    return failed
 
 
 def check_same_data(cells: Sequence[Cell], output: Path) -> None:
@@ -105,7 +116,8 @@ def check_same_data(cells: Sequence[Cell], output: Path) -> None:
         if not (output / cell.name / "config.json").exists():
             continue
         known = RunFolder.open(output / cell.name).config.data
-        if known != (asked := with_absolute_path(cell.settings["data"])):
+        asked = with_absolute_path(cell.settings["data"])
+        if known != asked:
             problem = f"{cell.name} is of data = {known!r} there, not of {asked!r}"
             raise UserError(f"output = {output}: {problem}; give another --output")
 
@@ -131,7 +143,7 @@ def is_done(line: Line | None, metrics: Sequence[str]) -> bool:
     return all(line[SCORES_OF_METRICS[name][1]] is not None for name in metrics)
 
 
-def _compute(cell: Cell, request: TableRequest, store: Store) -> None:
+def compute(cell: Cell, request: TableRequest, store: Store) -> None:
     """Trains and evaluates a cell, as far as it is not there, and keeps its line.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger. The
@@ -140,7 +152,7 @@ def _compute(cell: Cell, request: TableRequest, store: Store) -> None:
     path = request.output.expanduser().absolute() / cell.name
     if not (path / "generator.safetensors").exists():
         say(f"{cell.name}: training")
-        _train(cell, path)
+        train_cell(cell, path)
     known = _scores(path)
     missing = tuple(
         name for name in request.metrics if SCORES_OF_METRICS[name][0] not in known
@@ -160,15 +172,23 @@ def _scores(run: Path) -> Line:
     return found
 
 
-def _train(cell: Cell, path: Path) -> None:
-    name = cell.how.baseline
-    if (path / "config.json").exists():
-        return resume(path, name)  # nobody knows what its first part took
+def train_cell(cell: Cell, path: Path) -> None:
+    """Trains a cell's run, or goes on with it.
+
+    Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger.
+    """
+    baseline = cell.how.baseline
     values = cell.settings | {"output": str(path)}
-    if name:
+    if (path / "config.json").exists():
+        resume(path, baseline)  # unmeasured: nobody knows what its first part took
+    elif baseline:
         with _measured(path):
-            train_baseline(name, values)
-        return None
+            train_baseline(baseline, values)
+    else:
+        _train_own(cell, path, values)
+
+
+def _train_own(cell: Cell, path: Path, values: CellSettings) -> None:
     config = overridden(recipe(cell.how.recipe), values)
     if cell.how.recipe == DEFAULT:  # as `fedgs train --target-epsilon` does
         config, _ = fitted_to_data(config, values)
@@ -177,14 +197,14 @@ def _train(cell: Cell, path: Path) -> None:
         is_told_to_stop = train_from_checkpoint(folder, data)
     if is_told_to_stop:
         raise Exit(1)
-    return None
 
 
 @contextmanager
 def _measured(run: Path) -> Iterator[None]:
     """Writes what a training took: seconds, and the most memory of this process."""
     forget_peak_memory()
-    started, began = time.process_time(), time.monotonic()
+    started = time.process_time()
+    began = time.monotonic()
     yield
     cost = {
         "cpu_seconds": time.process_time() - started,
@@ -214,7 +234,8 @@ def draw_rows(cells: Sequence[Cell], output: Path) -> None:
             sample.draw(folder.config, sample.load_generator(folder), labels, seed=0)
             for folder in rows.values()
         ]
-        real, row = load_records(config), np.zeros_like(images[0])
+        real = load_records(config)
+        row = np.zeros_like(images[0])
         present, first = np.unique(real.labels, return_index=True)
         row[present] = real.images[first] / 255  # a class without images stays black
         images.append(row)

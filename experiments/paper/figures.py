@@ -84,39 +84,44 @@ def table(caption: str, rows: dict[str, list[Line]]) -> Table:
 
 def _row(lines: Sequence[Line]) -> list[str]:
     first = lines[0]
-    seconds = [s for line in lines if (s := line["wall_seconds"]) is not None]
+    cells = [_epsilons(first, "release"), _epsilons(first, "server")]
+    for score in SCORES.values():
+        cells.append(_mean([line[score] for line in lines]))
     sent = first["bytes_per_client"]
-    return [
-        *(_epsilons(first, adversary) for adversary in ("release", "server")),
-        *(_mean([line[score] for line in lines]) for score in SCORES.values()),
-        words.num_bytes(sent) if sent else "–",
-        f"{mean(seconds):.0f}" if seconds else "–",
-        str(first["rounds"]),
-        str(len(lines)),
-    ]
+    cells.append(words.num_bytes(sent) if sent else "–")
+    # A run that was interrupted has no time: nobody knows what its first part took.
+    seconds = [line["wall_seconds"] for line in lines]
+    known = [value for value in seconds if value is not None]
+    cells.append(f"{mean(known):.0f}" if known else "–")
+    return [*cells, str(first["rounds"]), str(len(lines))]
 
 
 def _epsilons(line: Line, adversary: str) -> str:
     known = line["epsilons"].get(adversary, {})
-    return " / ".join(f"{upper(e)} {name}" for name, e in known.items()) or "–"
+    texts = [f"{upper(epsilon)} {relation}" for relation, epsilon in known.items()]
+    return " / ".join(texts) or "–"
 
 
 def _mean(values: Sequence[float]) -> str:
-    spread = f" ± {stdev(values):.2g}" if len(values) > 1 else ""
-    return f"{mean(values):.4g}{spread}"
+    text = f"{mean(values):.4g}"
+    if len(values) > 1:
+        text += f" ± {stdev(values):.2g}"
+    return text
 
 
 def points(rows: dict[str, list[Line]]) -> list[figure_drawing.Point]:
     """Returns where each row lies: its release's epsilon (replace-one), IS and FID."""
-    return [
-        figure_drawing.Point(
-            f"{line['method']}, {line['rounds']} rounds",
-            line["epsilons"].get("release", {}).get("replace-one"),
-            *(mean(other[SCORES[score]] for other in lines) for score in ("IS", "FID")),
+    found: list[figure_drawing.Point] = []
+    for lines in rows.values():
+        first = lines[0]
+        point = figure_drawing.Point(
+            note=f"{first['method']}, {first['rounds']} rounds",
+            epsilon=first["epsilons"].get("release", {}).get("replace-one"),
+            inception_score=mean(line[SCORES["IS"]] for line in lines),
+            fid=mean(line[SCORES["FID"]] for line in lines),
         )
-        for lines in rows.values()
-        for line in lines[:1]
-    ]
+        found.append(point)
+    return found
 
 
 @settings_flags("data_dir", "device")
@@ -125,8 +130,9 @@ def figures(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Make a table or figure of the papers; train and evaluate what is missing."""
     figure = given["figure"]
     request = FigureRequest(**given, only=_CELLS_OF_FIGURES.get(figure, ""))
-    cells = CELLS.at_full_scale() if request.full else CELLS
-    cells = cells.with_settings(settings)
+    cells = CELLS.with_settings(settings)
+    if request.full:
+        cells = cells.at_full_scale()
     names = {cell.row for cell in request.of(cells)}
 
     def chosen(lines: Lines) -> dict[str, list[Line]]:

@@ -114,20 +114,25 @@ class ProbedNodes(LocalNodes):
             return answers
         nodes = [self._node(answer.node_id) for answer in answers]
         measured = [node.norms for node in nodes if isinstance(node, ProbedNode)]
-        norms = torch.cat([part for part in measured if part is not None], dim=1)
+        known = [norms for norms in measured if norms is not None]
+        norms = torch.cat(known, dim=1)
         if norms.shape[1] > MOST_NORMS:
             rng = np.random.default_rng(request.round)
             norms = norms[:, rng.choice(norms.shape[1], MOST_NORMS, replace=False)]
-        line = {"round": request.round}
-        line |= {"before": norms[0].tolist(), "after": norms[1].tolist()}
+        line = {
+            "round": request.round,
+            "before": norms[0].tolist(),
+            "after": norms[1].tolist(),
+        }
         with open(self.path, "a") as lines:
             lines.write(json.dumps(line) + "\n")
         return answers
 
     def _node(self, node_id: int) -> Node:
         if node_id not in self.nodes:
-            settings = (self.config, node_id, self.data, self.private)
-            self.nodes[node_id] = ProbedNode(*settings)
+            self.nodes[node_id] = ProbedNode(
+                self.config, node_id, self.data, self.private
+            )
         return self.nodes[node_id]
 
 
@@ -183,9 +188,8 @@ def norm_dynamics(norms: Sequence[Norms], clip_bound: float) -> Figure:
     figure = Figure((7, 4), layout="constrained")
     axes = figure.subplots()
     rounds = [found.round for found in norms]
-    low, middle, high = np.array(
-        [np.quantile(found.before, (0.05, 0.5, 0.95)) for found in norms]
-    ).T
+    quantiles = [np.quantile(found.before, (0.05, 0.5, 0.95)) for found in norms]
+    low, middle, high = np.array(quantiles).T
     axes.fill_between(rounds, low, high, alpha=0.3, label="5 % to 95 % of the fakes")
     axes.plot(rounds, middle, label="median")
     axes.axhline(clip_bound, color="black", linestyle="--", label="clip bound")
@@ -197,11 +201,11 @@ def norm_dynamics(norms: Sequence[Norms], clip_bound: float) -> Figure:
 def norm_histograms(norms: Sequence[Norms], clip_bound: float) -> Figure:
     """Returns the distribution of norms before and after clipping (Fig. A1)."""
     figure = Figure((8, 3.6), layout="constrained")
-    both = {
-        "before clipping": np.concatenate([found.before for found in norms]),
-        "after clipping": np.concatenate([found.after for found in norms]),
-    }
-    top = max(clip_bound, float(np.quantile(both["before clipping"], 0.999)))
+    before = np.concatenate([found.before for found in norms])
+    after = np.concatenate([found.after for found in norms])
+    both = {"before clipping": before, "after clipping": after}
+    # A few outliers would leave no room for the others; they are in the last bin.
+    top = max(clip_bound, float(np.quantile(before, 0.999)))
     bins = np.linspace(0, 1.05 * top, HISTOGRAM_BINS + 1)
     parts: NDArray[np.object_] = figure.subplots(1, 2, sharex=True, squeeze=False)
     for axes, (title, values) in zip(parts[0], both.items(), strict=True):
@@ -225,11 +229,12 @@ def gradient_norms(
         read_norms(folder)  # refuses a run that is no probe
     else:
         folder = new_run(unprotected(configure(recipe, None, given)))[0]
-    if not (path / "generator.safetensors").exists():
+    if not folder.is_finished:
         go_on = "continue with the same command"
         with exit_if_stopped(go_on), stop_on_signal() as stop:
             probe(folder, stop)
-    norms, config = read_norms(folder), folder.config
+    norms = read_norms(folder)
+    config = folder.config
     scale = f"NOT PRIVATE. {config.num_clients} clients, {config.num_rounds} rounds"
     for figure_of in (norm_dynamics, norm_histograms):
         picture = folder.path / f"{figure_of.__name__.replace('_', '-')}.png"

@@ -1,4 +1,4 @@
-"""`fedgs privacy --reproduce`: recomputes the published and the analysed numbers.
+"""`fedgs privacy reproduce`: recomputes the published and the analysed numbers.
 
 Every row has a reference value, as printed by its source with all its digits, and our
 own computation of the same quantity. Where the reference is a figure that is no bound
@@ -35,7 +35,8 @@ from fedgs.privacy.oracle import (
 )
 from fedgs.privacy.rounding import upper
 
-SIGMA, B = 1.07, 32
+SIGMA = 1.07
+B = 32
 ROOT = math.sqrt(B)
 STORED_NUMBERS = Path(__file__).with_suffix(".json")
 MOST_DEVIATION = 0.01  # relative, of a number whose difference is explained
@@ -94,8 +95,10 @@ def agrees(reference: str, ours: float) -> bool:
     """
     sign, _, text = reference.rpartition(" ")
     text = text.replace(",", "")
+    if sign == ">=":
+        return ours >= float(text)
     if sign:
-        return ours >= float(text) if sign == ">=" else ours <= float(text)
+        return ours <= float(text)
     mantissa, _, power = text.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
     unit = 10.0 ** (int(power or 0) - decimals)
@@ -118,21 +121,26 @@ def results(numbers: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
     settings = {name: Setting(**values) for name, values in known.items()}
     for number in numbers:
         values = dict(number)
-        what, reference = values.pop("what"), values.pop("reference")
-        quantity, differs = values.pop("quantity"), values.pop("differs", "")
-        where = [settings[values.pop("setting")]] if "setting" in values else []
+        what = values.pop("what")
+        reference = values.pop("reference")
+        quantity = values.pop("quantity")
+        why_different = values.pop("differs", "")
+        where: list[Setting] = []
+        if "setting" in values:
+            where.append(settings[values.pop("setting")])
         dominating = None
         if quantity in NUMBERS:
             found = NUMBERS[quantity](*where, **values)
+            ours = math.inf if found is None else float(found)
         else:
-            found, dominating = (
-                float(PAIRS[quantity](epsilon, *where, **values))
-                for epsilon in (_naive_epsilon, _valid_epsilon)
-            )
-        ours = math.inf if found is None else float(found)
-        same = agrees(reference, ours)
-        note = "" if same or not is_close(reference, ours) else differs
-        yield Result(what, reference, ours, dominating, same, note)
+            compute = PAIRS[quantity]
+            ours = float(compute(_naive_epsilon, *where, **values))
+            dominating = float(compute(_valid_epsilon, *where, **values))
+        is_same = agrees(reference, ours)
+        note = ""
+        if not is_same and is_close(reference, ours):
+            note = why_different
+        yield Result(what, reference, ours, dominating, is_same, note)
 
 
 def _naive_epsilon(draws: Any, delta: float) -> float:
@@ -221,7 +229,8 @@ def main(as_json: bool) -> None:
     Raises:
         Exit: a number that should agree does not (code 1).
     """
-    numbers, done = read_json(STORED_NUMBERS)["numbers"], list[Result]()
+    numbers = read_json(STORED_NUMBERS)["numbers"]
+    done: list[Result] = []
     with Progress() as progress:
         stage = progress.stage("number")
         for result in results(numbers):
@@ -238,10 +247,14 @@ def main(as_json: bool) -> None:
 def _show(done: list[Result]) -> None:
     rows: list[list[str]] = []
     for result in done:
-        valid = "" if result.dominating is None else upper(result.dominating, 6)
-        verdict = "yes" if result.agrees else f"no: {result.note or 'NOT EXPLAINED'}"
-        rows.append([result.what, result.reference, f"{result.ours:.6g}", valid])
-        rows[-1].append(verdict)
+        valid = ""
+        if result.dominating is not None:
+            valid = upper(result.dominating, 6)
+        verdict = "yes"
+        if not result.agrees:
+            verdict = f"no: {result.note or 'NOT EXPLAINED'}"
+        ours = f"{result.ours:.6g}"
+        rows.append([result.what, result.reference, ours, valid, verdict])
     same = sum(result.agrees for result in done)
     note = (
         f"{same} of {len(done)} agree to the digits given; the others are explained, "

@@ -107,7 +107,7 @@ def _scores_of_part(
     if config.largest_node > 1 and config.clients_per_round > 1:
         beside = (-one).expand_as(grads)
         grads = torch.cat([grads, beside])
-    # Seeded noise is the same in all trials, which would be one trial then.
+    # With a seed every part would get the same noise again.
     unseeded = dataclasses.replace(config, noise_seed=None)
     # Trials lie along the axis of the samples, with B samples for each.
     shape = (grads.shape[1], *one.shape)

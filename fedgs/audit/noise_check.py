@@ -183,7 +183,7 @@ def _repeats(noise: Noise) -> float:
     """Returns how likely so many pairs of equal sizes are, in bins of `_WIDTH`."""
     sizes = np.floor(np.abs(noise).ravel() / _WIDTH)
     _, counts = np.unique(sizes, return_counts=True)
-    counts = counts.astype(np.float64)  # products of integers would wrap
+    counts = counts.astype(np.float64)
     n = float(noise.size)
     # Of the law 2 phi(x), x > 0: that two sizes are equal, and that three are.
     two = _WIDTH / math.sqrt(math.pi)

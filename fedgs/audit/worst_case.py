@@ -99,7 +99,7 @@ def check_terms(config: ResolvedConfig, events: Sequence[Event]) -> Check:
 
 def _is_agreed(config: ResolvedConfig, event: Event) -> bool:
     known = terms_at(config, event.round)
-    # Of the method itself: `terms_at` remembers what it was told first.
+    # Of the method itself: `terms_at` repeats what it was told the first time.
     again = [config.terms(event.round) for _ in range(2)]
     agreed = agreed_values(config, event.round)
     is_recorded = all(getattr(event, name) == agreed[name] for name in agreed)

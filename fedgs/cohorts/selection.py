@@ -128,7 +128,7 @@ def _thresholds(
     if percentiles := selection.percentiles:
 
         def count(thresholds: Sequence[float]) -> list[float]:
-            return _counts(selection, num_clients, ask, thresholds)
+            return noisy_counts(selection, num_clients, ask, thresholds)
 
         # One for each percentile that is set.
         limits = find_thresholds(percentiles, num_clients, count)
@@ -141,7 +141,7 @@ def _thresholds(
     return low, high
 
 
-def _counts(
+def noisy_counts(
     selection: Selection, num_clients: int, ask: Ask, thresholds: Sequence[float]
 ) -> list[float]:
     """Returns how many clients' accuracies are at most each threshold."""

@@ -18,6 +18,7 @@ from typing import Any
 from fedgs.config.feature_settings import OF_FEATURES, OF_TRUNKS
 from fedgs.config.phases import Phase, read_phases
 from fedgs.config.plugins import GS_WGAN, METHODS, load, settings_of_method
+from fedgs.config.rounds import with_open_settings
 from fedgs.config.run_config import RunConfig, check_names, methods_of
 from fedgs.config.settings import (
     REFERENCE_NOISE_MULTIPLIER,
@@ -285,22 +286,51 @@ def recipe(name: str) -> RunConfig:
 
 
 def described(config: RunConfig) -> str:
-    """Returns the recipe of a run and its phases, in words: its first line."""
+    """Returns the recipe of a run and its phases, in words: its first line.
+
+    Example: recipe moments: means (25 %), scatter (25 %), moments (50 % of the
+    privacy); all of 539 clients in each
+    """
     starts = config.first_rounds
+    shares = shares_of(config)
     texts: list[str] = []
     for index, phase in enumerate(config.phases):
         count = starts[index + 1] - starts[index]
         if settings_of_method(phase.method).releases_once:
-            texts.append(phase.method)
+            text = phase.method
+        elif count == 1:
+            text = f"1 round of {phase.method}"
         else:
-            texts.append(f"{count} rounds of {phase.method}")
+            text = f"{count} rounds of {phase.method}"
+        if len(config.phases) > 1:
+            text += f" ({100 * shares[index]:.3g} %)"
+        texts.append(text)
+    if len(config.phases) > 1:
+        texts[-1] = texts[-1].replace(" %)", " % of the privacy)")
     num_clients = config.num_clients or "the data's"
+    who = config.clients_per_round
     if config.client_selection == "all":
         who = "all"
-    else:
-        who = config.clients_per_round
     name = config.recipe or config.methods
     return f"recipe {name}: {', '.join(texts)}; {who} of {num_clients} clients in each"
+
+
+def shares_of(config: RunConfig) -> list[float]:
+    """Returns which share of the privacy that a run spends (mu^2) each phase spends.
+
+    Privacy: public.
+    """
+    # Noise that is not known yet, or 0, is as large in all phases.
+    known = with_open_settings(config)
+    starts = known.first_rounds
+    costs: list[float] = []
+    for index in range(len(known.phases)):
+        own = known.at_phase(index)
+        num_rounds = starts[index + 1] - starts[index]
+        terms = own.phase_terms(1)
+        noise_multiplier = terms.noise_multiplier or 1.0
+        costs.append(num_rounds * terms.batch_size / noise_multiplier**2)
+    return [cost / sum(costs) for cost in costs]
 
 
 def overridden(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:

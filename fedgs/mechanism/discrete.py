@@ -75,8 +75,8 @@ def accepted(words: Words, tries: int, std: int) -> npt.NDArray[np.int64]:
         chance = 0.8 * np.exp2(block) * density
     gap = coins * 2.0**-64 - chance
     is_taken = gap < 0
-    # Zero is proposed with either sign: one of the two must go, or it came twice as
-    # often.
+    # Zero is proposed with either sign. One of the two is no try, because it would be
+    # drawn twice as often otherwise.
     is_second_zero = is_negative & (size == 0)
     is_valid = (block >= 0) & ~is_second_zero
     is_in_doubt = np.abs(gap) <= _DOUBT

@@ -124,11 +124,11 @@ def clip(grads: PerSampleGradients, clip_bound: float) -> ClippedGradients:
     values = grads.values.double()
     norms = values.flatten(2).norm(dim=2)
     # C / max(C, norm) is min(1, C / norm) without a division by 0.
-    scale = clip_bound / norms.clamp_min(clip_bound)
-    scale = scale[:, :, None, None, None]
-    is_finite = norms.isfinite().view_as(scale)
+    factors = clip_bound / norms.clamp_min(clip_bound)
+    scaled = values * factors[:, :, None, None, None]
+    is_finite = norms.isfinite()[:, :, None, None, None]
     # Not a product with 0: it would leave infinite entries as NaN.
-    clipped = torch.where(is_finite, values * scale, torch.zeros_like(values))
+    clipped = torch.where(is_finite, scaled, torch.zeros_like(values))
     return ClippedGradients(clipped, clip_bound, _MADE_BY_SANITIZER)
 
 

@@ -160,7 +160,7 @@ class FedAvgGan(Method[NetworkConfig]):
         weights = parameters_to_vector(discriminator.parameters()).detach()
         mean = (released.total.flatten() / config.clients_per_round).to(weights)
         vector_to_parameters(weights + mean, discriminator.parameters())
-        _train_generator(config, state)
+        train_generator(config, state)
         update_ema(state.ema, state.generator, state.round, config.ema_decay)
         state.round += 1
 
@@ -285,7 +285,7 @@ def _trained(
 # ------------------------------------------------------------------ server
 
 
-def _train_generator(config: NetworkConfig, state: State) -> None:
+def train_generator(config: NetworkConfig, state: State) -> None:
     """Takes the generator's SGD steps: post-processing of the discriminator."""
     discriminator = _network(state, "discriminator")
     rate = config.generator_learning_rate

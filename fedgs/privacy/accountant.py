@@ -50,6 +50,7 @@ LARGE_DELTA = "delta is too large to read"
 HYPOTHETICAL = "hypothetical"
 CAVEATS = (LARGE_DELTA, HYPOTHETICAL)
 WITH_SELECTION = ", composed with the cohort's selection"
+# What each adversary sees decides whose noise protects: `fedgs.privacy.plan` counts it.
 _SEES = {
     "release": "adversary: sees every published generator, so the noise of {nodes} "
     "nodes counts",
@@ -77,12 +78,14 @@ _OF_A_RECORD = (
     "relation: a record is replaced by another one; the number of records, and so that "
     "of clients and the size of every shard, is public and stays"
 )
-# How one unit may change, by the relation.
+# How one unit may change, in the words of a report, by the relation.
 CHANGES = {
     "zero-out": "contributes or contributes nothing",
     "replace-one": "has these data or any other",
     "add-or-remove": "is there or not",
 }
+# The conditions of docs/privacy.md, "2. Amplification by sampling", in its order. The
+# code checks what settings and events show; the rest is the user's promise.
 _AMPLIFIED = (
     "sampling: in each of {} a new uniform draw of m clients answers all B fakes; the "
     "whole round is sampled, then rounds are composed; sensitivity 2C sqrt(B) under "
@@ -241,17 +244,16 @@ class _Question(NamedTuple):
         for adversary, (law, theorem, why) in rounds.laws.items():
             for relation in relations_of(rounds.unit):
                 # The ratio is that of replace-one; z grows as the sensitivity falls.
-                ratio = (
-                    law.ratio * SENSITIVITIES["replace-one"] / SENSITIVITIES[relation]
-                )
-                bound = law._replace(ratio=ratio)
+                scale = SENSITIVITIES["replace-one"] / SENSITIVITIES[relation]
+                bound = law._replace(ratio=law.ratio * scale)
                 yield self._row(rounds, adversary, relation, bound, theorem, [why])
         if rounds.no_amplification:
             return
         num_draws = sum(kind.rounds for kind in rounds.sampled)
         conditions = [text.format(f"{num_draws} rounds") for text in _AMPLIFIED]
         bound = SampledBound(rounds.sampled)
-        # Only `release` does not see who takes part.
+        # Only `release` does not see who takes part. The bound is the same under every
+        # relation: in an unselected client's place somebody else answers.
         for relation in relations_of(rounds.unit):
             yield self._row(rounds, "release", relation, bound, PLD_THEOREM, conditions)
 
@@ -286,6 +288,7 @@ class _Question(NamedTuple):
             delta = max(bound.delta(epsilon), LEAST_DELTA)
         label = VALID
         if rounds.is_seeded:
+            # Whoever has the seed draws the noise again: nothing is guaranteed.
             label = SEEDED
         return Statement(
             label=label,
@@ -307,8 +310,10 @@ class _Question(NamedTuple):
     ) -> Iterator[str]:
         """Yields the conditions of a row that no theorem makes."""
         sees = _SEES[adversary]
+        # Only if every round was masked: one bare round shows the node's own release.
         if adversary == "server" and rounds.is_masked:
             sees = _SEES_MASKED
+        # The row is shown all the same, marked as hypothetical.
         if adversary == "secagg" and not rounds.is_masked:
             yield _NOT_MASKED
         yield sees.format(nodes=rounds.nodes, colluding=self.colluding)
@@ -352,6 +357,7 @@ def statements(
     else:
         possible = (plan.client_selection,)
     rows: list[Statement] = []
+    # Unknown: both are stated, and nothing is claimed of which one holds.
     for selection in possible:
         rows += question.rows(_planned(plan, selection, colluding))
     return tuple(rows)
@@ -365,6 +371,7 @@ def _planned(plan: Plan, selection: str, colluding: int) -> _Rounds:
         no_amplification = ""
     else:
         no_amplification = _ASK
+    # Of replace-one; `_Question.rows` scales them to the other relation.
     laws: dict[str, tuple[Law, str, str]] = {}
     for adversary in plan.adversaries:
         ratio = plan.ratio(adversary, "replace-one", colluding)
@@ -429,12 +436,14 @@ def _released(
 ) -> _Rounds:
     all_spent = [_spending(run, colluding) for run in numbered_alike(runs)]
     together = RunsOnSameClients(all_spent, is_reshuffled)
+    # Every node of a deployment knows when it is asked.
     is_deployed = any(run.config.node_names for run in runs)
     reason = DEPLOYED if is_deployed else together.why_not_amplified()
     sampled: tuple[Sampled, ...] = ()
     if reason:
         no_amplification = f"refused: {reason}"
     elif not all(run.config.amplification for run in runs):
+        # The promise that nobody learns who was drawn has to cover every run.
         no_amplification = _ASK
     else:
         no_amplification = ""
@@ -476,6 +485,8 @@ def _spending(run: Run, colluding: int) -> Spending:
     )
     for event in run.events:
         spent.add(event, costs_of(event, colluding))
+    # Without the hash of a secret the draws followed from the seed, which is public:
+    # they were known, and no client's number of rounds was random.
     why = PUBLIC_SELECTION
     if config.selection_hash:
         why = _why_ended_early(run, spent)

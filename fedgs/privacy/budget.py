@@ -35,9 +35,9 @@ from fedgs.privacy.plan import (
     relations_of,
 )
 from fedgs.privacy.selection_cost import SelectionCost, Target
-from fedgs.privacy.spending import Kind, Spending
+from fedgs.privacy.spending import DrawKind, Spending
 
-Kinds = Mapping[Kind, int]
+DrawKinds = Mapping[DrawKind, int]
 _MOST_ROUNDS = 10**9
 
 
@@ -50,8 +50,8 @@ class _Cap(NamedTuple):
         most: the largest number of draws of the kind.
     """
 
-    kind: Kind
-    others: Kinds
+    kind: DrawKind
+    others: DrawKinds
     most: int
 
 
@@ -140,7 +140,7 @@ def _least(holds: Callable[[Decimal], bool], most: Decimal) -> Decimal:
     power = most.adjusted()
     digits = int(most.scaleb(3 - power))
     high = (power + 1) * 9000 + digits
-    # Downwards in growing steps, for one question of `holds` takes up to seconds.
+    # Downwards in growing steps: few questions, because each one composes all rounds.
     gap = 1
     while is_enough(high - gap):
         high -= gap
@@ -290,7 +290,7 @@ class Budget:
         self,
         event: Event,
         theorem: str,
-        bound_of: Callable[[Kinds], Law | SampledBound],
+        bound_of: Callable[[DrawKinds], Law | SampledBound],
     ) -> bool:
         """Asks how many draws like this one fit beside the others, once for all."""
         spending = self._spending
@@ -320,11 +320,11 @@ class Budget:
         # stays valid although the run ends early.
         return done < cap.most
 
-    def _mixture(self, kinds: Kinds) -> Law:
+    def _mixture(self, kinds: DrawKinds) -> Law:
         law = mixture_of(kinds, self._row)
         return law._replace(ratio=law.ratio * self._scale)
 
-    def _amplified(self, kinds: Kinds) -> SampledBound:
+    def _amplified(self, kinds: DrawKinds) -> SampledBound:
         return SampledBound(sampled_of(kinds, self._row))
 
     def _holds(self, rounds: Law | SampledBound) -> bool:

@@ -149,7 +149,6 @@ def sampled_rdp_epsilon(kind: Sampled, delta: float) -> float:
     sampled = dp.SampledWithoutReplacementDpEvent(
         kind.num_clients, kind.clients_per_round, release
     )
-    # It warns of orders that it leaves out: the bound is looser, and still one.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         accountant.compose(sampled, kind.rounds)
@@ -179,7 +178,7 @@ def two_directions(kind: Sampled, is_attained: bool = False) -> Any:
         kind.ratio,
         pessimistic_estimate=not is_attained,
         value_discretization_interval=step,
-        use_connect_dots=not is_attained,  # it rounds up only
+        use_connect_dots=not is_attained,  # which only rounds up
         sampling_prob=kind.rate,
     )
     return one.self_compose(kind.rounds)

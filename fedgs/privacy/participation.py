@@ -22,7 +22,7 @@ import numpy as np
 from fedgs.errors import UserError
 from fedgs.privacy.amplification import MOST_SAMPLED_KINDS, Sampled
 from fedgs.privacy.gaussian import Law, binomial_law, fixed_law
-from fedgs.privacy.spending import Draw, Kind, Spending
+from fedgs.privacy.spending import Draw, DrawKind, Spending
 
 COUNT_THEOREM = "no amplification: participation count"
 MIXTURE_THEOREM = "no amplification: Binomial mixture of participation counts"
@@ -73,7 +73,7 @@ def planned_law(
     return law, MIXTURE_THEOREM, why
 
 
-def mixture_of(kinds: Mapping[Kind, int], row: int, fixed: float = 0.0) -> Law:
+def mixture_of(kinds: Mapping[DrawKind, int], row: int, fixed: float = 0.0) -> Law:
     """Returns the law of a client's mu^2 after independent draws.
 
     A draw of cost c at the rate q adds c with probability q. Costs that are multiples
@@ -130,7 +130,7 @@ def _sum(one: Law, other: Law) -> Law:
     return Law(counts, weights, tail, ratio=1.0)
 
 
-def sampled_of(kinds: Mapping[Kind, int], row: int) -> tuple[Sampled, ...]:
+def sampled_of(kinds: Mapping[DrawKind, int], row: int) -> tuple[Sampled, ...]:
     """Returns the draws as `fedgs.privacy.amplification` counts them."""
     rounds: list[Sampled] = []
     for ((num_clients, clients), costs), count in kinds.items():
@@ -176,7 +176,7 @@ class RunsOnSameClients:
             # The count is always valid, so it replaces every mixture.
             self._mixed = []
             self._counted = self.runs
-            self._draws = Counter[Kind]()
+            self._draws = Counter[DrawKind]()
 
     def law(self, row: int) -> tuple[Law, str, str]:
         """Returns what the events cost a client, without amplification.
@@ -226,7 +226,7 @@ class RunsOnSameClients:
         return sampled_of(draws, row)
 
 
-def _joined(runs: Sequence[Spending]) -> tuple[Counter[Kind], str]:
+def _joined(runs: Sequence[Spending]) -> tuple[Counter[DrawKind], str]:
     """Returns the draws of runs by kind, or why they are not independent draws."""
     if len(runs) == 1:
         return +runs[0].kinds, ""
@@ -253,7 +253,7 @@ def _why_counted(runs: Sequence[Spending], conflict: str) -> str:
     return why + "; schedule, noise and end were not chosen after seeing answers"
 
 
-def _why_mixed(runs: Sequence[Spending], draws: Mapping[Kind, int]) -> str:
+def _why_mixed(runs: Sequence[Spending], draws: Mapping[DrawKind, int]) -> str:
     cohorts = sorted({cohort for cohort, _ in draws})
     num_clients, _ = cohorts[0]  # the same of all runs, which have the same clients
     clients = " or ".join(str(clients) for _, clients in cohorts)

@@ -36,6 +36,7 @@ from fedgs.privacy.participation import (
     planned_law,
 )
 
+# In the order of the columns of a report, and of the costs of an event.
 ADVERSARIES = ("release", "server", "secagg")
 UNMASKED = "unmasked"  # the server of a secure aggregation, if masking fails
 ADVERSARY_COLUMNS = (*ADVERSARIES, UNMASKED)  # of the costs of an event
@@ -289,6 +290,7 @@ class Plan:
             (self._cost_of(releases), releases.num_rounds)
             for releases in self.first_releases(num_rounds)
         ]
+        # One round without noise tells everything, whatever the others add.
         if any(cost == math.inf for cost, _ in costs):
             no_noise = fixed_law(1, ratio=0.0)
             return no_noise, COUNT_THEOREM, "count: a round has no noise"
@@ -297,6 +299,7 @@ class Plan:
         )
         if all(cost == 1.0 for cost, _ in costs):
             return law, theorem, why
+        # Rounds differ, so that a number of rounds alone does not say what they cost.
         most = int(law.counts.max())
         if theorem == MIXTURE_THEOREM:
             # As its run is charged: by the client that was drawn most often.
@@ -317,6 +320,7 @@ class Plan:
                 count = min(left, releases.num_rounds)
                 found.append(releases._replace(num_rounds=count))
                 left -= count
+        # More rounds than were planned are like the last ones.
         if left > 0:
             last = found.pop()
             found.append(last._replace(num_rounds=last.num_rounds + left))
@@ -326,6 +330,8 @@ class Plan:
         """Returns what one of these releases costs, in units of the plan's own."""
         if releases.factor == 0:
             return math.inf
+        # mu^2 is proportional to B (the sensitivity is sqrt(B) that of a fake), and to
+        # the inverse square of the noise.
         return releases.batch_size / self.batch_size / releases.factor**2
 
     def _of_kinds(self, num_rounds: int) -> str:
@@ -364,6 +370,7 @@ class Plan:
             UserError: the plan has no noise multiplier.
         """
         ratio = self.ratio("release", "replace-one", colluding=0)
+        # By cost: each kind of round takes one more transform, so equal ones are one.
         rounds = Counter[float]()
         for releases in self.first_releases(self.num_rounds):
             rounds[self._cost_of(releases)] += releases.num_rounds
@@ -386,6 +393,7 @@ class Plan:
         if self.noise_multiplier is None:
             raise UserError("noise_multiplier is unset: give --noise-multiplier")
         shares = self.shares(adversary, colluding)
+        # Discrete noise is accounted as slightly less Gaussian noise, which is proved.
         multiplier = proven_multiplier(self.noise_multiplier, self.secure_aggregation)
         return noise_ratio(multiplier, self.batch_size, relation, shares)
 

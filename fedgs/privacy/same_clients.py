@@ -112,6 +112,7 @@ def _about(runs: Sequence[Run]) -> list[str]:
     conditions = [*units, *public]
     if len(runs) == 1:
         return conditions
+    # Releases of one run may depend on those of another: composition is adaptive.
     conditions.append(f"{len(runs)} runs on the same clients: mu^2 adds up")
     if any(run.config.node_names for run in runs):
         conditions.append(
@@ -133,6 +134,7 @@ def _embeddings(runs: Sequence[Run]) -> list[str]:
     count = releases.count("embedding")
     if count == 0:
         return []
+    # Of these rounds C, B and the noise are other ones than those of the settings.
     return [
         f"{count} of {len(releases)} events release embeddings, B = 1, each with its "
         "own C and noise; kinds, weights and clip bounds were fixed in advance"

@@ -37,12 +37,12 @@ class Draw(NamedTuple):
         return self._replace(costs=tuple(own + more for own, more in pairs))
 
     @property
-    def kind(self) -> "Kind":
+    def kind(self) -> "DrawKind":
         """What draws are counted by."""
         return self.cohort, self.costs
 
 
-Kind = tuple[tuple[int, int], tuple[float, ...]]
+DrawKind = tuple[tuple[int, int], tuple[float, ...]]
 
 
 class Spending:
@@ -85,7 +85,7 @@ class Spending:
         self.no_mixture = ""
         self.no_amplification = ""
         self.draws: dict[int, Draw] = {}
-        self.kinds: Counter[Kind] = Counter()
+        self.kinds: Counter[DrawKind] = Counter()
 
     def why_count(self, event: Event) -> str:
         """Returns why the mixture does not hold with this event; "" if it does.
@@ -142,7 +142,7 @@ class Spending:
         cohort = (event.num_clients, event.num_participants)
         return Draw(event.participants, cohort, costs)
 
-    def kinds_with(self, event: Event, draw: Draw) -> Counter[Kind]:
+    def kinds_with(self, event: Event, draw: Draw) -> Counter[DrawKind]:
         """Returns `kinds` after an event whose round's draw becomes `draw`."""
         kinds = self.kinds.copy()
         known = self.draws.get(event.round)
@@ -173,7 +173,8 @@ class Spending:
             problem = f"earlier events have {self.first.num_clients}; account apart"
             raise UserError(f"num_clients = {event.num_clients}: {problem}")
         # mu^2 adds up over releases, even of answers that depend on earlier ones.
-        self.mu_squared[:, event.positions] += np.array(costs)[:, None]
+        column = np.array(costs)[:, None]
+        self.mu_squared[:, event.positions] += column
         # A guarantee counts the noise of the fewest nodes: less noise is the safe side.
         self.nodes = min(self.nodes, event.counted_nodes)
         self.selections.add(event.client_selection)

@@ -5,11 +5,12 @@ Source: https://huggingface.co/docs/hub/datasets-cards
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedgs.privacy.rounding import lower, upper
 
-LABEL, CARD = "privacy_label.json", "README.md"
+LABEL = "privacy_label.json"
+CARD = "README.md"
 NO_GUARANTEE = "NO GUARANTEE"  # begins the label of a run that guarantees nothing
 
 
@@ -21,15 +22,22 @@ def in_words(value: Any, name: str = "") -> str:
         name: of a number: that of a lower bound is rounded down, others up.
     """
     if isinstance(value, dict):
-        return ", ".join(f"{n} {in_words(inner, n)}" for n, inner in value.items())
+        fields = cast(dict[str, Any], value)
+        return ", ".join(
+            f"{key} {in_words(inner, key)}" for key, inner in fields.items()
+        )
     if isinstance(value, list):
-        return "".join(f"\n  - {in_words(item)}" for item in value) or "none"
+        items = cast(list[Any], value)
+        return "".join(f"\n  - {in_words(item)}" for item in items) or "none"
     if value is None:
         return "none"
     if not isinstance(value, float):
         return str(value)
-    is_least = name in ("lower_bound", "confidence")
-    return lower(value) if is_least else upper(value, 6 if name == "delta" else 4)
+    if name in ("lower_bound", "confidence"):
+        return lower(value)
+    if name == "delta":
+        return upper(value, 6)
+    return upper(value)
 
 
 def to_outsiders(label: Mapping[str, Any]) -> str:
@@ -43,12 +51,16 @@ def to_outsiders(label: Mapping[str, Any]) -> str:
     Args:
         label: see `fedgs.privacy_label`.
     """
-    seen = label["who_sees_what"]
-    own = [row["epsilon"] for row in seen if row["adversary"] == label["adversary"]]
-    known = {n: relation for row in own[:1] for relation, n in row.items() if n}
+    own: dict[str, float | None] = {}
+    for row in label["who_sees_what"]:
+        if row["adversary"] == label["adversary"]:
+            own = row["epsilon"]
+            break
+    known = {epsilon: relation for relation, epsilon in own.items() if epsilon}
     if not known:
         return "there is no epsilon to quote"
-    return f"to an outsider quote {upper(max(known))} ({known[max(known)]})"
+    largest = max(known)
+    return f"to an outsider quote {upper(largest)} ({known[largest]})"
 
 
 def data_card(count: int, label: Mapping[str, Any]) -> str:
@@ -60,13 +72,18 @@ def data_card(count: int, label: Mapping[str, Any]) -> str:
         count: of images, at least 1.
         label: of the run that they were drawn from; see `fedgs.privacy_label`.
     """
-    is_private = not label["guarantee"].startswith(NO_GUARANTEE)
-    words = (f"- **{n.replace('_', ' ')}**: {in_words(v, n)}" for n, v in label.items())
+    tags = "- synthetic"
+    if not label["guarantee"].startswith(NO_GUARANTEE):
+        tags += "\n- differential-privacy"
+    lines: list[str] = []
+    for name, value in label.items():
+        title = name.replace("_", " ")
+        lines.append(f"- **{title}**: {in_words(value, name)}")
     template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
     return template.format(
         count=count,
-        tags="- synthetic" + "\n- differential-privacy" * is_private,
+        tags=tags,
         guarantee=label["guarantee"],
         quote=to_outsiders(label),
-        words="\n".join(words),
+        words="\n".join(lines),
     )

@@ -30,7 +30,10 @@ def of_run(run: Path, delta: float | None = None) -> list[Statement]:
     Raises:
         UserError: no run folder, or a broken ledger.
     """
-    return of_runs([run], {} if delta is None else {"delta": delta})
+    settings: dict[str, Any] = {}
+    if delta is not None:
+        settings["delta"] = delta
+    return of_runs([run], settings)
 
 
 def ranked(config: RunConfig, rows: Iterable[Statement]) -> list[Statement]:
@@ -42,9 +45,16 @@ def ranked(config: RunConfig, rows: Iterable[Statement]) -> list[Statement]:
         config: of the run, with its own adversary and relation.
         rows: its statements.
     """
-    found = sorted(rows, key=lambda row: (not row.guarantee, row.epsilon or 0.0))
-    found.sort(key=lambda row: row.relation != config.relation)
-    return sorted(found, key=lambda row: row.adversary != config.adversary)
+
+    def rank(row: Statement) -> tuple[bool, bool, bool, float]:
+        return (
+            row.adversary != config.adversary,
+            row.relation != config.relation,
+            not row.guarantee,
+            row.epsilon or 0.0,
+        )
+
+    return sorted(rows, key=rank)
 
 
 def of_runs(
@@ -76,19 +86,26 @@ def of_runs(
         if names.count(name) > 1:
             raise UserError(f"{name}: given twice; every run counts once")
     runs = [_run(folder.config, folder.read_ledger().events) for folder in folders]
-    configs = {  # a run's budget is of its own delta, what is asked of the given one
-        str(path): dataclasses.replace(run.config, **settings).validate()
-        for path, run in zip(paths, runs, strict=True)
-    }
+    # The runs keep their own settings: whether a budget ended one is a question of the
+    # delta that it had.
+    configs: dict[str, RunConfig] = {}
+    for path, run in zip(paths, runs, strict=True):
+        asked = dataclasses.replace(run.config, **settings)
+        configs[str(path)] = asked.validate()
     deltas = {config.delta for config in configs.values()}
     if len(deltas) > 1 and at_epsilon is None:
         raise UserError(f"delta = {' and '.join(map(str, deltas))}: give --delta")
     is_reshuffled = _is_reshuffled(configs)
     if not same_clients:
         _check_same_clients(configs, is_reshuffled)
-    delta = configs[str(paths[0])].delta
-    costs = selection_costs(configs.values())
-    found = statements_of_runs(runs, delta, at_epsilon, is_reshuffled, costs, colluding)
+    found = statements_of_runs(
+        runs,
+        delta=configs[str(paths[0])].delta,
+        at_epsilon=at_epsilon,
+        is_reshuffled=is_reshuffled,
+        selections=selection_costs(configs.values()),
+        colluding=colluding,
+    )
     return with_cohort_condition(found, configs.values())
 
 
@@ -117,13 +134,17 @@ def by_round(
 
     whole = stated(run)
     ends: list[int] = []
+    # From the end: of a repeated round, the last attempt is the first one met.
     for place in reversed(range(len(events))):
         if not ends or events[place].round < events[ends[-1]].round:
             ends.append(place)
+    ends.reverse()
     # Where counts decide for the run, they do for each round: more rounds came.
     more = whole[0].theorem.startswith(COUNT_THEOREM)
-    for last in (ends[-1 - place] for place in spread(len(ends), most)):
-        done, rows = events[: last + 1], whole
+    for index in spread(len(ends), most):
+        last = ends[index]
+        done = events[: last + 1]
+        rows = whole
         if len(done) < len(events):  # as if these rounds were all that was planned
             shorter = run._replace(
                 config=dataclasses.replace(config, target_epsilon=None),
@@ -140,7 +161,8 @@ def spread(count: int, most: int) -> list[int]:
     >>> spread(7, 3), spread(2, 3)
     ([0, 3, 6], [0, 1])
     """
-    return np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
+    places = np.linspace(0, count - 1, min(count, most))
+    return places.round().astype(int).tolist()
 
 
 def with_cohort_condition(
@@ -148,7 +170,8 @@ def with_cohort_condition(
 ) -> list[Statement]:
     """Adds how the cohorts were selected, where the statements do not say it yet."""
     texts = [selection_condition(config) for config in configs]
-    more = tuple(dict.fromkeys(text for text in texts if text and text != INCLUDED))
+    # A dictionary keeps the order and says each text once.
+    more = dict.fromkeys(text for text in texts if text and text != INCLUDED)
     return [
         dataclasses.replace(row, conditions=(*row.conditions, *more)) for row in found
     ]
@@ -156,8 +179,10 @@ def with_cohort_condition(
 
 def _is_reshuffled(configs: dict[str, RunConfig]) -> bool:
     """Tells whether the unit is a record that sits in another shard in every run."""
-    is_record = all(c.privacy_unit == "record" for c in configs.values())
-    return is_record and len({config.seed for config in configs.values()}) > 1
+    is_record = all(config.privacy_unit == "record" for config in configs.values())
+    seeds = {config.seed for config in configs.values()}
+    # The seed deals the records out to shards.
+    return is_record and len(seeds) > 1
 
 
 # Sources whose clients are the owners, for every seed. Others may have owners too: then
@@ -168,19 +193,22 @@ _WITH_OWNERS = ("fonts", "mnist-by-writer", "femnist", "folder:")
 def _check_same_clients(configs: dict[str, RunConfig], is_reshuffled: bool) -> None:
     (first, known), *others = configs.items()
     names = [*settings_with("clients")]
-    has_owners = known.partition == "by-client" or (
-        known.partition == "auto" and known.data.startswith(_WITH_OWNERS)
-    )
+    is_by_owner = known.partition == "auto" and known.data.startswith(_WITH_OWNERS)
+    has_owners = known.partition == "by-client" or is_by_owner
     if not has_owners and not is_reshuffled:
         names.append("seed")  # decides which records make a client
     for path, config in others:
-        different = [n for n in names if getattr(known, n) != getattr(config, n)]
+        different = [
+            name for name in names if getattr(known, name) != getattr(config, name)
+        ]
         if known.data == GIVEN:  # images of a program: no folder tells which
             different.append("data")
         if _clients_of(known) != _clients_of(config):
             different.append("cohort")
-        for name in different:
-            one, other = getattr(known, name), getattr(config, name)
+        if different:
+            name = different[0]
+            one = getattr(known, name)
+            other = getattr(config, name)
             raise UserError(
                 f"{name} = {one} in {first}, {other} in {path}: other clients, as "
                 "far as the folders show; account the runs apart, or give "

@@ -14,8 +14,8 @@ from fedgs.errors import UserError
 from fedgs.privacy.accountant import Statement
 from fedgs.runs.run_folder import BASELINE
 
-GROUP = "fedgs.runs"
-NAME = BASELINE.partition(".")[0]
+_ENTRY_GROUP = "fedgs.runs"
+_ENTRY_NAME = BASELINE.partition(".")[0]
 
 
 class OtherRun(Protocol):
@@ -107,10 +107,10 @@ def open_other(path: str | Path, typed: str = "") -> OtherRun:
     Raises:
         UserError: no such folder, or nothing is installed that can open it.
     """
-    for entry in entry_points(group=GROUP, name=NAME):
-        opened = cast(Callable[[str | Path, str], OtherRun], entry.load())
-        return opened(path, typed)
+    for entry in entry_points(group=_ENTRY_GROUP, name=_ENTRY_NAME):
+        open_run = cast(Callable[[str | Path, str], OtherRun], entry.load())
+        return open_run(path, typed)
     raise UserError(
-        f"{path}: is a run of `fedgs {NAME}`, and nothing that opens it is installed; "
-        "install fedgs with its experiments"
+        f"{path}: is a run of `fedgs {_ENTRY_NAME}`, and nothing that opens it is "
+        "installed; install fedgs with its experiments"
     )

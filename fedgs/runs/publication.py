@@ -22,10 +22,25 @@ from fedgs.runs.data_card import CARD, LABEL, NO_GUARANTEE, data_card
 from fedgs.runs.run_folder import AVERAGE, RunFolder
 
 # What a generator and its inputs are made of: nothing of data, clients or seeds.
-SETTINGS = ("image_size", "image_channels", "num_classes", "classes", "generator")
-SETTINGS += ("generator_dim", "latent", "latent_dim", "phases")
-# Of the training, which is not published; a run folder has to have them.
-UNTOLD = {"num_clients": 1, "clients_per_round": 1, "noise_multiplier": 0.0, "seed": 0}
+_OF_GENERATOR = (
+    "image_size",
+    "image_channels",
+    "num_classes",
+    "classes",
+    "generator",
+    "generator_dim",
+    "latent",
+    "latent_dim",
+    "phases",
+)
+# Of the training, which is not published. A run folder has to have them, so that these
+# say nothing of the run.
+_PLACEHOLDERS = {
+    "num_clients": 1,
+    "clients_per_round": 1,
+    "noise_multiplier": 0.0,
+    "seed": 0,
+}
 
 
 def publish(
@@ -57,7 +72,8 @@ def publish(
     drawn = sample.draw_samples(folder, count)
     sample_files.check_room(f"hf:{output}", drawn)
     flat = folder.config.to_flat()
-    settings = {name: flat[name] for name in SETTINGS if name in flat}
+    # Named one by one: a setting that is added later stays here unless it is named.
+    settings = {name: flat[name] for name in _OF_GENERATOR if name in flat}
     if any(phase.method not in METHODS for phase in folder.config.phases):
         del settings["phases"]  # whoever samples need not have other people's code
     writing = sample_files.writing(output)
@@ -65,7 +81,7 @@ def publish(
         sample_files.fill_hf(staging, drawn)
         tensors = generator.state_dict()
         write_tensors(staging / AVERAGE, tensors, is_durable=True, is_sealed=True)
-        write_json(staging / "config.json", settings | UNTOLD)
+        write_json(staging / "config.json", settings | _PLACEHOLDERS)
         write_json(staging / "versions.json", label["versions"])
         sample.write_grid(staging / "samples.png", folder.config, generator)
         write_json(staging / LABEL, dict(label))

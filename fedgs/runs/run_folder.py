@@ -44,19 +44,27 @@ if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs 
 FORMAT_VERSION = 3
 COHORT = "cohort.txt"
 CHECKPOINT = "checkpoint/checkpoint.json"
-RECORD = "ledger.json"
+LEDGER_RECORD = "ledger.json"
 BASELINE = "baseline.json"
 BEHIND = "ledger-behind.txt"
 GENERATOR = "generator.safetensors"
 AVERAGE = "generator_ema.safetensors"
-METRICS = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 SELECTION_KEY = "private/selection.key"
 # What the ledger's events mean stands in these; its first line binds those there are.
 BOUND = ("config.json", BASELINE, COHORT)
 STATE_HASH = "sha256"  # in a node's state: of all else in it
 # What a training process alone writes, in folders where others write too.
-OWN_FILES = (RECORD, BEHIND, GENERATOR, AVERAGE, METRICS)
-OWN_FILES += ("deployment.json", "nodes.json", "result.json")
+OWN_FILES = (
+    LEDGER_RECORD,
+    BEHIND,
+    GENERATOR,
+    AVERAGE,
+    METRICS_FILE,
+    "deployment.json",
+    "nodes.json",
+    "result.json",
+)
 ChainT = TypeVar("ChainT", bound=Chain[Any])
 PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "autodp", "safetensors")
 
@@ -89,11 +97,10 @@ def check_free(output: str) -> None:
     """
     path = Path(output).expanduser()
     if path.exists():
-        is_run = (path / "config.json").exists()
-        go_on = f", or continue it with `fedgs resume {output}`" if is_run else ""
-        raise UserError(
-            f"output = {output}: exists already; choose another --output{go_on}"
-        )
+        remedy = "choose another --output"
+        if (path / "config.json").exists():
+            remedy += f", or continue it with `fedgs resume {output}`"
+        raise UserError(f"output = {output}: exists already; {remedy}")
 
 
 class RunFolder:
@@ -141,12 +148,7 @@ class RunFolder:
                 files.make_folder(staging / name)
             (staging / "private").chmod(0o700)
             if config.cohort is not None:
-                remedy = "give --cohort a file that can be read"
-                with wrap_error(
-                    OSError, f"cohort = {config.cohort}: unreadable", remedy
-                ):
-                    content = Path(config.cohort).read_bytes()
-                files.write_atomically(staging / COHORT, content)
+                files.write_atomically(staging / COHORT, _cohort_file(config.cohort))
                 config = dataclasses.replace(config, cohort=str(path / COHORT))
             config = _with_selection_key(config, selection_key, staging)
             flat = {**config.to_flat(), "counted": config.counted}
@@ -208,7 +210,9 @@ class RunFolder:
             UserError: a malformed checkpoint.
         """
         seen = self._seen_by(CHECKPOINT)
-        return seen.round if seen else 0
+        if seen is None:
+            return 0
+        return seen.round
 
     @property
     def is_finished(self) -> bool:
@@ -236,13 +240,13 @@ class RunFolder:
             )
         witnesses = self._witnesses()
         ledger = kind.open(self._ledger_path())
+        problem = f"{self.path / LEDGER_RECORD}: cannot be written"
         remedy = "free the disk, then resume the run"
         try:
             self._verify(ledger, witnesses)
-            with wrap_error(
-                OSError, f"{self.path / RECORD}: cannot be written", remedy
-            ):
-                self.record(ledger)  # the rounds that are repeated leave metrics.jsonl
+            with wrap_error(OSError, problem, remedy):
+                # metrics.jsonl, another witness, loses the rounds that are repeated.
+                self.record(ledger)
         except BaseException:
             ledger.close()
             raise
@@ -254,9 +258,12 @@ class RunFolder:
         Raises:
             OSError: it cannot be written.
         """
-        length, head = ledger.length, ledger.head
-        content = {"length": length, "head": head, "round": self.last_round}
-        files.write_json(self.path / RECORD, content)
+        content = {
+            "length": ledger.length,
+            "head": ledger.head,
+            "round": self.last_round,
+        }
+        files.write_json(self.path / LEDGER_RECORD, content)
 
     def mark_behind(self, reason: str) -> None:
         """Has nobody go on with the run or state an epsilon: its ledger lacks releases.
@@ -288,7 +295,7 @@ class RunFolder:
 
     def _check_kind(self, kind: type[Chain[Any]]) -> None:
         """Refuses what is published, and a baseline as a run of another method."""
-        if (self.path / LABEL).exists() and not (self.path / RECORD).exists():
+        if (self.path / LABEL).exists() and not (self.path / LEDGER_RECORD).exists():
             raise UserError(
                 f"{self.path}: is published, so without its ledger; read what is "
                 f"guaranteed in its {LABEL}, or give the run folder"
@@ -312,14 +319,28 @@ class RunFolder:
         Raises:
             UserError: one of them is malformed, or `mark_behind` was called.
         """
-        if (path := self.path / BEHIND).exists():
+        path = self.path / BEHIND
+        if path.exists():
             raise UserError(f"{path}: {path.read_text(errors='replace')}")
-        found = [w for name in (CHECKPOINT, RECORD) if (w := self._seen_by(name))]
-        found += [w for name in (GENERATOR, AVERAGE) if (w := self._bound_to(name))]
+        witnesses = (
+            self._seen_by(CHECKPOINT),
+            self._seen_by(LEDGER_RECORD),
+            self._bound_to(GENERATOR),
+            self._bound_to(AVERAGE),
+            self._seen_by_metrics(),
+        )
+        return [witness for witness in witnesses if witness is not None]
+
+    def _seen_by_metrics(self) -> Witness:
         lines = self.metrics()
-        last = max((line["round"] for line in lines), default=0)
+        rounds = [line["round"] for line in lines]
         lengths = [line["events"] for line in lines if type(line.get("events")) is int]
-        return [*found, Witness(METRICS, last, max(lengths, default=None))]
+        # A line has the length of the ledger, and not its head.
+        return Witness(
+            name=METRICS_FILE,
+            round=max(rounds, default=0),
+            length=max(lengths, default=None),
+        )
 
     def _seen_by(self, name: str) -> Witness | None:
         """Reads one of the files that hold length and head of the ledger."""
@@ -328,10 +349,14 @@ class RunFolder:
             return None
         content = files.read_json(path)
         prefix = "ledger_" if name == CHECKPOINT else ""
-        numbers = content.get("round", -1), content.get(f"{prefix}length", -1)
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise UserError(f"{path}: corrupted; {files.RESTORE}")
-        return Witness(name, *numbers, content.get(f"{prefix}head", ""))
+        round = content.get("round", -1)
+        length = content.get(f"{prefix}length", -1)
+        for number in (round, length):
+            if type(number) is not int or number < 0:
+                raise UserError(f"{path}: corrupted; {files.RESTORE}")
+        # Without a head, "" is none that a ledger has: the check fails, as it should.
+        head = content.get(f"{prefix}head", "")
+        return Witness(name, round, length, head)
 
     def _bound_to(self, name: str) -> Witness | None:
         """Reads which ledger a generator was made under."""
@@ -343,13 +368,16 @@ class RunFolder:
         if len(words) < 2 or not words[0].isdecimal():
             problem = "does not say under which ledger it was made"
             raise UserError(f"{path}: {problem}; {files.RESTORE}")
-        return Witness(name, 0, int(words[0]), words[1])
+        length, head = words[:2]
+        # Of which round it is, the file does not say; length and head are more.
+        return Witness(name, round=0, length=int(length), head=head)
 
     def _verify(self, ledger: Chain[Any], witnesses: Iterable[Witness]) -> None:
         hashes = _hashes(self.path)
         if not ledger.bound:
             problem = "lost its first line, which binds the run's settings"
             raise UserError(f"{ledger.path}: {problem}; {LEDGER_REMEDY}")
+        # Other settings would give the same events another meaning, and other epsilons.
         for name in BOUND:
             if ledger.bound.get(name) != hashes.get(name):
                 raise UserError(
@@ -382,7 +410,7 @@ class RunFolder:
             patience,
         )
 
-    def append_metrics(self, metrics: dict[str, Any], name: str = METRICS) -> None:
+    def append_metrics(self, metrics: dict[str, Any], name: str = METRICS_FILE) -> None:
         """Appends one line to metrics.jsonl, or nothing: public numbers of one round.
 
         Privacy: post-processing of DP output.
@@ -400,11 +428,12 @@ class RunFolder:
 
     def truncate_metrics(self, round: int) -> None:
         """Drops the metrics of rounds after `round`, which a resumed run repeats."""
-        path = self.path / METRICS
-        if path.exists():
-            kept = [line for line in self.metrics() if line["round"] <= round]
-            text = "".join(json.dumps(line) + "\n" for line in kept)
-            files.write_atomically(path, text.encode())
+        path = self.path / METRICS_FILE
+        if not path.exists():
+            return
+        kept = [line for line in self.metrics() if line["round"] <= round]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        files.write_atomically(path, text.encode())
 
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the whole lines of metrics.jsonl; the last one may be torn.
@@ -412,7 +441,7 @@ class RunFolder:
         Raises:
             UserError: another line is no JSON object.
         """
-        lines = files.read_json_lines(self.path / METRICS)
+        lines = files.read_json_lines(self.path / METRICS_FILE)
         return [line for line in lines if type(line.get("round")) is int]
 
     def save_checkpoint(
@@ -427,12 +456,14 @@ class RunFolder:
             tensors: name -> tensor, everything the server needs to go on.
             ledger: whose length and head the checkpoint records.
         """
+        # First the nodes' states: a committed checkpoint must not miss one of them.
         for state in self.private.glob("*/*.safetensors"):
             # A node may replace its older states meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 files.sync(state)
-        for folder in (*self.private.glob("node-*"), self.private):
+        for folder in self.private.glob("node-*"):
             files.sync(folder)
+        files.sync(self.private)
         name = f"round-{round:07d}.safetensors"
         path = self.path / "checkpoint" / name
         files.write_tensors(path, tensors, is_durable=True)
@@ -466,7 +497,10 @@ class RunFolder:
         for owned in (self.path, self.path / ".flower"):
             files.remove_temporaries(owned, *OWN_FILES)
         found = self.committed()
-        remove_states_after(self.private, found[0] if found else 0)
+        round = 0
+        if found is not None:
+            round, _ = found
+        remove_states_after(self.private, round)
         return found
 
     def committed(self) -> "tuple[int, TensorDict] | None":
@@ -483,12 +517,13 @@ class RunFolder:
         commit = files.read_json(self.path / CHECKPOINT)
         path = files.inside(folder, commit.get("file"), f"{CHECKPOINT}: file")
         broken = f"{path}: corrupted checkpoint"
-        with wrap_error(
-            (OSError, KeyError, TypeError, ValueError), broken, files.RESTORE
-        ):
-            if hashlib.sha256(path.read_bytes()).hexdigest() != commit["sha256"]:
+        kinds = (OSError, KeyError, TypeError, ValueError)
+        with wrap_error(kinds, broken, files.RESTORE):
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            if digest != commit["sha256"]:
                 raise ValueError("of another hash")
-            tensors, round = files.read_tensors(path)[0], int(commit["round"])
+            tensors, _ = files.read_tensors(path)
+            round = int(commit["round"])
             if path != state_path(folder, round):
                 raise ValueError("of another round")
         return round, tensors
@@ -505,10 +540,13 @@ class RunFolder:
         if not path.exists():
             return None
         files.check_tensors(path)
-        record = self._seen_by(RECORD)  # nothing of a published folder
-        if record and (made := self._bound_to(AVERAGE)) and made.head != record.head:
-            raise UserError(f"{path}: is of another ledger; {files.RESTORE}")
-        return files.read_tensors(path)[0]
+        record = self._seen_by(LEDGER_RECORD)  # nothing of a published folder
+        if record is not None:
+            made = self._bound_to(AVERAGE)
+            if made is not None and made.head != record.head:
+                raise UserError(f"{path}: is of another ledger; {files.RESTORE}")
+        tensors, _ = files.read_tensors(path)
+        return tensors
 
     def save_generator(
         self, generator: "TensorDict", ema: "TensorDict", ledger: Chain[Any]
@@ -537,6 +575,13 @@ class RunFolder:
         write(GENERATOR, generator)
 
 
+def _cohort_file(path: str) -> bytes:
+    """Returns what the user's file of a cohort contains."""
+    remedy = "give --cohort a file that can be read"
+    with wrap_error(OSError, f"cohort = {path}: unreadable", remedy):
+        return Path(path).read_bytes()
+
+
 def _with_selection_key(config: ResolvedConfig, key: str, path: Path) -> ResolvedConfig:
     """Returns settings with the secret that decides who takes part, if one does.
 
@@ -552,6 +597,7 @@ def _with_selection_key(config: ResolvedConfig, key: str, path: Path) -> Resolve
 
 def _read_selection_key(path: Path, told: str) -> str:
     """Returns the secret whose hash config.json tells; "" if it is lost."""
+    # Without it a run can be looked at, but not go on: `ledger` refuses that.
     with contextlib.suppress(OSError, UnicodeError):
         key = (path / SELECTION_KEY).read_text()
         if public_hash(key) == told:
@@ -570,8 +616,12 @@ def _salted(hashes: Mapping[str, str]) -> dict[str, str]:
 
 def _hashes(folder: Path) -> dict[str, str]:
     """Returns the SHA-256 of those files of `BOUND` that a folder has."""
-    paths = [path for name in BOUND if (path := folder / name).exists()]
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    found: dict[str, str] = {}
+    for name in BOUND:
+        path = folder / name
+        if path.exists():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
 
 
 # ------------------------------------------------------------------ node states
@@ -584,8 +634,9 @@ def node_folder(private: Path, node_id: int) -> Path:
 
 def state_rounds(folder: Path) -> list[int]:
     """Returns the rounds whose states are on disk, increasing."""
-    stems = [path.stem[6:] for path in folder.glob("round-*.safetensors")]
-    return sorted(int(stem) for stem in stems if stem.isdecimal())
+    paths = folder.glob("round-*.safetensors")
+    numbers = [path.stem.removeprefix("round-") for path in paths]
+    return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 def state_path(folder: Path, round: int) -> Path:
@@ -619,7 +670,8 @@ def read_state(path: Path) -> "tuple[TensorDict, dict[str, str]]":
     """
     tensors, metadata = files.read_tensors(path)
     written = tensors.pop(STATE_HASH, None)
-    if written is None or written.tolist() != [*_state_hash(tensors, metadata)]:
+    expected = [*_state_hash(tensors, metadata)]
+    if written is None or written.tolist() != expected:
         raise UserError(f"{path}: corrupted state, of another hash; {files.RESTORE}")
     return tensors, metadata
 
@@ -627,8 +679,10 @@ def read_state(path: Path) -> "tuple[TensorDict, dict[str, str]]":
 def _state_hash(tensors: "TensorDict", metadata: dict[str, str]) -> bytearray:
     content = hashlib.sha256(repr(sorted(metadata.items())).encode())
     for name, value in sorted(tensors.items()):
+        # Type and shape as well: the same bytes may stand for other numbers.
         content.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        content.update(value.detach().cpu().reshape(-1).numpy().data)
+        numbers = value.detach().cpu().reshape(-1).numpy()
+        content.update(numbers.data)
     return bytearray(content.digest())
 
 
@@ -643,8 +697,10 @@ def remove_states_after(private: Path, round: int) -> None:
 def old_states(folder: Path, keep_round: int) -> list[Path]:
     """Returns the states that are neither the newest nor of the committed round."""
     rounds = state_rounds(folder)
+    older = rounds[:-1]
+    # The commit of a round that a node took no part in means its last state before it.
     committed = [round for round in rounds if round <= keep_round][-1:]
-    return [state_path(folder, r) for r in rounds[:-1] if r not in committed]
+    return [state_path(folder, round) for round in older if round not in committed]
 
 
 def versions() -> dict[str, Any]:

@@ -19,9 +19,9 @@ from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample_files import Images, Samples, save_images
 
 Report = Callable[[int, int], None]  # how many of how many steps are done
-GRID_ROWS = 8
+_GRID_ROWS = 8
 SAMPLE_BATCH = 256
-MOST_SAMPLES = 10_000_000  # of one drawing: their labels are held in memory
+_MOST_SAMPLES = 10_000_000  # of one drawing: their labels are held in memory
 
 
 def load_generator(folder: RunFolder) -> nn.Module:
@@ -45,8 +45,12 @@ def load_generator(folder: RunFolder) -> nn.Module:
             raise UserError(
                 f"{folder.path}: no generator yet; run `fedgs resume {folder.path}`"
             )
-        stored = committed[1].items()
-        tensors = {n[4:]: v for n, v in stored if n.startswith("ema.")}
+        _, state = committed
+        tensors = {
+            name.removeprefix("ema."): value
+            for name, value in state.items()
+            if name.startswith("ema.")
+        }
     problem = f"{folder.path}: has no generator of this run"
     with wrap_error(Exception, problem, RESTORE):
         generator.load_state_dict(tensors)
@@ -91,7 +95,9 @@ def _samples(
     device = next(generator.parameters()).device
 
     def parts() -> Iterator[Images]:
-        rng, done = stream(seed, "sample"), 0
+        # A new stream for each pass, so that every pass draws the same images.
+        rng = stream(seed, "sample")
+        done = 0
         for part in torch.from_numpy(labels).split(SAMPLE_BATCH):
             z = sample_latents(config, rng, len(part))
             with torch.no_grad():
@@ -101,7 +107,8 @@ def _samples(
             yield images.numpy()
 
     names = config.class_names[: config.num_classes]
-    names += tuple(map(str, range(len(names), config.num_classes)))
+    # A class without a name is called by its number.
+    names += tuple(str(label) for label in range(len(names), config.num_classes))
     shape = (config.image_channels, config.image_size, config.image_size)
     return Samples(labels, names, shape, parts)
 
@@ -126,8 +133,8 @@ def draw_samples(
         UserError: an argument is out of range, or the run has no generator yet.
     """
     config = folder.config
-    if not 1 <= count <= MOST_SAMPLES:
-        most = f"{MOST_SAMPLES}; another --seed draws others"
+    if not 1 <= count <= _MOST_SAMPLES:
+        most = f"{_MOST_SAMPLES}; another --seed draws others"
         raise UserError(f"count = {count}: give -n from 1 to {most}")
     generator = load_generator(folder)
     if labels is None:
@@ -135,10 +142,12 @@ def draw_samples(
     else:
         last = config.num_classes - 1
         given = [labels] if isinstance(labels, int) else [*labels]
-        if not (given and all(0 <= label <= last for label in given)):
-            knows = f"this generator knows labels 0 to {last}"
-            shown = shortened(",".join(map(str, given)))
-            raise UserError(f"labels = {shown}: {knows}")
+        if not given or not all(0 <= label <= last for label in given):
+            shown = shortened(",".join(str(label) for label in given))
+            raise UserError(
+                f"labels = {shown}: this generator knows labels 0 to {last}"
+            )
+        # Repeated until there are enough.
         wanted = np.resize(np.array(given, dtype=np.int64), count)
     return _samples(config, generator, wanted, seed)
 
@@ -156,6 +165,6 @@ def write_grid(path: Path, config: ResolvedConfig, generator: nn.Module) -> None
     Privacy: post-processing of DP output.
     """
     columns = config.num_classes
-    labels = np.tile(np.arange(columns), GRID_ROWS)
-    images = draw(config, generator, labels.astype(np.int64), seed=0)
+    labels = np.tile(np.arange(columns, dtype=np.int64), _GRID_ROWS)
+    images = draw(config, generator, labels, seed=0)
     save_images(path, images, columns)

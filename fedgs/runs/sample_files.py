@@ -71,8 +71,10 @@ class Samples:
         Raises:
             UserError: memory cannot hold them.
         """
-        needed = COPIES * 4 * len(self) * math.prod(self.shape)
-        if needed > (free := psutil.virtual_memory().available):
+        bytes_of_float32 = 4
+        needed = COPIES * bytes_of_float32 * len(self) * math.prod(self.shape)
+        free = psutil.virtual_memory().available
+        if needed > free:
             raise UserError(
                 f"count = {len(self)}: these images need about {needed / 1e9:.1f} GB "
                 f"of memory, {free / 1e9:.1f} GB are free; give fewer, or write them "
@@ -82,7 +84,9 @@ class Samples:
 
     def as_dataset(self) -> TensorDataset:
         """Returns a torch Dataset of (image, label)."""
-        return TensorDataset(*map(torch.from_numpy, (self.images, self.labels)))
+        images = torch.from_numpy(self.images)
+        labels = torch.from_numpy(self.labels)
+        return TensorDataset(images, labels)
 
     def as_hugging_face(self) -> "datasets.Dataset":
         """Returns a data set with the columns `image` and `label`.
@@ -122,9 +126,12 @@ class Samples:
         """
         where = check_output(output)
         check_room(output, self)
-        opened: Any = new_folder if where.form in ("folder", "hf") else replacing
-        with writing(output), opened(where.path) as place:
-            FILL[where.form](place, self)
+        make: Any = replacing
+        if where.form in ("folder", "hf"):
+            make = new_folder
+        fill = FILL[where.form]
+        with writing(output), make(where.path) as place:
+            fill(place, self)
             check_output(output)  # another process may have written it meanwhile
 
 
@@ -203,10 +210,9 @@ def check_output(output: str | Path) -> Output:
 def _output_problems(where: Output) -> Iterator[str]:
     path = where.path
     if where.form not in FORMS or not path.name:
-        yield (
-            "give a name that ends in .npz or .png, or that of a new folder, or "
-            f"{', '.join(f'{form}:PATH' for form in FORMS)}"
-        )
+        forms = ", ".join(f"{form}:PATH" for form in FORMS)
+        name = "a name that ends in .npz or .png, or that of a new folder"
+        yield f"give {name}, or {forms}"
     if not path.absolute().parent.is_dir():
         yield "its folder does not exist; make it first"
     if path.exists():
@@ -244,16 +250,19 @@ def check_room(output: str | Path, drawn: Samples) -> None:
 
 
 def _room_problems(where: Output, drawn: Samples) -> Iterator[str]:
-    names, others = drawn.class_names, "give npz:PATH or hf:PATH"
+    names = drawn.class_names
+    others = "give npz:PATH or hf:PATH"
     wrong = [name for name in names if not is_plain_name(name)]
     if where.form == "folder" and wrong:
         yield f"the class {wrong[0]!r} cannot be the name of a folder; {others}"
     if where.form in ("folder", "hf") and len({*names}) < len(names):
         yield "two classes have one name; give npz:PATH"
-    count, values = len(drawn), math.prod(drawn.shape)
+    count = len(drawn)
+    values = math.prod(drawn.shape)
     if where.form == "png" and count > MOST_IN_GRID:
         yield f"a grid of {count} images is too large; {others}"
-    sizes = {"npz": 4 * values, "folder": max(values, BLOCK)}  # bytes of one image
+    # At most, in bytes of one image: pictures have a byte a value, and may compress.
+    sizes = {"npz": 4 * values, "folder": max(values, BLOCK)}
     needed = count * sizes.get(where.form, values)
     free = shutil.disk_usage(where.path.absolute().parent).free
     if needed > free:
@@ -282,10 +291,10 @@ def _fill_npz(file: IO[bytes], drawn: Samples) -> None:
 
 
 def _fill_folder(path: Path, drawn: Samples) -> None:
-    names = drawn.class_names
-    folders = {n: inside(path, names[n], "class") for n in np.unique(drawn.labels)}
-    for folder in folders.values():
-        folder.mkdir()  # fails where the disk takes two names for the same
+    folders: dict[int, Path] = {}
+    for label in np.unique(drawn.labels):
+        folders[label] = inside(path, drawn.class_names[label], "class")
+        folders[label].mkdir()  # fails where the disk takes two names for the same
     index = 0
     for images, labels in drawn.labelled():
         for picture, label in zip(pictures(images), labels, strict=True):
@@ -301,13 +310,17 @@ def fill_hf(path: Path, drawn: Samples) -> None:
     Raises:
         UserError: the package `datasets` is missing.
     """
-    parquet, content = imported("pyarrow.parquet", "hf:", "datasets"), BytesIO()
-    none = drawn.rows(np.empty((0, *drawn.shape), np.float32), drawn.labels[:0])
+    parquet = imported("pyarrow.parquet", "hf:", "datasets")
+    content = BytesIO()
+    # The columns have to be known before the first image is drawn.
+    no_images = np.empty((0, *drawn.shape), np.float32)
+    schema = drawn.rows(no_images, drawn.labels[:0]).data.table.schema
     (path / "data").mkdir()
     with open(path / "data" / PARQUET, "wb") as file:
-        with parquet.ParquetWriter(content, none.data.table.schema) as writer:
+        with parquet.ParquetWriter(content, schema) as writer:
             for images, labels in drawn.labelled():
-                writer.write_table(drawn.rows(images, labels).data.table)
+                rows = drawn.rows(images, labels)
+                writer.write_table(rows.data.table)
                 file.write(content.getvalue())
                 content.seek(0)
                 content.truncate()

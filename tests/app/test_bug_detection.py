@@ -94,13 +94,23 @@ def make_files(folder, healthy=range(12), suspicious=range(12, 24), **selection)
     return found
 
 
+def debug_flags(**settings: object) -> list[str]:
+    """`fedgs debug` has fewer flags than `fedgs train`: --set gives these as well."""
+    words = []
+    for name in ("image_size", "num_rounds", "noise_multiplier", "test_fraction"):
+        value = settings.pop(name, None)
+        if value is not None:
+            words += ["--set", f"{name}={value}"]
+    return [*flags(**settings), *words]
+
+
 @pytest.fixture
 def debug(fedgs, data, tmp_path):
     """Runs `fedgs debug` on the small problem."""
 
     def debug(**settings: object) -> tuple[int, str, str]:
         output = {"data": data, "output": tmp_path / "out"}
-        return fedgs("debug", *flags(**output | SMALL | settings))
+        return fedgs("debug", *debug_flags(**output | SMALL | settings))
 
     return debug
 
@@ -110,7 +120,7 @@ def original(data, tmp_path_factory, exit_code):
     """A finished folder on own cohorts; not to be changed."""
     path = tmp_path_factory.mktemp("original")
     given = {"data": data, "output": path / "out"} | SMALL | make_files(path)
-    assert exit_code("debug", *flags(**given)) == 0
+    assert exit_code("debug", *debug_flags(**given)) == 0
     return path / "out"
 
 
@@ -125,7 +135,7 @@ def no_training(monkeypatch):
     def fail(*arguments: object) -> None:
         raise AssertionError("trained")
 
-    monkeypatch.setattr(bug_detection, "_train", fail)
+    monkeypatch.setattr(bug_detection, "train_group", fail)
     monkeypatch.setattr(debug_cohorts, "select", fail)
 
 
@@ -238,7 +248,7 @@ def test_flower_gives_the_generators_and_the_verdict_of_the_local_engine(
     for engine in ("local", "flower"):
         path = tmp_path / engine
         own = given | {"engine": engine, "output": path}
-        printed(fedgs("debug", *flags(**own)))
+        printed(fedgs("debug", *debug_flags(**own)))
         plan, diagnosis = read_debug(path)
         runs = [run for own in plan["runs"].values() for run in own]
         assert {RunFolder.open(path / run).config.engine for run in runs} == {engine}
@@ -314,7 +324,7 @@ def test_a_suspect_that_fails_is_said_before_any_training(debug, files, tmp_path
 def test_a_folder_goes_on_with_no_other_settings(fedgs, done):
     given = ("debug", "--output", done)
     refused(fedgs(*given, "--groups", 5), "groups = 5", "leave out --groups")
-    refused(fedgs(*given, "--num-rounds", 9), "num_rounds = 9")
+    refused(fedgs(*given, "--set", "num_rounds=9"), "num_rounds = 9")
 
 
 # ------------------------------------------------------------------ bad input
@@ -450,7 +460,7 @@ def test_an_undecided_verdict_names_the_step_that_decides_it(fedgs, data, tmp_pa
     given = {"data": f"npz:{tmp_path}/some.npz", "output": tmp_path / "out", "seed": 0}
     given |= make_files(tmp_path) | {"target_epsilon": 99, "noise_seed": 1}
     given |= {"engine": "local", "image_size": 16, "samples_per_group": 60}
-    out = printed(fedgs("debug", *flags(**given, min_effect=0.4)))
+    out = printed(fedgs("debug", *debug_flags(**given, min_effect=0.4)))
     assert re.search("^verdict +undecided$", out, re.MULTILINE)
     step = re.search(r"^Next step: inverted is significant.* fedgs (.*)$", out, re.M)
     assert step

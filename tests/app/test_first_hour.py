@@ -301,7 +301,7 @@ def test_time_of_gradients_counts_every_clients_steps(monkeypatch, given, second
     config = with_noise(
         run_config(**ROUNDS | {"num_classes": 2, "noise_multiplier": 1.0} | given)
     )
-    monkeypatch.setattr(forecast, "_timed_round", lambda *_: (2.0, 0.1))
+    monkeypatch.setattr(forecast, "timed_round", lambda *_: (2.0, 0.1))
     (phase,) = phases_of(config)
     found = forecast.seconds_of_rounds(config, phase, None)
     assert found == pytest.approx(seconds)
@@ -370,7 +370,8 @@ def test_every_command_of_the_page_works(walk):
     of_folder = out[1].replace("folder:mine", "npz:mine.npz")
     assert of_folder.splitlines()[1:] == out[0].splitlines()[1:]
     assert out[2].startswith(
-        "recipe feature-means: means, scatter, moments; all of 20 clients in each"
+        "recipe feature-means: means (25 %), scatter (25 %), moments (50 % of the "
+        "privacy); all of 20 clients in each"
     )
     assert "will not be possible" not in out[2]
     assert "epsilon      9.9" in out[3]

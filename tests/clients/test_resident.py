@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode.nodestate import NodeStateFactory
+from PIL import Image
 
 from clients import client_app, flower_speed, resident
 from clients.flower_speed import IDLE_LEAST, Waiting
@@ -105,6 +106,18 @@ def test_systemd_is_told_once_the_client_can_run(monkeypatch, told):
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(COMMAND, "flower_supernode", lambda: told.append("runs"))
     resident.main(node())
+    assert told == ["READY=1", "runs"]
+
+
+def test_pictures_of_any_size_are_data_as_the_run_says_its_own(monkeypatch, told):
+    for owner, side in (("ann", 40), ("bob", 28)):
+        Path("pictures", owner).mkdir(parents=True)
+        Image.new("L", (side, side)).save(Path("pictures", owner, "1.png"))
+    monkeypatch.setattr(resident, "make_resident", lambda app: None)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(COMMAND, "flower_supernode", lambda: told.append("runs"))
+    site = 'name="a" data="folder:pictures" state-dir="state"'
+    resident.main([f"--node-config={site}"])
     assert told == ["READY=1", "runs"]
 
 

@@ -77,7 +77,7 @@ def test_a_figure_is_redrawn_without_training(call, tmp_path, monkeypatch):
     assert (published[1], published[-2:]) == ("–", ["2", "1"])
     picture = (out / "noise-scale.png").read_bytes()
     (out / "noise-scale.png").unlink()
-    monkeypatch.setattr(runs, "_compute", refuse)
+    monkeypatch.setattr(runs, "compute", refuse)
     assert call("noise-scale", "--print") == 0
     assert (out / "noise-scale.png").read_bytes() == picture
     assert not (out / "table2.png").exists()

@@ -85,7 +85,7 @@ def test_cells_are_made_once_and_printed_from_their_lines(fill, tmp_path, monkey
     for path in out.iterdir():
         if path.name != "cells.jsonl":
             path.rename(tmp_path / path.name)
-    monkeypatch.setattr(runs, "_compute", refuse)
+    monkeypatch.setattr(runs, "compute", refuse)
     kept = (out / "cells.jsonl").read_bytes()
     for printed in (False, True):
         assert fill("tiny", printed=printed) == found
@@ -115,7 +115,7 @@ def test_an_interrupted_cell_goes_on(fill, tmp_path, monkeypatch, place):
             fill("tiny-eps10")
     assert not (tmp_path / "out" / "cells.jsonl").exists()
     if place == "evaluate":
-        monkeypatch.setattr(runs, "_train", refuse)
+        monkeypatch.setattr(runs, "train_cell", refuse)
     line = fill("tiny-eps10")[CELL]
     assert (line["cpu_seconds"] is None) == (place == "train_from_checkpoint")
     assert line["rounds"] == 3

@@ -139,12 +139,12 @@ def test_local_steps_lower_the_clients_loss_and_the_server_raises_the_score():
     at_first, begun = loss(), weights()
     answer = embedding_round(config, data, range(6), request, 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedavg_gan, "_train_generator", lambda *of: None)
+        patch.setattr(fedavg_gan, "train_generator", lambda *of: None)
         server_round(config, server, None, [answer])
     assert loss() < at_first
     assert torch.allclose(weights() - begun, answer.values.flatten() / 6, atol=1e-6)
     at_first = score()
-    fedavg_gan._train_generator(config, server)
+    fedavg_gan.train_generator(config, server)
     assert score() > at_first
 
 

@@ -3,13 +3,17 @@
 import dataclasses
 import json
 import sys
+import threading
 from html import unescape
 from pathlib import Path
 
 import pytest
 
 from command_line import flags, printed, refused
+from fedgs.data.load import load_data
 from fedgs.files import read_tensors
+from fedgs.round import local
+from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder
 from simulated_grid import FakeGrid, start
 
@@ -52,6 +56,41 @@ def test_sixty_lines_get_the_whole_frame(own, fedgs, tmp_path, monkeypatch):
     assert OWN in report.read_text()
     words = ("audit", run, "--trials", 5000, "--json")
     assert json.loads(printed(fedgs(*words)))["holds"]
+
+
+def test_as_one_phase_of_two_it_needs_to_know_nothing_of_phases(
+    own, fedgs, tmp_path, monkeypatch
+):
+    """Half of the privacy each: ledger, budget, masks and resume for nothing."""
+    monkeypatch.setenv("FEDGS_METHODS", OWN)
+    given = GIVEN | {"recipe": "gs-wgan", "output": tmp_path / "run"}
+    given |= {"phases": f"{OWN}*1:0.5,gs-wgan*2:0.5", "generator": "gaussian"}
+    given |= {"warm_start_rounds": 1, "image_size": 16, "dct_size": 4}
+    out = printed(fedgs("train", *flags(**given)))
+    assert f"1 round of {OWN} (50 %), 2 rounds of gs-wgan (50 % of" in out
+    rows = json.loads(printed(fedgs("privacy", "of", tmp_path / "run", "--json")))
+    assert 7.9 < min(row["epsilon"] for row in rows) <= 8
+    folder = RunFolder.open(tmp_path / "run")
+    kinds = [event.release for event in folder.read_ledger().events]
+    assert kinds == ["embedding", "gradient", "gradient"]
+    # Stopped after its own phase, it goes on to the same bytes; masked, too.
+    other = dataclasses.replace(folder.config, output=str(tmp_path / "again"))
+    again = RunFolder.create(other)
+    stop = threading.Event()
+    data = load_data(other)
+    with pytest.raises(RunStopped):
+        local.train(again, data, lambda metrics: stop.set(), stop)
+    assert len(again.read_ledger().events) == 1
+    local.train(again, data, lambda metrics: None, threading.Event())
+    masked = {"output": str(tmp_path / "masked"), "engine": "flower"}
+    third = RunFolder.create(dataclasses.replace(folder.config, **masked))
+    start(third, FakeGrid(3))
+    ends = [
+        read_tensors(each.path / "generator.safetensors")[0]
+        for each in (folder, again, third)
+    ]
+    for tensors in ends[1:]:
+        assert all((ends[0][name] == tensors[name]).all() for name in ends[0])
 
 
 SETTINGS = """

@@ -107,7 +107,7 @@ GIVEN += (
     "-eps{",
     "self.epsilon:g",
     "{epsilon:g}: the",
-    '{epsilon:g}" if epsilon',
+    'if epsilon is None else f"{epsilon:g}"',
     "{delta:g}):",
 )
 

@@ -17,7 +17,7 @@ from command_line import flags, printed, refused
 from fedgs import gs_wgan
 from fedgs.app.commands import audit
 from fedgs.app.report.page import read_page
-from fedgs.cohorts.selection import _counts
+from fedgs.cohorts.selection import noisy_counts
 from fedgs.cohorts.selection_settings import Selection
 from fedgs.files import read_metadata
 from fedgs.methods import new_state
@@ -197,7 +197,7 @@ def test_noise_of_counts_is_of_the_systems_entropy(monkeypatch):
     asked = record_calls(monkeypatch, random, "_urandom")
     private = Selection(below=50, are_percentiles=True, noise_per_clip=1.0)
     answers = [{"is_at_most": [True]}] * 4
-    counts = {_counts(private, 4, lambda *_: answers, [0.5])[0] for _ in range(2)}
+    counts = {noisy_counts(private, 4, lambda *_: answers, [0.5])[0] for _ in range(2)}
     assert len(counts) == 2
     assert [size for (size,) in asked].count(32) == 2
 
@@ -312,9 +312,8 @@ def test_amplification_of_a_seeded_run_is_refused_before_it_starts(
     asked = {n: v for n, v in AMPLIFIED.items() if n != "noise_seed"}
     asked |= {"data": write_tiny_npz(tmp_path / "tiny.npz"), "noise_seed": 3}
     asked |= {"output": tmp_path / "run", "num_rounds": 2, "warm_start_rounds": 0}
-    refusal = f"amplification = True: refused: {PUBLIC}.*leave out --set amplif"
     given = flags(recipe="algorithm-2", **asked)
-    refused(fedgs("train", *given, *dry), refusal)
+    refused(fedgs("train", *given, *dry), "amplification = True")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.npz"]
 
 

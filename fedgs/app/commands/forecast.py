@@ -178,7 +178,7 @@ def seconds_of_rounds(
     else:
         clients = config.clients_per_round
     nodes = min(config.num_nodes, clients)
-    of_server, of_client = _timed_round(config, phase, data, clients // nodes)
+    of_server, of_client = timed_round(config, phase, data, clients // nodes)
     # More workers than nodes have nothing to do, and more than cores wait for each
     # other.
     workers = min(config.num_workers, nodes, os.cpu_count() or 1)
@@ -196,7 +196,7 @@ def seconds_of_rounds(
     return rounds * of_server + (rounds * clients * of_client + warm) / workers
 
 
-def _timed_round(
+def timed_round(
     config: ResolvedConfig, phase: PhaseAt, data: FederatedImages, on_node: int
 ) -> tuple[float, float]:
     """Returns seconds of the server's part of a round, and of each of a few clients."""

@@ -100,16 +100,16 @@ def from_flags(
     of_runs = {name: v for name, v in settings.items() if name != "output"}
     of_runs = {"recipe": recipe, "config": config, **of_runs}
     of_runs["dry_run"] = dry_run or None
-    is_alone = {*settings} == {"output"} and not (given or recipe or config)
+    is_there = bool(settings.get("output")) and (output / "debug.json").is_file()
     # A folder that is given alone is to go on with, so it has to be there.
-    if is_alone or (settings.get("output") and (output / "debug.json").is_file()):
+    is_alone = {*settings} == {"output"} and not (given or recipe or config)
+    if is_alone or is_there:
         why = f"{output} exists and goes on as it was started; choose another --output"
         rule = {n: given.pop(n) for n in ("alpha", "min_effect") if n in given}
         reject({**given, **of_runs}, f"{why}, or leave out")
         return resume(output, suspects, rule)
-    configured = configure(
-        recipe or CLASS_MEANS, config, settings | planted(given), engine="flower"
-    )
+    values = settings | planted(given)
+    configured = configure(recipe or CLASS_MEANS, config, values, engine="flower")
     why = "fedgs debug sets it by --healthy and --suspicious; leave out"
     reject({"cohort": configured.cohort}, why)
     return debug(configured, request_given(given), suspects, dry_run)
@@ -228,6 +228,7 @@ def _checked_group(
         most = everyone.num_clients // (2 * request.groups)
         count = request.clients_per_group or most
         debug_cohorts.check_size(count, everyone, config.data, request)
+    # A stand-in for a group: as many clients, because the cohorts may not exist yet.
     few = dataclasses.replace(
         everyone,
         client_records=everyone.client_records[:count],
@@ -256,8 +257,9 @@ def _continue(
             groups = debug_cohorts.make_groups(files, everyone, config, request)
             debug_cohorts.write_groups(path / "groups", groups)
             counts = {c: len(read_cohort(file).names) for c, file in files.items()}
-            size = len(groups["healthy-0"].names)
-            plan |= {"clients_per_group": size, "clients": counts}
+            plan["clients_per_group"] = len(groups["healthy-0"].names)
+            plan["clients"] = counts
+            # Last: from here on the groups are as they are written.
             write_json(path / "debug.json", plan)
         _train_all(path, plan, everyone)
         return _diagnose(path, suspects)
@@ -265,26 +267,25 @@ def _continue(
 
 def _train_all(path: Path, plan: dict[str, Any], everyone: FederatedImages) -> None:
     # Alternating, so that a look at an unfinished folder sees both cohorts.
-    names = [n for pair in zip(*plan["runs"].values(), strict=True) for n in pair]
+    runs = plan["runs"]
+    pairs = zip(runs["healthy"], runs["suspicious"], strict=True)
+    names = [*chain.from_iterable(pairs)]
+    config = config_of(plan)
     left = [n for n in names if not (path / n / "generator.safetensors").exists()]
     if left:
-        say(described(config_of(plan)))
+        say(described(config))
     for number, name in enumerate(names):
         if name not in left:
             continue
         print(f"{name}: generator {number + 1} of {len(names)}", flush=True)
-        group = dataclasses.replace(
-            debug_cohorts.group_settings(
-                config_of(plan), plan["clients_per_group"], number
-            ),
-            output=str(path / name),
-            cohort=str(path / "groups" / f"{name}.txt"),
-        )
-        if _train(group, everyone):
+        own = debug_cohorts.group_settings(config, plan["clients_per_group"], number)
+        cohort = path / "groups" / f"{name}.txt"
+        group = dataclasses.replace(own, output=str(path / name), cohort=str(cohort))
+        if train_group(group, everyone):
             raise RunStopped(f"stopped after generator {number + 1} of {len(names)}")
 
 
-def _train(config: RunConfig, everyone: FederatedImages) -> bool:
+def train_group(config: RunConfig, everyone: FederatedImages) -> bool:
     """Trains one group from the start, or its last checkpoint; tells of a stop."""
     config, data = resolve(config, keep_cohort(config, everyone))
     path = Path(config.output)
@@ -305,35 +306,21 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
     plan, _ = read_debug(path)
     request = request_of(plan)
     folders = {c: [RunFolder.open(path / n) for n in plan["runs"][c]] for c in COHORTS}
-    members = {c: [n for f in folders[c] for n in _clients(f)] for c in COHORTS}
-    if len({*chain(*members.values())}) < sum(map(len, members.values())):
-        raise UserError(
-            f"{path}: a client is in two groups, so no epsilon holds for all of them; "
-            "restore the folder from a copy"
-        )
-    (path / "samples").mkdir(exist_ok=True)
-    samples = {
-        cohort: [
-            _draw(folder, path / "samples" / f"{cohort}-{i}.npz", request)
-            for i, folder in enumerate(folders[cohort])
-        ]
-        for cohort in COHORTS
-    }
+    members = _members(path, folders)
+    samples = _samples(path, folders, request)
     config = folders["healthy"][0].config
-    num_classes = config.num_classes
     diagnosis = diagnose(
         samples["healthy"],
         samples["suspicious"],
-        num_classes,
+        config.num_classes,
         request.rule,
         (*TRANSFORMATIONS, *suspects),
         _frequencies(config),
         has_shared_start=config.public_data is not None,
     )
-    verdicts.draw(path / "diagnosis.png", samples, num_classes)
-    rows = worst_case(
-        [epsilons.of_run(f.path) for runs in folders.values() for f in runs]
-    )
+    verdicts.draw(path / "diagnosis.png", samples, config.num_classes)
+    every_run = [*chain(*folders.values())]
+    rows = worst_case([epsilons.of_run(folder.path) for folder in every_run])
     content = {
         "format": DEBUG_FORMAT,
         "sentence": verdicts.sentence(diagnosis),
@@ -353,6 +340,40 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
     privacy_report.show(rows)
     say(f"debug folder {path}; the picture is {path / 'diagnosis.png'}")
     return content
+
+
+def _members(
+    path: Path, folders: Mapping[str, Sequence[RunFolder]]
+) -> dict[str, list[str]]:
+    """Returns the clients of each cohort.
+
+    Raises:
+        UserError: a client is in two groups.
+    """
+    members: dict[str, list[str]] = {}
+    for cohort, runs in folders.items():
+        members[cohort] = [*chain(*(_clients(folder) for folder in runs))]
+    everyone = [*chain(*members.values())]
+    if len({*everyone}) < len(everyone):
+        raise UserError(
+            f"{path}: a client is in two groups, so no epsilon holds for all of them; "
+            "restore the folder from a copy"
+        )
+    return members
+
+
+def _samples(
+    path: Path, folders: Mapping[str, Sequence[RunFolder]], request: DebugRequest
+) -> dict[str, list[LabelledImages]]:
+    """Draws and writes the samples of every generator."""
+    (path / "samples").mkdir(exist_ok=True)
+    samples: dict[str, list[LabelledImages]] = {}
+    for cohort, runs in folders.items():
+        samples[cohort] = []
+        for number, folder in enumerate(runs):
+            file = path / "samples" / f"{cohort}-{number}.npz"
+            samples[cohort].append(_draw(folder, file, request))
+    return samples
 
 
 def _draw(folder: RunFolder, path: Path, request: DebugRequest) -> LabelledImages:
@@ -377,14 +398,16 @@ def worst_case(groups: Sequence[Sequence[Statement]]) -> list[Statement]:
     known: dict[tuple[str, ...], list[Statement]] = {}
     for row in chain(*groups):
         known.setdefault((row.adversary, row.relation, row.theorem), []).append(row)
-    largest = [
-        max(rows, key=lambda r: math.inf if r.epsilon is None else r.epsilon)
-        for rows in known.values()
-    ]
-    return [
-        dataclasses.replace(row, conditions=(*row.conditions, PARALLEL))
-        for row in largest
-    ]
+
+    def epsilon(row: Statement) -> float:
+        return math.inf if row.epsilon is None else row.epsilon
+
+    found: list[Statement] = []
+    for rows in known.values():
+        largest = max(rows, key=epsilon)
+        conditions = (*largest.conditions, PARALLEL)
+        found.append(dataclasses.replace(largest, conditions=conditions))
+    return found
 
 
 def _clients(folder: RunFolder) -> tuple[str, ...]:

@@ -48,7 +48,10 @@ def group_settings(config: RunConfig, num_clients: int, number: int) -> RunConfi
         number: of the group, among all of both cohorts.
     """
     assert config.seed is not None
-    seed = config.corruption_seed
+    # A planted bug is in the same clients, whichever group they come into.
+    corruption_seed = config.corruption_seed
+    if corruption_seed is None:
+        corruption_seed = config.seed
     noise_seed = config.noise_seed
     if noise_seed is not None:
         noise_seed = derived_seed(noise_seed, "debug-noise", number) % 2**31
@@ -59,7 +62,7 @@ def group_settings(config: RunConfig, num_clients: int, number: int) -> RunConfi
         node_sizes=None,
         clients_per_round=None if config.client_selection == "all" else num_clients,
         seed=derived_seed(config.seed, "debug-group", number) % 2**31,
-        corruption_seed=config.seed if seed is None else seed,
+        corruption_seed=corruption_seed,
         noise_seed=noise_seed,
     )
 
@@ -128,16 +131,18 @@ def make_groups(
     cohorts = {n: cohort_of_data(file, everyone, n) for n, file in files.items()}
     healthy = cohorts["healthy"]
     suspicious = cohorts["suspicious"]
-    if dataclasses.replace(healthy, names=()) != dataclasses.replace(
-        suspicious, names=()
-    ):
+    # How they were selected, without who: an epsilon counts one selection.
+    how_healthy = dataclasses.replace(healthy, names=())
+    how_suspicious = dataclasses.replace(suspicious, names=())
+    if how_healthy != how_suspicious:
         raise UserError(
             f"suspicious = {files['suspicious']}: selection {suspicious.selection}; "
             f"healthy = {files['healthy']}: selection {healthy.selection}, or another "
             "one: their epsilons cannot be stated together; take both cohorts from one "
             "selection, or both from your own files"
         )
-    if both := sorted(set(healthy.names) & set(suspicious.names)):
+    both = sorted(set(healthy.names) & set(suspicious.names))
+    if both:
         raise UserError(
             f"healthy = {files['healthy']}: {first_n(map(repr, both))} ({len(both)} "
             f"clients) is in suspicious = {files['suspicious']} too; a client belongs "

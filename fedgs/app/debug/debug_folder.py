@@ -26,20 +26,23 @@ def write_plan(path: Path, config: RunConfig, request: DebugRequest) -> None:
         config: settings of all runs.
         request: everything else.
     """
-    files = {cohort: getattr(request, cohort) for cohort in COHORTS}
-    absolute = {
-        c: file and str(file.expanduser().absolute()) for c, file in files.items()
-    }
-    is_own = request.healthy and read_cohort(request.healthy).selection == "given"
+    own_files: dict[str, str | None] = {}
+    for cohort in COHORTS:
+        file = getattr(request, cohort)
+        # The command that goes on may be called in another folder.
+        own_files[cohort] = file and str(file.expanduser().absolute())
+    source = BY_ACCURACY
+    if request.healthy and read_cohort(request.healthy).selection == "given":
+        source = "the user's own files"
     content = {
         "format": DEBUG_FORMAT,
         "groups": request.groups,
         "runs": {c: [f"{c}-{i}" for i in range(request.groups)] for c in COHORTS},
         "clients_per_group": None,
         "clients": None,
-        "source": "the user's own files" if is_own else BY_ACCURACY,
+        "source": source,
         "command": _command(config.seed),
-        "request": dataclasses.asdict(request) | absolute,
+        "request": dataclasses.asdict(request) | own_files,
         "config": config.to_flat(),
         "versions": versions(),
     }
@@ -64,7 +67,9 @@ def config_of(plan: dict[str, Any]) -> RunConfig:
 def request_of(plan: dict[str, Any]) -> DebugRequest:
     """Returns the request as it was given."""
     fields = dict(plan["request"])
-    fields |= {c: Path(fields[c]) if fields[c] else None for c in COHORTS}
+    for cohort in COHORTS:
+        if fields[cohort]:
+            fields[cohort] = Path(fields[cohort])
     return DebugRequest(**fields)
 
 

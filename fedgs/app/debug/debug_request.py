@@ -46,8 +46,10 @@ def planted(given: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if bug not in BUGS:
         raise UserError(f"bug = {bug!r}: give --bug one of {', '.join(BUGS)}")
-    own = {} if fraction is None else {"corruption_fraction": fraction}
-    return {"corruption": BUGS[bug], **own}
+    settings: dict[str, Any] = {"corruption": BUGS[bug]}
+    if fraction is not None:
+        settings["corruption_fraction"] = fraction
+    return settings
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,11 @@ class DebugRequest(Rule):
     def __post_init__(self) -> None:
         """Checks what needs no data."""
         check_ranges(self)
-        if (self.healthy is None) != (self.suspicious is None):
-            name, other = COHORTS if self.suspicious is None else COHORTS[::-1]
-            raise UserError(
-                f"{name} = {getattr(self, name)}: compares two cohorts; give "
-                f"--{other} too"
-            )
+        problem = "compares two cohorts; give"
+        if self.healthy is not None and self.suspicious is None:
+            raise UserError(f"healthy = {self.healthy}: {problem} --suspicious too")
+        if self.suspicious is not None and self.healthy is None:
+            raise UserError(f"suspicious = {self.suspicious}: {problem} --healthy too")
 
     @property
     def rule(self) -> Rule:

@@ -10,7 +10,7 @@ Privacy: public. Reads settings and the number of clients.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,20 +52,34 @@ def of_plan(signal: float, table: Mapping[str, Any]) -> dict[str, Power]:
         table: power.json.
     """
     levels = table["signals"]
-    found = dict[str, Power]()
+    # The last level that this signal reaches (-1: none), and the next one.
     below = sum(level <= signal for level in levels) - 1
-    above = min(below + (levels[max(below, 0)] != signal), len(levels) - 1)
+    above = below + 1
+    if signal in levels:
+        above = below
+    above = min(above, len(levels) - 1)
+    found: dict[str, Power] = {}
     for bug, right in table["right"].items():
-        is_sure = [r == n for r, n in zip(right, table["trials"][bug], strict=True)]
-        first = next((i for i in range(len(levels)) if all(is_sure[i:])), None)
-        if right[max(above, 0)]:
+        first = _first_sure(right, table["trials"][bug])
+        if first is not None and below >= first:
+            now = YES
+        elif right[above]:
             now = PERHAPS
         else:
             now = NO
-        if first is not None and below >= first:
-            now = YES
         found[bug] = Power(now, None if first is None else levels[first])
     return found
+
+
+def _first_sure(right: Sequence[int], trials: Sequence[int]) -> int | None:
+    """Returns the level from which on every trial was right; None where none is."""
+    first = None
+    # From the largest signal down, as far as all trials were right.
+    for level in reversed(range(len(right))):
+        if right[level] < trials[level]:
+            break
+        first = level
+    return first
 
 
 def is_measured(config: ResolvedConfig) -> bool:
@@ -172,6 +186,9 @@ def epsilon_of(config: ResolvedConfig, noise_multiplier: float) -> float | None:
     """Returns the epsilon of a group's run with other noise, for its own adversary."""
     other = dataclasses.replace(config, noise_multiplier=noise_multiplier)
     rows = statements(Plan.from_config(other), config.delta)
-    about = config.adversary, config.relation
-    found = [r for r in rows if r.guarantee and (r.adversary, r.relation) == about]
-    return max((r.epsilon for r in found if r.epsilon is not None), default=None)
+    found: list[float] = []
+    for row in rows:
+        is_own = row.adversary == config.adversary and row.relation == config.relation
+        if row.guarantee and is_own and row.epsilon is not None:
+            found.append(row.epsilon)
+    return max(found, default=None)

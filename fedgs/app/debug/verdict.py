@@ -103,14 +103,11 @@ def next_step(diagnosis: Diagnosis, path: Path, plan: dict[str, Any]) -> str:
         return ""
     best = diagnosis.ranking[0]
     least = diagnosis.rule.min_effect
-    if best.interval:
-        low = best.interval[0]
-    else:
-        low = 0.0
+    low = best.interval[0] if best.interval else 0.0
     is_seen = best.adjusted_p <= diagnosis.rule.alpha and (best.fit or 0) >= LEAST_FIT
     # Handwriting alone may look like a small share where accuracy selected.
     if is_seen and 0 < low < least and plan["source"] != BY_ACCURACY:
-        less = math.floor(20 * low) / 20 or low / 2
+        less = math.floor(20 * low) / 20 or low / 2  # in steps of 0.05, below `low`
         return (
             f"Next step: {title(best.bug)} is significant, but not surely in "
             f"{least:.0%}. The same samples may name it in fewer, at no epsilon and at "
@@ -118,10 +115,9 @@ def next_step(diagnosis: Diagnosis, path: Path, plan: dict[str, Any]) -> str:
             f"{less:.2g}"
         )
     epsilon = config_of(plan).target_epsilon
+    more = "--noise-multiplier LESS"
     if epsilon:
         more = f"--target-epsilon {2 * epsilon:g}"
-    else:
-        more = "--noise-multiplier LESS"
     return (
         "Next step: cohorts of more clients, or in which more are suspected; or again "
         f"with less noise, whose epsilon comes on top: {plan['command']} {more} "
@@ -158,11 +154,12 @@ def title(bug: str) -> str:
 
 def where(diagnosis: Diagnosis) -> str:
     """Returns the classes and features in which the cohorts differ most."""
-    most = [
-        ", ".join(d.name for d in [d for d in diagnosis.differences if d.of == of][:n])
-        for of, n in (("feature", 2), ("class", 3))
-    ]
-    return f"most in {most[0]}, and in the classes {most[1]}"
+    features = [d.name for d in diagnosis.differences if d.of == "feature"]
+    classes = [d.name for d in diagnosis.differences if d.of == "class"]
+    return (
+        f"most in {', '.join(features[:2])}, and in the classes "
+        f"{', '.join(classes[:3])}"
+    )
 
 
 def with_titles(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -233,7 +230,8 @@ def diagnosis_tables(diagnosis: Mapping[str, Any]) -> list[Table]:
 
 def _suspects(diagnosis: Mapping[str, Any]) -> Table:
     ranking = diagnosis["ranking"]
-    shown = [*ranking[:MOST_SHOWN], *ranking[MOST_SHOWN:][-1:]]  # any difference
+    # The strongest, and the last row: any difference at all.
+    shown = [*ranking[:MOST_SHOWN], *ranking[MOST_SHOWN:][-1:]]
     rows = [
         [
             row["title"],
@@ -244,10 +242,7 @@ def _suspects(diagnosis: Mapping[str, Any]) -> Table:
         ]
         for row in shown
     ]
-    if len(ranking) > len(shown):
-        hidden = ranking[len(shown) - 1 : -1]
-    else:
-        hidden = []
+    hidden = ranking[MOST_SHOWN:-1]
     excluded = sum(row["decision"] == "excluded" for row in hidden)
     note = f"{len(hidden)} more explain less, {excluded} of them are excluded."
     share = f"share [{INTERVAL_CONFIDENCE:.0%}]"
@@ -259,10 +254,11 @@ def _suspects(diagnosis: Mapping[str, Any]) -> Table:
 
 def _differences(found: Sequence[Mapping[str, Any]]) -> Table:
     """Returns the classes and features in which the cohorts differ most."""
+    features = [row for row in found if row["of"] == "feature"]
+    classes = [row for row in found if row["of"] == "class"]
     rows = [
-        [of, row["name"], cell(row["distance"])]
-        for of, most in (("feature", 3), ("class", 5))
-        for row in [row for row in found if row["of"] == of][:most]
+        [row["of"], row["name"], cell(row["distance"])]
+        for row in (*features[:3], *classes[:5])
     ]
     note = (
         "Distance of the cohorts' means; 1 is that of an image from its group's mean."
@@ -286,7 +282,8 @@ def show(path: Path, content: Mapping[str, Any]) -> None:
     lines = [f"verdict       {content['verdict']}", content["sentence"]]
     if content["planted"] is not None:
         lines.append(f"planted: {content['planted']['bug']}; {content['outcome']}")
-    lines += [content["next_step"]] if content["next_step"] else []
+    if content["next_step"]:
+        lines.append(content["next_step"])
     say("\n".join(lines))
 
 
@@ -304,8 +301,9 @@ def draw(
     gap = np.full((ROWS_PER_GROUP, 1, *shape), 0.3, np.float32)
     rows: list[NDArray[np.float32]] = []
     for pair in zip(samples["healthy"], samples["suspicious"], strict=True):
-        healthy, suspicious = (_by_class(group, num_classes) for group in pair)
-        rows.append(np.concatenate([healthy, gap, suspicious], axis=1))
+        left, right = pair
+        row = [_by_class(left, num_classes), gap, _by_class(right, num_classes)]
+        rows.append(np.concatenate(row, axis=1))
     images = np.concatenate(rows)
     sample_files.save_images(path, images.reshape(-1, *shape), images.shape[1])
 

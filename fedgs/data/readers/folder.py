@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.labels import number_of_classes, numbered
-from fedgs.data.readers.pictures import fitted_picture
+from fedgs.data.readers.pictures import read_picture
 from fedgs.data.records import DARK, Records, gathered
 from fedgs.errors import first_n, raise_if_any
 
@@ -43,7 +43,7 @@ def read(config: RunConfig) -> Records:
     def parts() -> Iterator[tuple[str, NDArray[np.uint8], int]]:
         for client, pictures in files.items():
             for label, file in pictures:
-                pixels = fitted_picture(
+                pixels = read_picture(
                     file, str(file), config.image_channels, config.image_size
                 )
                 number = 0

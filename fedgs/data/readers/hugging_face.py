@@ -21,7 +21,7 @@ from fedgs.config.hub import HubSource
 from fedgs.config.run_config import RunConfig
 from fedgs.data.readers.flower_partitions import partitions
 from fedgs.data.readers.labels import number_of_classes, numbered
-from fedgs.data.readers.pictures import fitted_picture
+from fedgs.data.readers.pictures import read_picture
 from fedgs.data.records import DARK, NO_IMAGES, Records, gathered
 from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.files import check_regular
@@ -297,19 +297,21 @@ def _picture(cell: Any, reading: Reading, where: str) -> NDArray[np.uint8]:
         raise UserError(f"{where}: is missing; leave this row out")
     # A folder of pictures has their paths, a parquet file has their bytes.
     source = cell["bytes"] or Path(cell["path"])
-    return fitted_picture(source, where, reading.channels, reading.side)
+    return read_picture(source, where, reading.channels, reading.side)
 
 
 def _label(value: Any, reading: Reading, where: str) -> int:
     """Returns the new label."""
     class_map = reading.class_map
-    problem = f"{where}: has the label {value}; give integers from 0"
-    if not isinstance(value, int) or value < 0:
-        raise UserError(problem)
+    allowed = "integers from 0"
+    is_allowed = isinstance(value, int) and value >= 0
+    if class_map is not None:
+        allowed = f"{allowed} to {len(class_map) - 1}"
+        is_allowed = is_allowed and value < len(class_map)
+    if not is_allowed:
+        raise UserError(f"{where}: has the label {value}; give {allowed}")
     if class_map is None:
         return value
-    if value >= len(class_map):
-        raise UserError(f"{problem} to {len(class_map) - 1}")
     return int(class_map[value])
 
 

@@ -21,7 +21,7 @@ COLOUR_MODES = ("RGB", "RGBA", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 
 
 def read_picture(
-    source: Path | bytes, where: str, channels: int | None
+    source: Path | bytes, where: str, channels: int | None, side: int | None
 ) -> NDArray[np.uint8]:
     """Reads one square picture.
 
@@ -34,9 +34,10 @@ def read_picture(
         where: names the picture in errors.
         channels: 1 for grey, 3 for RGB (grey pictures are repeated), None for what the
             picture is.
+        side: to which it is resized, None for its own.
 
     Returns:
-        Shape (channels, side, side), uint8, as stored: the background is not touched.
+        Shape (channels, side, side), uint8: the background is as in the picture.
 
     Raises:
         UserError: unreadable, not square, transparent, above 8 bits per channel, or in
@@ -59,25 +60,11 @@ def read_picture(
                 )
             pixels = pixels_of(ImageOps.exif_transpose(opened), where)
     if channels == 3:  # grey ones are repeated, colour stays
-        return np.repeat(pixels, 3 // len(pixels), axis=0)
-    if (pixels == pixels[:1]).all():
-        return pixels[:1]
-    if channels == 1:
+        pixels = np.repeat(pixels, 3 // len(pixels), axis=0)
+    elif (pixels == pixels[:1]).all():
+        pixels = pixels[:1]
+    elif channels == 1:
         raise UserError(f"{where}: is in colour; give --image-channels 3")
-    return pixels
-
-
-def fitted_picture(
-    source: Path | bytes, where: str, channels: int | None, side: int | None
-) -> NDArray[np.uint8]:
-    """Reads one picture as `read_picture` does, and resizes it to a side if one is set.
-
-    Privacy: reads private data; output private.
-
-    Returns:
-        Shape (channels, side, side), uint8.
-    """
-    pixels = read_picture(source, where, channels)
     if side is None or pixels.shape[1] == side:
         return pixels
     return resize(pixels[None], side)[0]

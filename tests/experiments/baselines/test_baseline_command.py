@@ -22,7 +22,7 @@ from fedgs.data.federated import to_float
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy.gaussian import epsilon_from_mu, mu_from_epsilon
-from fedgs.privacy_label import HOLDS, privacy_label
+from fedgs.privacy_label import LABEL_HOLDS, privacy_label
 from fedgs.runs.data_card import NO_GUARANTEE
 from report_folders import make_run
 
@@ -189,7 +189,7 @@ def class_means(tmp_path_factory, exit_code):
 
 def test_the_label_and_the_epsilon_to_quote_are_of_the_valid_line(run, class_means):
     label, (row,) = privacy_label(class_means), open_run(class_means).guarantees()
-    assert label["guarantee"] == HOLDS
+    assert label["guarantee"] == LABEL_HOLDS
     assert (label["epsilon"], label["relation"]) == (row.epsilon, "zero-out")
     assert label["unit_of_privacy"] == "one shard of the data, not a person"
     assert label["trust_model"] == f"{CURATOR} and is trusted"
