@@ -154,6 +154,7 @@ def debug(
     path = new_output(config.output)
     flower_engine.check(config)
     config = with_absolute_paths(config)
+    # All groups, and a bug that is planted in them, depend on one public seed.
     if config.seed is None:
         if request.healthy is not None and config.corruption != "none":
             raise UserError(
@@ -165,6 +166,7 @@ def debug(
         everyone = split_selectable(config, sources.load_records(config))
     else:
         everyone = load_data(config)
+    # All that can be refused is refused here: the runs take hours.
     group = _checked_group(path, config, request, everyone)
     shape = (4, group.image_channels, group.image_size, group.image_size)
     for suspect in suspects:  # that one fails is said before hours of training
@@ -289,6 +291,7 @@ def train_group(config: RunConfig, everyone: FederatedImages) -> bool:
     """Trains one group from the start, or its last checkpoint; tells of a stop."""
     config, data = resolve(config, keep_cohort(config, everyone))
     path = Path(config.output)
+    # A run that was interrupted goes on from its last checkpoint.
     if path.exists():
         folder = RunFolder.open(path)
         go_back(folder)
@@ -319,7 +322,7 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
         has_shared_start=config.public_data is not None,
     )
     verdicts.draw(path / "diagnosis.png", samples, config.num_classes)
-    every_run = [*chain(*folders.values())]
+    every_run = chain.from_iterable(folders.values())
     rows = worst_case([epsilons.of_run(folder.path) for folder in every_run])
     content = {
         "format": DEBUG_FORMAT,
@@ -352,8 +355,10 @@ def _members(
     """
     members: dict[str, list[str]] = {}
     for cohort, runs in folders.items():
-        members[cohort] = [*chain(*(_clients(folder) for folder in runs))]
-    everyone = [*chain(*members.values())]
+        members[cohort] = []
+        for folder in runs:
+            members[cohort] += _clients(folder)
+    everyone = [*chain.from_iterable(members.values())]
     if len({*everyone}) < len(everyone):
         raise UserError(
             f"{path}: a client is in two groups, so no epsilon holds for all of them; "
@@ -380,6 +385,7 @@ def _draw(folder: RunFolder, path: Path, request: DebugRequest) -> LabelledImage
     """Draws balanced classes; from every generator with the same latents."""
     config = folder.config
     generator = sample.load_generator(folder)
+    # As many of each class in every group, so that classes make no difference.
     labels = np.arange(request.samples_per_group, dtype=np.int64) % config.num_classes
     images = sample.draw(config, generator, labels, seed=0)
     with replacing(path) as file:
@@ -396,8 +402,10 @@ def worst_case(groups: Sequence[Sequence[Statement]]) -> list[Statement]:
         groups: the statements of each group, of the same settings.
     """
     known: dict[tuple[str, ...], list[Statement]] = {}
-    for row in chain(*groups):
-        known.setdefault((row.adversary, row.relation, row.theorem), []).append(row)
+    for row in chain.from_iterable(groups):
+        # Only epsilons that mean the same may be compared.
+        about = (row.adversary, row.relation, row.theorem)
+        known.setdefault(about, []).append(row)
 
     def epsilon(row: Statement) -> float:
         return math.inf if row.epsilon is None else row.epsilon

@@ -148,6 +148,7 @@ def make_groups(
             f"clients) is in suspicious = {files['suspicious']} too; a client belongs "
             "to one cohort"
         )
+    # Both cohorts have groups of the size that the smaller one allows.
     smaller = min(cohorts, key=lambda cohort: len(cohorts[cohort].names))
     count = len(cohorts[smaller].names)
     size = request.clients_per_group or count // request.groups
@@ -160,6 +161,7 @@ def make_groups(
     assert config.seed is not None
     groups = Groups()
     for cohort, members in cohorts.items():
+        # By the public seed, so that a folder that goes on has the same groups.
         rng = stream(config.seed, f"debug-groups/{cohort}")
         names = [members.names[i] for i in rng.permutation(len(members.names))]
         for number in range(request.groups):

@@ -52,6 +52,7 @@ def write_plan(path: Path, config: RunConfig, request: DebugRequest) -> None:
 def _command(seed: int | None) -> str:
     """Returns the command of this process, with the seed even where it drew one."""
     given = sys.argv[1:]
+    # A program that uses fedgs has a command line of its own.
     if Path(sys.argv[0]).stem not in ("fedgs", "__main__"):
         return shlex.join(["python", *sys.argv])
     if not any(w.split("=")[0] == "--seed" for w in given):
@@ -94,7 +95,7 @@ def read_debug(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
         )
     broken = (AttributeError, KeyError, TypeError)
     with wrap_error(broken, f"{path}: a broken debug.json", "restore it from a copy"):
-        for name in itertools.chain(*plan["runs"].values()):
+        for name in itertools.chain.from_iterable(plan["runs"].values()):
             inside(path, name, "runs in debug.json")
     diagnosis = path / "diagnosis.json"
     return plan, read_json(diagnosis) if diagnosis.is_file() else None

@@ -103,6 +103,7 @@ def show(config: ResolvedConfig) -> None:
         )
         return
     table = stored()
+    # "none" is no bug: of it the table says how often two cohorts alike are cleared.
     powers = of_plan(_signal(config), table)
     least = min(p.needed for p in powers.values() if p.needed is not None)
     clean = powers.pop("none")
@@ -144,6 +145,7 @@ def _lines(
     bugs = [bug for bug, power in of_half.items() if power.now == YES]
     yield f"  found in half of the clients as well: {', '.join(bugs) or 'nothing'}"
     yield f"  two cohorts alike: {CLEAN[clean.now]}"
+    # Bugs that need the same signal share a line.
     levels: dict[float | None, list[str]] = {}
     for bug, power in powers.items():
         if power.now != YES:
@@ -173,7 +175,7 @@ def _signal(config: ResolvedConfig) -> float:
 
 def _plan(config: ResolvedConfig, level: float) -> str:
     """Returns what reaches a signal: more clients, or a larger epsilon."""
-    level = level / _share(config)
+    level = level / _share(config)  # of the table's ten classes
     clients = math.ceil(level * config.noise_multiplier)
     epsilon = epsilon_of(config, config.num_clients / level)
     text = f"{clients} clients in each group"
@@ -184,6 +186,7 @@ def _plan(config: ResolvedConfig, level: float) -> str:
 
 def epsilon_of(config: ResolvedConfig, noise_multiplier: float) -> float | None:
     """Returns the epsilon of a group's run with other noise, for its own adversary."""
+    # Everything else as it is planned: clients, rounds, adversary, relation.
     other = dataclasses.replace(config, noise_multiplier=noise_multiplier)
     rows = statements(Plan.from_config(other), config.delta)
     found: list[float] = []

@@ -83,6 +83,7 @@ def _why(diagnosis: Diagnosis) -> str:
         return (
             f"alpha = {diagnosis.rule.alpha:g} is below the attainable p, {least:.3g}"
         )
+    # More than one reason may hold; each is said.
     why = "the samples neither show nor exclude a bug"
     if not diagnosis.has_learned:
         why += "; the generators have learned too little of the pictures"
@@ -310,6 +311,7 @@ def draw(
 
 def _by_class(group: LabelledImages, num_classes: int) -> NDArray[np.float32]:
     """Returns rows of one image per class; of a generator without labels any."""
+    # All labels are 0: the generator has none, and its images fill ten columns.
     if not group.labels.any():
         num_classes = 10
         group = group._replace(labels=np.arange(len(group.labels)) % num_classes)
