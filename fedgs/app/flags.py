@@ -37,22 +37,10 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.")
 ]
 Command = Callable[..., None]
-# A flag in an error, and the word after it, which may be its value.
+# A flag in an error, and the word after it, which may be its value: errors say "give
+# --device cpu", but also "give --device or ...".
 _FLAG = re.compile(r"--(?P<no>no-)?(?P<name>[a-z][a-z-]+)(?P<value> [\w.:-]+(?!\w))?")
-_NO_VALUES = (
-    "at",
-    "one",
-    "a",
-    "an",
-    "or",
-    "and",
-    "for",
-    "with",
-    "to",
-    "is",
-    "in",
-    "so",
-)
+_NO_VALUES = "at", "one", "a", "an", "or", "and", "for", "with", "to", "is", "in", "so"
 # Names of the flags that the running command has.
 _RUNNING: ContextVar[frozenset[str]] = ContextVar("running", default=frozenset())
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
@@ -75,9 +63,22 @@ SetOption = Annotated[
     ),
 ]
 # The settings that have flags where a run is started; `--set` gives all others.
-MOST_USED = ("data", "data_dir", "image_size", "test_fraction", "num_clients")
-MOST_USED += ("clients_per_node", "target_epsilon", "noise_multiplier", "relation")
-MOST_USED += ("num_rounds", "engine", "device", "output", "seed")
+MOST_USED = (
+    "data",
+    "data_dir",
+    "image_size",
+    "test_fraction",
+    "num_clients",
+    "clients_per_node",
+    "target_epsilon",
+    "noise_multiplier",
+    "relation",
+    "num_rounds",
+    "engine",
+    "device",
+    "output",
+    "seed",
+)
 
 
 def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
@@ -91,11 +92,13 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
     problem = ""
     _RUNNING.set(frozenset())
     try:
+        # Not standalone: typer would print errors in its own form, and end the process.
         code = app(words, standalone_mode=False) or 0
         if code == INTERRUPTED:  # typer makes it of Ctrl-C
             print("Interrupted.", file=sys.stderr)
     except click.UsageError as error:
-        if problem := error.format_message():  # empty where the help was printed
+        problem = error.format_message()
+        if problem:  # else the help was printed
             if error.ctx:
                 where = error.ctx.command_path
             else:
@@ -109,10 +112,14 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise  # torch has no other word for a full memory
         problem = f"memory is full ({reason_of(error)}); ask for less"
-    if isinstance(error := lost(), BrokenPipeError):
+    # What the command printed last may still wait in a buffer: only now is it known
+    # whether all of it arrived.
+    lost_output = lost()
+    if isinstance(lost_output, BrokenPipeError):
+        # `fedgs ... | head`: the reader has what it wanted, so nothing is said.
         code = code or BROKEN_PIPE
-    elif error is not None and not problem:
-        problem = f"standard output cannot be written: {reason_of(error)}"
+    elif lost_output is not None and not problem:
+        problem = f"standard output cannot be written: {reason_of(lost_output)}"
         code = code or 2
     if problem:
         print(folded(f"Error: {problem}", sys.stderr), file=sys.stderr)
@@ -131,7 +138,8 @@ def _as_set(found: "re.Match[str]") -> str:
         return found[0]
     value = found["value"]
     if found["no"]:
-        value = " false"
+        value = " false"  # --no-NAME has no word for its value
+    # A word of the sentence stays where it is; a value moves behind the "=".
     if value is None or value.strip() in _NO_VALUES:
         return f"--set {name}=...{value or ''}"
     return f"--set {name}={value.strip()}"
@@ -155,13 +163,14 @@ def settings_flags(
         has_set: whether `--set` gives all other settings.
     """
     known = defaults or {}
-    if chosen:
-        specs = settings_of(*chosen)
-    else:
-        specs = []
-    flags = [_setting_flag(s, known.get(s.name, s.default)) for s in specs]
+    flags: list[inspect.Parameter] = []
+    if chosen:  # `settings_of` without names means all settings
+        for spec in settings_of(*chosen):
+            default = known.get(spec.name, spec.default)
+            flags.append(_setting_flag(spec, default))
     if has_set:
-        flags.append(_parameter("set", *typing.get_args(SetOption), default=None))
+        kind, option = typing.get_args(SetOption)
+        flags.append(_parameter("set", kind, option))
     return lambda command: _with_flags(command, flags, "settings")
 
 
@@ -196,15 +205,21 @@ def _with_flags(
     """
     names = frozenset(flag.name for flag in flags)
 
+    # typer makes a command line of a function's signature. So this function gets the
+    # signature of the command with the flags in the place of `receiver`, and passes on
+    # what typer calls it with.
     def run(**arguments: Any) -> None:
+        # A command may be wrapped twice, for `given` and for `settings`: both count.
         _RUNNING.set(_RUNNING.get() | names)
         own = {n: value for n, value in arguments.items() if n not in names}
+        # A flag that may be repeated is an empty list if it is not given.
         given = {n: arguments[n] for n in names if arguments[n] not in (None, [])}
         others = assigned(given.pop("set", ()))
         for name in sorted(others):
             if name in given:
                 raise UserError(f"{name}: is given twice; leave out --set {name}=...")
-        command(**own, **{receiver: given | others})
+        own[receiver] = given | others
+        command(**own)
 
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
@@ -232,12 +247,16 @@ def _setting_flag(spec: "dataclasses.Field[Any]", default: Any) -> inspect.Param
     """Returns one setting as a typer option; unset means: not given."""
     flag = f"--{spec.name.replace('_', '-')}"
     kind, _ = field_type(spec.name)
+    # typer's own default has to be None, which means "not given": a default that a user
+    # did not type must not override a TOML file. So the help's default is written here.
     if default in (None, ""):
         shown = ""
     else:
         shown = f" \\[default: {default}]"
+    if kind is bool:
+        flag += f"/--no-{flag[2:]}"
     option = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        flag,
         help=_help_of(spec) + shown,
         rich_help_panel=spec.metadata["group"],
         show_default=False,
@@ -246,12 +265,11 @@ def _setting_flag(spec: "dataclasses.Field[Any]", default: Any) -> inspect.Param
 
 
 def _help_of(spec: "dataclasses.Field[Any]") -> str:
+    text = spec.metadata["help"]
     choices = spec.metadata.get("choices")
     if choices:
-        listed = f" \\[{'|'.join(choices)}]"
-    else:
-        listed = ""
-    return spec.metadata["help"] + listed
+        text += f" \\[{'|'.join(choices)}]"  # escaped, for rich takes [...] for markup
+    return text
 
 
 def _request_flag(
@@ -260,17 +278,20 @@ def _request_flag(
     """Returns one field of a request as a typer option, or argument."""
     text = _help_of(spec)
     metavar = spec.metadata["metavar"]
-    default: Any = spec.default if has_default else None
+    default: Any = None
+    if has_default:
+        default = spec.default
     split = None
     if kind == NAMES:
+        # One text with commas, where typer would have the flag repeated for each name.
         kind = str | None
         split = _split
         default = ",".join(default) or None
     elif not has_default:
         kind = kind | None
     if default is dataclasses.MISSING:
-        default = inspect.Parameter.empty
-    if metavar is not None:
+        default = inspect.Parameter.empty  # typer: required
+    if metavar is not None:  # an argument, which "" leaves to typer to name
         argument = typer.Argument(help=text, metavar=metavar or None)
         return _parameter(spec.name, kind, argument, default)
     flag = f"--{spec.name.replace('_', '-')}"

@@ -45,7 +45,7 @@ def report(runs: Run | Sequence[Run], output: str | Path = "report.html") -> Non
     Raises:
         UserError: bad input; nothing was written.
     """
-    if isinstance(runs, Run):
+    if isinstance(runs, Run):  # first, because a text is a sequence, too
         listed = [runs]
     else:
         listed = runs
@@ -60,9 +60,13 @@ def forecast(*given: Any, **settings: Any) -> dict[str, str]:
     Raises:
         UserError: bad input.
     """
-    config, data = planned_run(*planned(*given, **settings))
-    found = {f"epsilon ({who}, {of})": e for who, of, e in forecasts.stated(config)}
-    return forecasts.lines(config, data) | found
+    # `planned` takes what `train` takes, which is written down there alone.
+    plan, load = planned(*given, **settings)
+    config, data = planned_run(plan, load)
+    found = forecasts.lines(config, data)
+    for adversary, relation, epsilon in forecasts.stated(config):
+        found[f"epsilon ({adversary}, {relation})"] = epsilon
+    return found
 
 
 def debug(
@@ -80,9 +84,16 @@ def debug(
     Raises:
         UserError: bad input; nothing was trained.
     """
-    own = (debug_request.PlantedBug, debug_request.OwnSuspects)
-    given, settings = _split(asked, debug_request.DebugRequest, *own)
-    if asked.keys() != {"output"}:  # which alone goes on
+    given, settings = _split(
+        asked,
+        debug_request.DebugRequest,
+        debug_request.PlantedBug,
+        debug_request.OwnSuspects,
+    )
+    # `output` alone continues an earlier call, which takes no settings.
+    if asked.keys() != {"output"}:
+        # As `fedgs.train`: a program trains in its own process unless it asks for
+        # Flower.
         settings = {"engine": "local"} | settings
     return bug_detection.from_flags(given, recipe, None, settings, dry_run)
 
@@ -98,8 +109,18 @@ def _split(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the fields of requests, and what must be settings of a run."""
     names = {spec.name for request in requests for spec in fields(request)}
-    own = {name: value for name, value in asked.items() if name in names}
-    own |= {name: Path(own[name]) for name in debug_request.COHORTS if name in own}
-    settings = {n: v for n, v in asked.items() if n not in names}
+    own: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    for name, value in asked.items():
+        if name not in names:
+            settings[name] = value
+        elif name in debug_request.COHORTS:
+            own[name] = Path(value)
+        else:
+            own[name] = value
     check_names(settings)
-    return own, {n: str(v) if isinstance(v, Path) else v for n, v in settings.items()}
+    # Settings go to a file and back, so a path is a text among them.
+    for name, value in settings.items():
+        if isinstance(value, Path):
+            settings[name] = str(value)
+    return own, settings

@@ -26,7 +26,7 @@ class Stream(io.TextIOWrapper):
         """Writes what it can."""
         with self._giving_up():
             super().write(text)
-        return len(text)
+        return len(text)  # a caller that saw fewer would try to write the rest
 
     def flush(self) -> None:
         """Writes what it can of what waits."""
@@ -39,7 +39,9 @@ class Stream(io.TextIOWrapper):
             yield
         except OSError as error:
             self.error = error
-            with open(os.devnull, "wb") as nothing:  # takes what waits, too
+            # What waits in the buffer is tried again at the next flush, and at the end
+            # of the process: it has to go somewhere, else that fails once more.
+            with open(os.devnull, "wb") as nothing:
                 os.dup2(nothing.fileno(), self.fileno())
 
 
@@ -48,14 +50,21 @@ def protect() -> None:
     for number in (0, 1, 2):
         try:
             os.fstat(number)
-        except OSError:  # else the next file that is opened would get what is printed
+        except OSError:
+            # The system gives a new file the lowest free number. Without this, the next
+            # file that is opened would get what is printed.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for number, name in ((1, "stdout"), (2, "stderr")):
-        old = getattr(sys, name)
-        is_by_line = old is not None and (old.line_buffering or old.write_through)
+        old = getattr(sys, name)  # None if it was closed
+        if old is None:
+            is_by_line = False
+            encoding = "utf-8"
+        else:
+            is_by_line = old.line_buffering or old.write_through
+            encoding = old.encoding
         stream = Stream(
             open(number, "wb", closefd=False),  # noqa: SIM115
-            encoding=old.encoding if old else "utf-8",
+            encoding=encoding,
             errors="backslashreplace",  # names that the terminal has no letters for
             line_buffering=is_by_line,
         )

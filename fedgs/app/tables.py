@@ -34,8 +34,11 @@ class Table:
         """Prints the table and its note."""
         shown = rich_table.Table()
         for place, name in enumerate(self.head):
-            is_number = place > 0 and self.numeric
-            shown.add_column(name, justify="right" if is_number else "left")
+            # Numbers stand with their digits below each other.
+            if self.numeric and place > 0:
+                shown.add_column(name, justify="right")
+            else:
+                shown.add_column(name, justify="left")
         for row in self.rows:
             shown.add_row(*map(escape, row))  # an interval in brackets is no markup
         console = Console()
@@ -59,25 +62,30 @@ def folded(text: str, stream: IO[str]) -> str:
     """
     if not stream.isatty():
         return text
+    width = shutil.get_terminal_size().columns
     lines: list[str] = []
     for line in text.split("\n"):
+        # Only in its beginning: two blanks further on are no label.
         label = re.match(r"\S+( \S+)* {2,}", line[:20])
         if label:
             indent = " " * len(label[0])
         else:
             indent = ""
-        lines += textwrap.wrap(
+        wrapped = textwrap.wrap(
             line,
-            shutil.get_terminal_size().columns,
+            width,
             subsequent_indent=indent,
+            # Whole paths and flags, which somebody may copy.
             break_long_words=False,
             break_on_hyphens=False,
-        ) or [""]
+        )
+        lines += wrapped or [""]  # of an empty line `wrap` makes none
     return "\n".join(lines)
 
 
 def is_number(value: Any) -> bool:
     """Tells whether a JSON value is a number."""
+    # In Python a bool is an int, too.
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -22,11 +22,12 @@ app = typer.Typer(
     no_args_is_help=True, help="Train with server and clients on different machines."
 )
 
-# How a client reads its own data; beside `data`.
-# What a server decides of a run; where data lie is each client's own.
-SUBMITTED = tuple(name for name in MOST_USED if name not in settings_with("of_client"))
-SUBMITTED += ("num_classes",)
-CLIENT_DATA = tuple(name for name in settings_with("of_client") if name != "data")
+OF_CLIENT = settings_with("of_client")
+# What the submitter decides about a run: where the data lie is each client's own
+# matter. The server sees no data, so the number of classes has to be given.
+SUBMITTED = (*(name for name in MOST_USED if name not in OF_CLIENT), "num_classes")
+# How a client reads its own data. Where they lie is a flag of `ClientOptions`.
+CLIENT_DATA = tuple(name for name in OF_CLIENT if name != "data")
 
 
 @app.command()
@@ -44,7 +45,9 @@ def certs(
     from server.launch.certs import make_certificates
 
     for path in make_certificates(folder, host or [], client or []):
-        print(f"{path.stat().st_mode & 0o777:o} {path}")
+        # With its mode, so that the reader sees which files nobody else may read.
+        mode = path.stat().st_mode & 0o777
+        print(f"{mode:o} {path}")
 
 
 @app.command()

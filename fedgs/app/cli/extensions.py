@@ -22,6 +22,7 @@ def add_commands(app: typer.Typer, groups: Mapping[str, typer.Typer]) -> None:
         app: the command line.
         groups: its commands that have subcommands; "privacy.NAME" is one of `privacy`.
     """
+    # Sorted, so that the help is the same whatever the order of installation.
     for entry in sorted(entry_points(group=GROUP)):
         group, _, name = entry.name.rpartition(".")
         parent = groups.get(group, app)
@@ -40,10 +41,12 @@ def _loaded(entry: EntryPoint) -> Any:
     try:
         return entry.load()
     except (ImportError, AttributeError) as error:
+        # A broken package must not take all of fedgs' own commands with it, so only its
+        # own command fails, when somebody calls it.
         problem = f"{entry.name}: {entry.value} cannot be loaded: {error}"
 
     def broken() -> NoReturn:
         raise UserError(f"{problem}; install its package again, or remove it")
 
-    broken.__doc__ = "This command cannot be loaded."
+    broken.__doc__ = "This command cannot be loaded."  # typer's help
     return broken

@@ -50,8 +50,9 @@ from fedgs.errors import reject
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
+    # A traceback that shows the values of variables could show private data.
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="rich",  # so help texts have to escape brackets
     help="Trains a generator on images that never leave their owners.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at private images you own.")
@@ -62,7 +63,7 @@ app.add_typer(deploy_flags.app, name="deploy")
 CHOSEN = replace(recipe(DEFAULT), test_fraction=HELD_OUT)
 # Of a selection of clients, beside how its data are read.
 SELECTING = ("output", "engine", "seed", "num_clients", "num_workers")
-FORMAT_WARNING = warnings.formatwarning
+FORMAT_WARNING = warnings.formatwarning  # Python's own, before `main` replaces it
 
 
 def main() -> None:
@@ -87,12 +88,17 @@ def options(
 
 
 def _format_warning(
-    message: Warning | str, category: type[Warning], *where: Any, **line: Any
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
 ) -> str:
     """Prints what fedgs says, or says of data, in one line; others as usual."""
-    if issubclass(category, UserWarning) or "fedgs" in Path(where[0]).parts:
+    # Users read the former. A library's warning is for developers, who need its place.
+    if issubclass(category, UserWarning) or "fedgs" in Path(filename).parts:
         return folded(f"Warning: {message}\n", sys.stderr)
-    return FORMAT_WARNING(message, category, *where, **line)
+    return FORMAT_WARNING(message, category, filename, lineno, line)
 
 
 @app.command(epilog=f"The defaults are those of the recipe {DEFAULT}.")
@@ -110,11 +116,12 @@ def train(
 
     Settings are those of the recipe, then of the TOML file, then of the flags.
     """
-    # Fails before torch is imported.
+    # Before torch is imported, which takes seconds: most errors are typing errors.
     configured = configure(recipe, config, settings)
     from fedgs.app.commands import train as running
     from fedgs.round.preparation import with_held_out
 
+    # What the user chose, in a file or by flags, stays; the data decide the rest.
     known = settings_in(config, configured.phases) | settings
     configured = with_held_out(configured, known)
     running.train(configured, known, dry_run)
@@ -171,9 +178,9 @@ def evaluate(
 
     The numbers are computed from real images: no epsilon covers them.
     """
-    request = EvaluationRequest(
-        **given, data=settings.pop("data", ""), reading=settings
-    )
+    # `data` is a field of its own; the other settings say how its images are read.
+    data = settings.pop("data", "")
+    request = EvaluationRequest(**given, data=data, reading=settings)
     from fedgs.app.evaluation import evaluate as evaluation
 
     evaluation.evaluate(request, as_json)
@@ -246,6 +253,7 @@ def inspect_data(
     settings: dict[str, Any],
 ) -> None:
     """Print what a source holds and write a contact sheet; for its owner's eyes."""
+    # --data is among the flags of reading, but here the argument is the source.
     reject({"data": settings.pop("data", None)}, "SOURCE says it; leave out")
     config = RunConfig(data=source, **settings)
     from fedgs.app.commands import data as data_report
@@ -287,11 +295,14 @@ def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """
     own = {"engine": "flower", "num_workers": 2} | planted(given)
     config = RunConfig(**own | settings)
-    bug = {spec.name for spec in fields(PlantedBug)}
-    selection = Selection(**{n: v for n, v in given.items() if n not in bug})
+    # `given` has the fields of both requests; those of the bug are settings of the run.
+    of_bug = {spec.name for spec in fields(PlantedBug)}
+    of_selection = {n: value for n, value in given.items() if n not in of_bug}
+    selection = Selection(**of_selection)
     from fedgs.app.commands import select_clients as selecting
 
     selecting.select_clients(config, selection)
 
 
+# Last: a package may add commands, but none that fedgs has.
 extensions.add_commands(app, {"privacy": privacy_flags.app})

@@ -15,8 +15,16 @@ from fedgs.runs.run_folder import is_baseline
 app = typer.Typer(no_args_is_help=True, help="Say what runs cost in privacy.")
 
 # The settings that a plan needs most.
-PLANNED = ("num_clients", "clients_per_node", "num_rounds", "noise_multiplier")
-PLANNED += ("target_epsilon", "relation", "delta", "adversary")
+PLANNED = (
+    "num_clients",
+    "clients_per_node",
+    "num_rounds",
+    "noise_multiplier",
+    "target_epsilon",
+    "relation",
+    "delta",
+    "adversary",
+)
 OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
 AtEpsilonOption = Annotated[
     float | None, typer.Option(help="Print delta at this epsilon instead.")
@@ -63,8 +71,11 @@ def of_runs(
     from fedgs.app.commands import privacy as report
     from fedgs.runs import epsilons
 
+    # `reject` refuses what is not None, so a flag's default has to become None.
     others = {"at_epsilon": at_epsilon, "colluding_nodes": colluding_nodes or None}
-    settings = {} if delta is None else {"delta": delta}
+    settings: dict[str, Any] = {}
+    if delta is not None:
+        settings["delta"] = delta
     if as_csv:
         more = {"json": as_json or None, "same_clients": same_clients or None}
         reject(others | settings | more, "--csv states RUN as it is; leave out")
@@ -96,8 +107,14 @@ def plan(
     """
     from fedgs.app.commands import privacy as report
 
-    asked = (recipe, config, settings, at_epsilon, colluding_nodes)
-    _print(report.of_settings(*asked), as_json)
+    stated = report.of_settings(
+        recipe,
+        config,
+        settings,
+        at_epsilon=at_epsilon,
+        colluding=colluding_nodes,
+    )
+    _print(stated, as_json)
 
 
 @app.command()
@@ -117,13 +134,16 @@ def rounds(
     """
     from fedgs.app.commands import privacy as report
 
+    # The user has to give both, even if the recipe has one: they are the question.
     for name in ("noise_multiplier", "target_epsilon"):
         if name not in settings:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{name} is unset: give {flag}, the rounds follow from it")
-    _print(
-        report.of_settings(
-            recipe, config, settings, colluding=colluding_nodes, is_limited=True
-        ),
-        as_json,
+    stated = report.of_settings(
+        recipe,
+        config,
+        settings,
+        colluding=colluding_nodes,
+        is_limited=True,
     )
+    _print(stated, as_json)

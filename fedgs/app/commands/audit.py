@@ -56,7 +56,10 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
     """
     folder = RunFolder.open(request.run)
     torch.set_num_threads(1)  # workers are threads, one for each of num_workers
-    attacks = _attack_baseline if folder.is_baseline else _attack_run
+    if folder.is_baseline:
+        attacks = _attack_baseline
+    else:
+        attacks = _attack_run
     started = time.monotonic()
     with Progress() as progress:
         findings, checks, report, notes = attacks(folder, request, progress)
@@ -103,38 +106,66 @@ def _attack_run(
     events = folder.read_ledger().events
     output = folder.path / "audit"
     output.mkdir(exist_ok=True)
-    # Attack B is of gradient rounds alone. The bounds of A and B hold together.
+    # The canaries of attack B are made for GS-WGAN's gradients, so B needs a run whose
+    # only phase is GS-WGAN.
     is_possible = isinstance(config, GsWganConfig) and len(config.phases) == 1
     has_b = request.full and is_possible
     progress.say(f"A: up to {request.trials} rounds of each kind")
-    most_draws = MOST_DRAWS if request.full else QUICK_DRAWS
-    findings = audit_rounds(config, events, request.trials, most_draws, int(has_b))
+    # The bounds of A and B are to hold together with the stated confidence, so A has to
+    # know that B's bounds stand beside its own.
+    findings, notes_of_a = _one_round(config, events, request, num_more=int(has_b))
     progress.say("noise and clipping, and the method with made-up clients")
     checks, notes = _checks(config, events)
-    whole = {f.details["whole_releases"] for f in findings if "mu" in f.details}
-    if whole:
-        notes.append(
-            f"A: best of rounds of one coordinate and of {min(whole):g} or more whole "
-            "releases in each of four directions"
-        )
+    notes += notes_of_a
     data = None
-    one_run = NO_STAGES if request.full else NOT_RUN
     if has_b:
         config = of_gs_wgan(config)
         data = load_data(config)
         rounds = request.rounds or config.num_rounds
+        # The claims under attack are those of the recorded run, not of the settings.
         plan = recorded_plan(config, events)
         more, one_run = _one_run(config, plan, data, rounds, output, progress)
         findings += more
+    elif request.full:
+        one_run = NO_STAGES
+    else:
+        one_run = NOT_RUN
     membership = _membership(folder, data, progress)
     is_seeded = folder.config.noise_seed is not None
     report = {"is_seeded": is_seeded, "one_run": one_run, "membership": membership}
     notes.append(f"B, one run with canaries: {one_run}")
-    if isinstance(membership, str):
+    if isinstance(membership, str):  # the reason why C could not run
         notes.append(f"C, membership inference: {membership}")
     if is_seeded:
         say(f"Note: the noise of this run was {SEEDED}", is_error=True)
     return findings, checks, report, notes
+
+
+def _one_round(
+    config: ResolvedConfig,
+    events: Sequence[Event],
+    request: AuditRequest,
+    num_more: int,
+) -> tuple[list[Finding], list[str]]:
+    """Attack A on one round of each kind; the findings, and notes on them."""
+    if request.full:
+        most_draws = MOST_DRAWS
+    else:
+        most_draws = QUICK_DRAWS
+    findings = audit_rounds(config, events, request.trials, most_draws, num_more)
+    # Only tests against whole releases of the run's shape have these details.
+    whole_releases = [
+        finding.details["whole_releases"]
+        for finding in findings
+        if "mu" in finding.details
+    ]
+    if not whole_releases:
+        return findings, []
+    note = (
+        f"A: best of rounds of one coordinate and of {min(whole_releases):g} or more "
+        "whole releases in each of four directions"
+    )
+    return findings, [note]
 
 
 def _checks(
@@ -146,6 +177,8 @@ def _checks(
     try:
         return found + check_method(config), []
     except UserError as error:
+        # The run's public data may be gone by now. The other checks do not need them,
+        # so the audit goes on and says what is missing.
         return found, [f"the method with made-up clients: not run: {error}"]
 
 
@@ -159,20 +192,31 @@ def _one_run(
 ) -> tuple[list[Finding], str]:
     """Attack B; the findings and whether it ran."""
     config = as_audited(dataclasses.replace(config, num_rounds=num_rounds))
-    # By another secret than the run's: the report tells nothing of who took part.
+    # Another secret than the run's draws who takes part, so that the report tells
+    # nothing about who took part in the run.
     config = dataclasses.replace(config, selection_key=secret())
     count = min(CANARIES, config.num_clients)
     drawn = Canaries.draw(config, count, config.relation, np.random.default_rng())
     progress.say(f"B: training again with {count} canaries")
     with (
+        # The second run trains on private data without being charged to anybody, so
+        # nothing of it may stay. It lies in the run folder, which is its owner's alone.
         tempfile.TemporaryDirectory(prefix="one-run-", dir=output) as temporary,
         stop_on_signal() as stop,
     ):
         config = dataclasses.replace(config, output=f"{temporary}/run")
         report = progress.rounds(num_rounds, "B: round")
-        known = (report, stop, 2)  # A of gradients, and B
         try:
-            found = audit_run(config, plan, data, drawn, config.delta, *known)
+            found = audit_run(
+                config,
+                plan,
+                data,
+                drawn,
+                config.delta,
+                report,
+                stop,
+                num_audits=2,  # A of gradients, and B
+            )
         except RunStopped as error:
             return [], f"not finished: {error}"
     return found, f"ran: {count} canaries, {num_rounds} rounds"
@@ -188,13 +232,17 @@ def _membership(
         generator = samples.load_generator(folder)
         test = load_test_data(config)[0]
         data = data or load_data(config)
+        # A fixed seed: two audits of the same run give the same numbers.
         rng = np.random.default_rng(0)
         records = rng.permutation(np.concatenate(data.client_records))
         test = test[rng.permutation(len(test))]
+        # As many members as others, so that guessing at random is right half the time.
         count = min(len(records), len(test), NUM_RECORDS)
         labels = samples.uniform_labels(config, NUM_SYNTHETIC, seed=0)
         drawn = samples.draw(config, generator, labels, seed=0)
         members = to_float(data.images[records[:count]])
         return audit_samples(drawn, members, test[:count])
     except UserError as error:
+        # For example a run without a generator yet, or data without test images. The
+        # audit of the guarantee does not depend on this attack.
         return f"skipped: {error}"

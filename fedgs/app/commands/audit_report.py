@@ -42,6 +42,7 @@ def conclude(
     report |= {"checks": [check.to_json() for check in checks], "holds": holds}
     write_json(output / "report.json", report)
     if as_json:
+        # The file itself, so that what is printed and what is kept cannot differ.
         print((output / "report.json").read_text(), end="")
     else:
         if checks:
@@ -50,6 +51,7 @@ def conclude(
         if isinstance(report.get("membership"), dict):
             _membership(report["membership"]).show()
         say(f"audit folder {output}")
+    # On standard error, so that a reader of the JSON or of a log cannot miss them.
     for finding in refuted:
         text = (
             f"REFUTED: {finding.attack}: {finding.adversary}, {finding.relation}, "
@@ -64,28 +66,34 @@ def conclude(
 
 
 def _table_of_checks(checks: Sequence[Check]) -> Table:
-    rows = [
-        (c.check, f"{c.found:.4g}", f"{c.allowed:.4g}", c.verdict, c.tested)
-        for c in checks
-    ]
+    rows: list[tuple[str, ...]] = []
+    for check in checks:
+        found = f"{check.found:.4g}"
+        allowed = f"{check.allowed:.4g}"
+        rows.append((check.check, found, allowed, check.verdict, check.tested))
     caption = "what every claim rests on, with clients that are made up"
     return Table(caption, HEAD_OF_CHECKS, rows, numeric=False)
 
 
 def _table(findings: Sequence[Finding], notes: Sequence[str]) -> Table:
+    # Names of theorems are long and repeat, so a cell has a number and the note the
+    # name.
     theorems = list(dict.fromkeys(finding.theorem for finding in findings))
-    rows = [
-        (
+    rows: list[tuple[str, ...]] = []
+    for finding in findings:
+        number = theorems.index(finding.theorem) + 1
+        row = (
             finding.attack,
             f"{finding.adversary}, {finding.relation}",
             str(finding.rounds),
+            # The bound is rounded down and the claim up, so that rounding alone never
+            # looks like a refutation.
             lower(finding.lower_bound, 3),
             upper(finding.epsilon),
-            f"({theorems.index(finding.theorem) + 1})",
+            f"({number})",
             finding.verdict,
         )
-        for finding in findings
-    ]
+        rows.append(row)
     numbered = [f"({place}) {text}" for place, text in enumerate(theorems, start=1)]
     delta = upper(findings[0].delta, 6)
     caption = f"audit at delta {delta}: lower bounds (95 %) and claims"

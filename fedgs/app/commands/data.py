@@ -40,12 +40,17 @@ def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
     if sheet.suffix != ".png":
         raise UserError(f"sheet = {sheet}: give a name that ends in .png")
     if config.seed is None:
+        # A look trains nothing, so it needs no secret seed, and twice the same sheet is
+        # what somebody who compares two sources expects.
         config = dataclasses.replace(config, seed=0)
     records = sources.load_records(config.validate())
+    # The demo's digits are always cut into clients; other data only if asked to.
     is_cut = config.num_clients is not None or config.data == "digits"
     if records.clients is None and not is_cut:
         config = dataclasses.replace(config, num_clients=1)
-    data = keep_cohort(config, split_records(for_all_clients(config), records))
+    # A cohort chooses among all clients, so they are split before it is applied.
+    everybody = split_records(for_all_clients(config), records)
+    data = keep_cohort(config, everybody)
     problem = f"sheet = {sheet}: cannot be written"
     with wrap_error(OSError, problem, "give another --sheet"):
         write_contact_sheet(sheet, data)
@@ -65,14 +70,18 @@ def describe(
     """
     sizes = data.sizes
     own = np.concatenate(data.client_records)
+    # `minlength` lists a class without images as 0 instead of leaving it out.
     per_class = np.bincount(data.labels[own], minlength=data.num_classes)
-    tests = [len(held) for held in data.client_test_records] or [0] * len(sizes)
+    # Empty if nothing is held out.
+    held_out = sum(len(records) for records in data.client_test_records)
+    num_images = int(sizes.sum())
     return {
         "data": config.data,
         "clients": data.num_clients,
-        "images": int(sizes.sum()),
-        "held_out": sum(tests),
-        "without_client": len(data.images) - int(sizes.sum()) - sum(tests),
+        "images": num_images,
+        "held_out": held_out,
+        # A partition or a cohort may leave images to nobody.
+        "without_client": len(data.images) - num_images - held_out,
         "images_per_client": {
             "min": int(sizes.min()),
             "median": float(np.median(sizes)),
@@ -98,19 +107,24 @@ def write_contact_sheet(path: Path, data: FederatedImages) -> None:
     rows = []
     for records in data.client_records[:SHEET_CLIENTS]:
         images = to_float(data.images[records[:SHEET_IMAGES]])
-        blank = np.zeros((SHEET_IMAGES - len(images), *images.shape[1:]), np.float32)
+        # A client with fewer images still fills its row, else the next one would begin
+        # in it.
+        num_blank = SHEET_IMAGES - len(images)
+        blank = np.zeros((num_blank, *images.shape[1:]), np.float32)
         rows.append(np.concatenate([images, blank]))
     save_images(path, np.concatenate(rows), SHEET_IMAGES)
 
 
 def _show(report: dict[str, Any]) -> None:
     per_client = report["images_per_client"]
-    least, median, most = (per_client[name] for name in ("min", "median", "max"))
-    shape = report["image_shape"]
+    least = per_client["min"]
+    median = per_client["median"]
+    most = per_client["max"]
+    shape = " x ".join(map(str, report["image_shape"]))
     per_class = report["images_per_class"]
     shown = {
         "clients": report["clients"],
-        "images": f"{report['images']}, each {' x '.join(map(str, shape))}",
+        "images": f"{report['images']}, each {shape}",
         "held out": report["held_out"],
         "of no client": report["without_client"],
         "per client": f"{least} to {most}, median {median:g}",

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def serve(server: ServerOptions) -> None:
         UserError: bad input; nothing was started.
         typer.Exit: a process that it needs has ended (code 1).
     """
+    # Commands first: they check the server's flags before anything is made on disk.
     superlink, environment = server.command()
     commands = {"superlink": superlink, "superexec": server.superexec()}
     state = server.state
@@ -55,6 +57,7 @@ def join(client: ClientOptions) -> None:
         UserError: bad input.
     """
     command, environment = client.command()
+    # The client's state, its counts of releases above all, is for its owner alone.
     make_private("state_dir", client.folder)
     become(command, environment)
 
@@ -88,21 +91,41 @@ def submit(
         given = {"engine": "flower", "nodes": ",".join(names), **settings}
         configured = configure(recipe, config, given)
         if is_fitted(configured):
-            from fedgs.round.preparation import resolve_deployed
-
-            own = moments_for(resolve_deployed(configured))
             chosen = settings_in(config, configured.phases) | given
-            fitted = {n: v for n, v in own.items() if n not in chosen}
-            configured = dataclasses.replace(configured, **fitted).validate()
+            configured = _fitted(configured, chosen)
         configured = _named(configured, configured.recipe)
+        # Flushed, because Flower's output follows, from another process.
         print(described(configured), flush=True)
         flat = submitting.run_settings(configured, names)
         submission = dataclasses.replace(submission, settings=flat)
     _submit(submission)
 
 
+def _fitted(config: RunConfig, chosen: Mapping[str, Any]) -> RunConfig:
+    """Returns the default recipe fitted to the clients and the noise of a run.
+
+    Nobody here sees an image: what the clients have is not asked for.
+
+    Args:
+        config: of the recipe.
+        chosen: settings that stay.
+    """
+    from fedgs.round.preparation import resolve_deployed  # loads torch
+
+    fitted = {
+        name: value
+        for name, value in moments_for(resolve_deployed(config)).items()
+        if name not in chosen
+    }
+    return dataclasses.replace(config, **fitted).validate()
+
+
 def _named(config: RunConfig, name: str) -> RunConfig:
-    """Returns settings with the name of a run folder."""
+    """Returns settings with the name of a run folder.
+
+    The submitter chooses it, because with it a run is resumed whose server has not said
+    anything yet.
+    """
     if config.output:
         return config
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -111,12 +134,16 @@ def _named(config: RunConfig, name: str) -> RunConfig:
 
 def _submit(submission: Submission) -> None:
     run = submission.resume or submission.settings["output"]
+    # Before the run starts: a submitter whose connection breaks needs the name.
     print(f"run folder: {run}, in the server's state directory", flush=True)
     try:
         submitting.submit(submission)
     except FlowerFailed as error:
-        again = f"fedgs deploy submit --server {submission.server} ... --resume {run} "
-        again += "--client NAME=KEY.pub ..."
+        again = (
+            f"fedgs deploy submit --server {submission.server} ... --resume {run} "
+            "--client NAME=KEY.pub ..."
+        )
+        # The run may have failed before the server made its folder.
         begun = "where the run has begun; else submit it again"
         print(f"{error}\ncontinue with: {again} ({begun})", file=sys.stderr)
         raise typer.Exit(1) from error

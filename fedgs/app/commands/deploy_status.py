@@ -32,12 +32,12 @@ def statuses_in(path: Path) -> list[Status]:
     Raises:
         UserError: there is no run folder.
     """
-    places = (path, path / "runs")
-    found = (run.parent for place in places for run in place.glob("*/config.json"))
     if (path / "config.json").is_file():
         runs = [path]
     else:
-        runs = sorted(found)
+        # In a folder of runs, or in a state directory, whose runs are in `runs`.
+        files = [*path.glob("*/config.json"), *path.glob("runs/*/config.json")]
+        runs = sorted(file.parent for file in files)
     if not runs:
         raise UserError(f"{path}: no run folder here yet; give the server's state-dir")
     statuses: list[Status] = []
@@ -63,20 +63,30 @@ def status_of(path: Path) -> Status:
     folder = RunFolder.open(path)
     ledger = folder.read_ledger()
     rounds = [line["round"] for line in folder.metrics()]
+    # Only a deployed run that has begun writes it.
     said = folder.path / ".flower" / "nodes.json"
     if said.exists():
         progress = read_json(said)
     else:
         progress = {}
+    # Before the first release there is nothing to account for.
+    if ledger.length:
+        stated = _epsilons(path)
+    else:
+        stated = []
     return {
         "run": folder.path.name,
         # A full disk takes lines of metrics, and the run goes on.
         "round": max([folder.last_round, *rounds[-1:]]),
         "num_rounds": folder.config.num_rounds,
         "released": ledger.length,
-        "epsilons": _epsilons(path) if ledger.length else [],
+        "epsilons": stated,
         "unit": in_short(folder.config.unit_condition),
-        **{key: progress.get(key) for key in ("phase", "time", "waiting_for", "nodes")},
+        # Named one by one: what else the file may hold is not for this report.
+        "phase": progress.get("phase"),
+        "time": progress.get("time"),
+        "waiting_for": progress.get("waiting_for"),
+        "nodes": progress.get("nodes"),
     }
 
 
@@ -105,10 +115,12 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
         yield "waiting for", ", ".join(status["waiting_for"])
     yield "releases", f"{status['released']} (repeated rounds count again)"
     for row in status["epsilons"]:
-        note = "" if row["guarantee"] else " (NO guarantee)"
         title = f"epsilon, {row['adversary']}, {row['relation']}"
-        at = f"at delta {upper(row['delta'], 6)}{note}"
-        yield title, f"{upper(row['epsilon'])} {at}"
+        value = f"{upper(row['epsilon'])} at delta {upper(row['delta'], 6)}"
+        # A number without a guarantee must not be quoted by mistake.
+        if not row["guarantee"]:
+            value += " (NO guarantee)"
+        yield title, value
     yield "unit", status["unit"]
     yield "conditions", "fedgs privacy RUN prints what each epsilon depends on"
 
@@ -121,9 +133,13 @@ def _node_cells(node: Mapping[str, Any]) -> tuple[str, ...]:
         answer = "none yet"
     if node.get("last_answer_time") is not None:
         answer += f", {_clock(node['last_answer_time'])}"
-    counts = (str(node.get("resends", 0)), str(node.get("failures", 0)))
-    return (answer, *counts, node["reason"] or node.get("last_failure", ""))
+    # Why the server waits for it now, or else what failed last.
+    why = node["reason"] or node.get("last_failure", "")
+    resends = str(node.get("resends", 0))
+    failures = str(node.get("failures", 0))
+    return answer, resends, failures, why
 
 
 def _clock(moment: float) -> str:
+    # In UTC, because clients, server and reader may be in different places.
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

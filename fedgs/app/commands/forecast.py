@@ -82,12 +82,17 @@ def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
             "nothing is held out: give --test-fraction, or have other images for "
             f"fedgs evaluate RUN --test npz:FILE ({OUTSIDE})"
         )
-    if (own := data.client_test_records) and not sum(map(len, own)):
+    held_out = data.client_test_records
+    # A share of an owner's few images is rounded down, so it may hold out none.
+    if held_out and not sum(map(len, held_out)):
         return (
             f"evaluation will not be possible: test_fraction {config.test_fraction:g} "
             f"of so few images is none; give a larger --test-fraction ({OUTSIDE})"
         )
-    whose = "every owner's" if own else "the"
+    if held_out:
+        whose = "every owner's"
+    else:
+        whose = "the"
     return (
         f"possible, on {config.test_fraction:g} of {whose} images: {OUTSIDE}; "
         "--test-fraction 0 trains on all"
@@ -107,7 +112,8 @@ def warnings_of(
         target: the epsilon that was asked for, where `config` does not say it.
     """
     yield from large_delta(config.delta, config.num_clients)
-    if (epsilon := target or config.target_epsilon or 0.0) > ABSURD_EPSILON:
+    epsilon = target or config.target_epsilon or 0.0
+    if epsilon > ABSURD_EPSILON:
         yield f"target_epsilon = {epsilon:g} protects nobody; 1 to 10 are usual"
     if config.num_clients == 1:
         yield "num_clients = 1: one owner alone, among no others to be hidden by"
@@ -116,9 +122,12 @@ def warnings_of(
             "num_classes = 1: there are no labels; of a folder, the outer names are "
             "owners and the inner ones labels"
         )
+    # Only images that are trained on count: a partition may leave others to nobody.
     owned = data.labels[np.concatenate(data.client_records)]
-    is_used = np.bincount(owned, minlength=config.num_classes) > 0
+    per_class = np.bincount(owned, minlength=config.num_classes)
+    is_used = per_class > 0
     empty = np.flatnonzero(~is_used)
+    # Label 0 alone is missing: most likely the labels count from 1.
     if len(empty) and empty[0] == 0 and is_used[1:].all():
         yield "no image has label 0: labels count from 0; subtract 1 if yours do not"
     elif len(empty):
@@ -145,6 +154,8 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
         elif own.method not in OF_MOMENTS:
             seconds += seconds_of_rounds(config, phase, data)
             by = ", by rounds of a few clients timed here, if the cores are idle"
+    # Rounded up, in the largest unit of which there are more than two: an estimate with
+    # more digits would promise more than it can keep.
     for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds > 2 * size:
             return f"about {math.ceil(seconds / size)} {unit}{by}"
@@ -162,17 +173,26 @@ def seconds_of_rounds(
 
     Privacy: reads private data; tells a time, for their owner's eyes.
     """
-    trains_all = config.discriminator_training == "every_round"
-    clients = config.num_clients if trains_all else config.clients_per_round
+    if config.discriminator_training == "every_round":
+        clients = config.num_clients
+    else:
+        clients = config.clients_per_round
     nodes = min(config.num_nodes, clients)
     of_server, of_client = timed_round(config, phase, data, clients // nodes)
+    # More workers than nodes have nothing to do, and more than cores wait for each
+    # other.
     workers = min(config.num_workers, nodes, os.cpu_count() or 1)
     if config.device != "cpu":
         workers = 1  # they share the card
-    warm = of_client + (of_server if not config.is_warm_start_public else 0.0)
+    warm = of_client
+    if not config.is_warm_start_public:
+        # Every client has a generator of its own, and draws what the server would.
+        warm += of_server
     warm *= clients_needed(config) * config.warm_start_rounds
     starts = config.first_rounds
-    rounds = starts[phase.config.phase_index + 1] - starts[phase.config.phase_index]
+    index = phase.config.phase_index
+    rounds = starts[index + 1] - starts[index]
+    # The server's part runs alone; the clients' parts share the workers.
     return rounds * of_server + (rounds * clients * of_client + warm) / workers
 
 
@@ -183,12 +203,18 @@ def timed_round(
     torch.set_num_threads(1)
     keep_freed_memory()  # as a run does
     clock = time.process_time  # does not grow with other work here
-    changes: dict[str, Any] = {"secure_aggregation": False, "selection_key": secret()}
+    changes: dict[str, Any] = {
+        # Masks need the keys of other nodes, and here is only one.
+        "secure_aggregation": False,
+        # A run's own secret is drawn when it is created; this one is thrown away.
+        "selection_key": secret(),
+    }
     if phase.method.has_discriminators:
         changes["discriminator_training"] = "selected"
     config = dataclasses.replace(config, **changes)
     method: Method[Any] = phase.method
     own: Any = config.at_phase(phase.config.phase_index)
+    # One stack of clients: a node with more of them trains stack after stack.
     hosted = range(min(on_node, method.stack_size(own)))
     if method.has_discriminators:
         nets = Discriminators(own, hosted)
@@ -201,16 +227,20 @@ def timed_round(
     while sum(map(sum, times)) < TIMED_SECONDS:
         started = clock()
         request, pending = method.begin(own, server)
+        # Whoever the schedule chose, all hosted clients work, else no time is measured.
         asked = dataclasses.replace(request, participants=EVERYONE, trainees=EVERYONE)
         asked_at = clock()
         answer = answer_of(config, hosting, asked)
         of_clients = clock() - asked_at
-        assert isinstance(answer, SanitizedGradients)
+        assert isinstance(answer, SanitizedGradients)  # without masks
         released = summed(config, request.round, [answer])
         method.finish(own, server, pending, released)
-        times.append((clock() - started - of_clients, of_clients / len(hosted)))
-    of_server, of_client = (min(part) for part in zip(*times, strict=True))
-    return of_server, of_client
+        of_server = clock() - started - of_clients
+        times.append((of_server, of_clients / len(hosted)))
+    # The least time, because the first round also allocates what later ones reuse.
+    least_of_server = min(of_server for of_server, _ in times)
+    least_of_client = min(of_client for _, of_client in times)
+    return least_of_server, least_of_client
 
 
 def show(config: ResolvedConfig, data: FederatedImages) -> None:
@@ -237,11 +267,16 @@ def stated(config: ResolvedConfig) -> list[list[str]]:
     """Returns adversary, relation and epsilon of every guarantee of a plan."""
     plan = Plan.from_config(config)
     costs = selection_costs([config])
-    return [
-        [row.adversary, row.relation, upper(row.epsilon) if row.epsilon else "none"]
-        for row in statements(plan, config.delta, selections=costs)
-        if row.guarantee
-    ]
+    rows: list[list[str]] = []
+    for row in statements(plan, config.delta, selections=costs):
+        if not row.guarantee:
+            continue
+        if row.epsilon:
+            epsilon = upper(row.epsilon)
+        else:
+            epsilon = "none"
+        rows.append([row.adversary, row.relation, epsilon])
+    return rows
 
 
 def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
@@ -252,15 +287,18 @@ def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
     state = state_bytes(config)
     if config.engine == "local":
         processes = 1
-    else:
-        processes = config.num_workers + 3
-    if config.engine == "local":
         copies = 1
     else:
+        # Flower's own processes run beside the workers. Each worker loads the images
+        # for itself, and this process has loaded them for the checks.
+        processes = config.num_workers + 3
         copies = config.num_workers + 1
     held = processes * PROCESS_BYTES + copies * data.images.nbytes
     held += state * copies_in_memory(config)
     shape = " x ".join(map(str, data.images.shape[1:]))
+    # Three copies: the committed states, the newest ones, and those that the next save
+    # overwrites; and 10 MB for all other files.
+    megabytes = math.ceil(3 * state / 1e6) + 10
     folder = near(Path(config.output))
     return {
         "does": (
@@ -270,7 +308,7 @@ def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
         "images": f"{shape}, {config.num_classes} classes",
         "time": duration(config, data),
         "memory": f"about {held / 1e9:.1f} GB",
-        "disk": f"about {math.ceil(3 * state / 1e6) + 10} MB in {folder}",
+        "disk": f"about {megabytes} MB in {folder}",
         "unit": unit_of(config),
         "public": "; ".join(config.public_conditions) or "nothing but the settings",
         "signal": signal_note(config),

@@ -66,14 +66,14 @@ def of_settings(
         )
     if at_epsilon is not None and "delta" in settings and target is None:
         raise UserError("delta: --at-epsilon computes it; leave out one of the two")
+    # 0 stands for noise that is unset: it is calibrated below, or refused.
     plan = Plan.from_config(dataclasses.replace(config, noise_multiplier=noise or 0.0))
     if is_limited:
         most = _largest(config, plan, colluding)
         plan = plan.ended_after(min(most, config.num_rounds))
     elif target is not None:
-        plan = dataclasses.replace(
-            plan, noise_multiplier=_calibrated(config, plan, colluding)
-        )
+        calibrated = _calibrated(config, plan, colluding)
+        plan = dataclasses.replace(plan, noise_multiplier=calibrated)
     elif noise is None:
         raise UserError(
             "noise_multiplier is unset: give --noise-multiplier or --target-epsilon"
@@ -81,6 +81,7 @@ def of_settings(
     costs = selection_costs([config])
     stated = statements(plan, config.delta, colluding, at_epsilon, costs)
     stated = with_cohort_condition(stated, [config])
+    # The paper states epsilons only, so beside a delta it has nothing to show.
     if at_epsilon is not None:
         return stated
     return [*stated, *as_published(plan, config.delta)]
@@ -89,7 +90,16 @@ def of_settings(
 def _calibrated(config: RunConfig, plan: Plan, colluding: int) -> float:
     """Returns the noise for the target and says so."""
     asked = Target.of(config, selection_costs([config]))
-    noise_multiplier = calibrate_noise(plan, *asked[:4], colluding, asked.selections)
+    noise_multiplier = calibrate_noise(
+        plan,
+        target_epsilon=asked.epsilon,
+        delta=asked.delta,
+        adversary=asked.adversary,
+        relation=asked.relation,
+        colluding=colluding,
+        selections=asked.selections,
+    )
+    # On standard error, because --json owns standard output.
     text = f"noise_multiplier {noise_multiplier:g} for {_target_text(config)}"
     say(text, is_error=True)
     return noise_multiplier
@@ -114,7 +124,10 @@ def _largest(config: RunConfig, plan: Plan, colluding: int) -> int:
 
 
 def _target_text(config: RunConfig) -> str:
-    amplified = ", amplified" if config.amplification else ""
+    if config.amplification:
+        amplified = ", amplified"
+    else:
+        amplified = ""
     return (
         f"target_epsilon {upper(config.target_epsilon, 6)} ({config.adversary}, "
         f"{config.relation}, delta {upper(config.delta, 6)}{amplified})"
@@ -162,20 +175,28 @@ def show_by_round(runs: Sequence[Path]) -> None:
     events = folder.read_ledger().events
     lines: list[dict[str, float]] = []
     for round, rows in by_round(folder.config, events, len(events)):
-        lines.append({"round": round})
+        line: dict[str, float] = {"round": round}
         for row in rows:
-            if row.label == VALID:
-                note = ""
-            else:
-                note = f", {row.label}"
+            # A column is quoted alone, so its name tells all that its numbers depend
+            # on.
             at = f"at delta {upper(row.delta, 6)}, unit: {row.unit_in_words}"
-            name = f"{row.adversary} {row.relation} {at}{note}"
-            lines[-1][name] = math.inf if row.epsilon is None else row.epsilon
+            name = f"{row.adversary} {row.relation} {at}{_caveat(row)}"
+            if row.epsilon is None:
+                line[name] = math.inf
+            else:
+                line[name] = row.epsilon
+        lines.append(line)
+    # Standard output is the CSV alone; what it holds under is said beside it.
     if folder.config.amplification:
         say("without amplification by sampling", is_error=True)
     for condition in folder.config.public_conditions:
         say(condition, is_error=True)
-    table = csv.DictWriter(sys.stdout, lines[-1] if lines else ["round"])
+    # Later rounds may have rows that earlier ones lack, but not the other way round.
+    if lines:
+        columns = list(lines[-1])
+    else:
+        columns = ["round"]
+    table = csv.DictWriter(sys.stdout, columns)
     table.writeheader()
     table.writerows(lines)
 
@@ -195,12 +216,17 @@ def show(statements: Sequence[Statement]) -> None:
         say(f"- {condition}")
 
 
-def _holds(row: Statement) -> str:
+def _caveat(row: Statement) -> str:
+    """Returns why a row is no guarantee, to be appended; "" if it may be one."""
     if row.label == VALID:
-        why = ""
-    else:
-        why = f", {row.label}"
-    return "yes" if row.guarantee else f"NO{why}"
+        return ""
+    return f", {row.label}"
+
+
+def _holds(row: Statement) -> str:
+    if row.guarantee:
+        return "yes"
+    return f"NO{_caveat(row)}"
 
 
 def tables(
@@ -221,12 +247,21 @@ def tables(
 def _table(
     title: str, rows: Sequence[Statement], worth: Callable[[Statement], str]
 ) -> Table:
+    # Names of theorems are long and repeat: a cell has a letter, and the note the name.
     theorems = dict.fromkeys(row.theorem for row in rows)
     letters = dict(zip(theorems, string.ascii_lowercase, strict=False))
     cells: list[list[str]] = []
     for row in rows:
-        where = (row.adversary, row.relation, row.client_selection)
-        cells.append([*where, _number(row), worth(row), letters[row.theorem]])
+        cells.append(
+            [
+                row.adversary,
+                row.relation,
+                row.client_selection,
+                _number(row),
+                worth(row),
+                letters[row.theorem],
+            ]
+        )
     head = ["adversary", "relation", "selection", rows[0].asked, *LAST_COLUMNS]
     note = "\n".join(f"theorem {letter}: {name}" for name, letter in letters.items())
     return Table(title, head, cells, note, numeric=False)
@@ -234,27 +269,39 @@ def _table(
 
 def conditions_of(statements: Sequence[Statement]) -> list[str]:
     """Returns each condition once, with the adversaries against whom it is one."""
+    # Dicts in the place of sets: the order of the rows stays.
     found: dict[str, dict[str, None]] = {}
     for row in statements:
-        amplified = " amplified" if row.theorem.startswith("amplification") else ""
+        adversary = row.adversary
+        if row.theorem.startswith("amplification"):
+            # The same adversary has rows with and without it, on other conditions.
+            adversary += " amplified"
         for condition in row.conditions:
-            found.setdefault(condition, {})[row.adversary + amplified] = None
+            found.setdefault(condition, {})[adversary] = None
     return [f"{condition} ({', '.join(where)})" for condition, where in found.items()]
 
 
 def _title(row: Statement) -> str:
-    rounds = f"{row.num_rounds} round{'' if row.num_rounds == 1 else 's'}"
-    at = f"epsilon at delta {upper(row.delta, 6)}"
+    if row.num_rounds == 1:
+        rounds = "1 round"
+    else:
+        rounds = f"{row.num_rounds} rounds"
     if row.asked == "delta":
         at = f"delta at epsilon {upper(row.epsilon, 6)}"
+    else:
+        at = f"epsilon at delta {upper(row.delta, 6)}"
     return f"{at}, unit: {row.unit_in_words}, {rounds}"
 
 
 def _number(row: Statement) -> str:
     if row.asked == "delta":
-        below = "< " if row.delta <= LEAST_DELTA else ""
-        return f"{below}{upper(row.delta)}"
-    if row.epsilon is not None and row.label == AS_PUBLISHED:  # no bound of anything
+        value = upper(row.delta)
+        # No smaller delta is computed.
+        if row.delta <= LEAST_DELTA:
+            return f"< {value}"
+        return value
+    if row.epsilon is not None and row.label == AS_PUBLISHED:
+        # A figure of the paper bounds nothing, so it is rounded to the nearest digit.
         if row.epsilon >= 100:
             return f"{row.epsilon:.3f}"
         return f"{row.epsilon:.4g}"

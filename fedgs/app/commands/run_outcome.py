@@ -46,6 +46,8 @@ def new_output(output: str) -> Path:
         raise UserError("output is unset: give --output, the folder to create")
     check_free(output)
     path = Path(output).expanduser().absolute()
+    # The nearest folder that exists; the ones between are made with the output. Checked
+    # now, because the work before it is written may take hours.
     parent = next(above for above in path.parents if above.exists())
     if not parent.is_dir():
         raise UserError(f"output = {path}: {parent} is a file; choose another --output")
@@ -76,6 +78,7 @@ def exit_if_stopped(advice: str) -> Iterator[None]:
     try:
         yield
     except (RunStopped, FlowerFailed) as error:
+        # Exit code 1 tells a script that the run can go on; bad input has 2.
         print(folded(f"{error}\n{advice}", sys.stderr), file=sys.stderr)
         raise Exit(1) from error
 
@@ -90,6 +93,8 @@ def stopping_on_failure() -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        # With an OSError as its cause it is a failure of the system in other words
+        # (`fedgs.errors.wrap_error`), so the run can go on once there is room.
         if not isinstance(error.__cause__, OSError):
             raise
         raise RunStopped(str(error)) from error
@@ -106,6 +111,7 @@ def end_when_hurried() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        # Neither waits for threads nor flushes, so what was printed is flushed before.
         sys.stdout.flush()
         os._exit(INTERRUPTED)
 
@@ -129,8 +135,12 @@ def show_end(path: Path, typed: str = "") -> None:
     for grid in grids[-1:]:  # none where the disk was full
         say(f"sample grid  {grid}")
     folder = RunFolder.open(path)
-    found = {line["round"]: line.get("signal_to_noise") for line in folder.metrics()}
-    if ratios := {round: n for round, n in found.items() if n is not None}:
+    ratios: dict[int, float] = {}
+    for line in folder.metrics():
+        ratio = line.get("signal_to_noise")
+        if ratio is not None:  # without noise there is none
+            ratios[line["round"]] = ratio
+    if ratios:
         say(f"signal/noise {in_words(folder.config, ratios)}, in power")
     label = privacy_label(path, typed)
     say(f"epsilon      {to_quote(label)}")
@@ -150,6 +160,8 @@ def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
     found: dict[str, list[float]] = {}
     for round, ratio in ratios.items():
         own = config.at_round(round)
+        # Several phases of one run release an "embedding", each of another kind, so
+        # they are told apart by their methods.
         if own.releases_once:
             kind = own.method
         else:
@@ -160,11 +172,13 @@ def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
 
 def to_quote(label: Mapping[str, Any]) -> str:
     """Returns the epsilon of a run's own adversary and relation, and what it means."""
-    if (epsilon := label["epsilon"]) is None:
+    epsilon = label["epsilon"]
+    if epsilon is None:
         return f"none to quote: {label['guarantee']}"
-    adversary, relation, delta = (label[n] for n in ("adversary", "relation", "delta"))
+    adversary = label["adversary"]
+    relation = label["relation"]
     unit = label["unit_of_privacy"]
-    delta = upper(delta, 6)
+    delta = upper(label["delta"], 6)
     change = f"{unit} {CHANGES[relation]}"
     if epsilon < MOST_EXPONENT:
         factor = upper(math.exp(epsilon), 3)
@@ -175,4 +189,6 @@ def to_quote(label: Mapping[str, Any]) -> str:
         f"{unit}): whether {change} changes the probability of anything that "
         f"{SEEN_BY[adversary]} at most by a factor of {factor}, plus {delta}"
     )
-    return "; ".join([text, to_outsiders(label), *label["guarantee"].split("; ")[1:]])
+    # Without its first part, which says only that there is a guarantee: so does `text`.
+    caveats = label["guarantee"].split("; ")[1:]
+    return "; ".join([text, to_outsiders(label), *caveats])

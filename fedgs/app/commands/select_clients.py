@@ -93,8 +93,12 @@ def resume(path: Path) -> None:
         UserError: it is finished, or asked in private mode; or the folder is broken.
         typer.Exit: as `select_clients`.
     """
+    # Before anything of the folder is read: whoever handed it over could have made an
+    # entry lead to other files.
     check_entries(path)
     config, selection = read_plan(path)
+    # The file is made before the first question. So a crash in between counts as asked,
+    # and the clients are never charged for a second answer.
     is_asked = selection.is_private and (path / ASKED_FILE).exists()
     if is_asked or (path / SUMMARY).exists():
         raise UserError(
@@ -116,10 +120,12 @@ def prepare(config: RunConfig, selection: Selection) -> Members:
     flower_engine.check(config)
     why = "cohorts are selected among all clients; leave out"
     reject({"cohort": config.cohort}, why)
-    config = dataclasses.replace(
-        with_absolute_paths(config),
-        seed=secrets.randbelow(2**31) if config.seed is None else config.seed,
-    ).validate()
+    # Workers of Flower have another working directory.
+    config = with_absolute_paths(config)
+    if config.seed is None:
+        # Drawn here, once: `resume` has to make the same split as this call.
+        config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
+    config = config.validate()
     data = split_selectable(config, sources.load_records(config))
     settings = training_settings(selection, data.num_clients)
     resolved, data = resolve(RunConfig.from_flat(settings, config), data)
@@ -157,25 +163,27 @@ def _select(path: Path, members: Members) -> None:
     config = members.config
     selection = members.selection
     own = dataclasses.replace(config, output=str(path / CLASSIFIER))
+    # The bug is still in the images on which the clients measure the classifier.
     if not selection.train_corrupted:
         own = dataclasses.replace(own, corruption="none")
-    is_new = not Path(own.output).exists()
-    if is_new:
-        folder = RunFolder.create(own)
-    else:
+    if Path(own.output).exists():  # of a selection that was stopped
         folder = RunFolder.open(own.output)
+    else:
+        folder = RunFolder.create(own)
     go_on = f"fedgs resume {near(path)}"
     with exit_if_stopped(f"continue with: {go_on}"), stopping_on_failure():
         with stop_on_signal(go_on) as stop, Progress(console) as progress:
             report = progress.rounds(selection.num_rounds)
             if config.engine == "flower":
                 flower_engine.train(folder, report, stop, COMPONENTS)
+                # The questions were asked in the server's process, which wrote this.
                 outcome = read_json(folder.path / ".flower" / OUTCOME)
             else:
                 outcome = select_locally(folder, members, report, stop)
         cost = cost_by_ledger(folder, selection)
         suppositions = (config.unit_condition, *config.public_conditions)
         rows = statements(selection, cost, suppositions)
+        # Within the `with` blocks: a full disk ends with the advice to resume.
         summary = _write(path, members, cost, rows, outcome)
     shutil.rmtree(folder.private)  # an update of each client: nobody goes on from them
     _show(path, rows, summary)
@@ -189,25 +197,31 @@ def select_locally(
     Privacy: as `select_clients`.
     """
     config = members.config
-    is_same = folder.config.corruption == config.corruption
-    if is_same:
+    if folder.config.corruption == config.corruption:
         data = members.data
     else:
+        # The classifier trains on intact images, and is measured on those of `members`.
         data = load_data(folder.config)
     local.train(folder, data, report, stop)
+    # What each client keeps to itself between questions.
     own = [dict[str, Any]() for _ in range(config.num_clients)]
-    one_each = {"initializer": torch.set_num_threads, "initargs": (1,)}
-    with ThreadPoolExecutor(config.num_workers, **one_each) as workers:
+    with ThreadPoolExecutor(
+        config.num_workers,
+        # One thread of torch for each worker, else they would compete for the cores.
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    ) as workers:
 
         def ask(question: str, details: Mapping[str, Any]) -> list[dict[str, Any]]:
+            # Between questions only: whoever is asked answers, and is counted.
             if stop.is_set():
                 raise RunStopped(f"stopped before the question {question}")
             asked = {"question": question, **details}
-            answers = workers.map(
-                lambda client: members.answer(client, asked, own[client]),
-                range(config.num_clients),
-            )
-            return list(answers)
+
+            def answer(client: int) -> dict[str, Any]:
+                return members.answer(client, asked, own[client])
+
+            return list(workers.map(answer, range(config.num_clients)))
 
         weights = (folder.path / GENERATOR).read_bytes()
         return ask_cohorts(folder.path.parent, weights, ask)
@@ -222,11 +236,13 @@ def cost_by_ledger(folder: RunFolder, selection: Selection) -> SelectionCost | N
     Privacy: public; of the ledger.
     """
     clients = range(folder.config.num_clients)
-    if (planned := selection.cost(len(clients))) is None:
+    planned = selection.cost(len(clients))
+    if planned is None:  # not private
         return None
     times = Counter[int]()
     for event in folder.read_ledger().events:
         times.update(clients_of(event.participants, clients))
+    # The guarantee is that of the client who was asked most often.
     return dataclasses.replace(planned, num_releases=max(times.values()))
 
 
@@ -245,25 +261,31 @@ def _write(
         kind = cohort_file.SELECTED_OPENLY
         condition_of_runs = cohort_file.EXCLUDED
     else:
+        # By it a run knows that two of its cohorts come of one selection, and charges
+        # that once.
         selection_id = secrets.token_hex(8)
         kind = cohort_file.SELECTED_PRIVATELY
         condition_of_runs = cohort_file.INCLUDED
-    chosen = [*zip(names, outcome["cohorts"], strict=True)]
-    cohorts = {
-        cohort: tuple(name for name, of in chosen if of == cohort)
-        for cohort in members.selection.cohorts
-    }
+    members_of: dict[str, list[str]] = {name: [] for name in members.selection.cohorts}
+    for name, cohort in zip(names, outcome["cohorts"], strict=True):
+        members_of[cohort].append(name)
+    cohorts = {cohort: tuple(own) for cohort, own in members_of.items()}
+    # The title is a comment in the file, which has to stay on one line.
+    source = config.data.splitlines()[0]
     for cohort, own in cohorts.items():
         if own:
-            title = f"{cohort}: {len(own)} of {len(names)} clients"
-            title = f"{title} of {config.data.splitlines()[0]}"
+            title = f"{cohort}: {len(own)} of {len(names)} clients of {source}"
             file = cohort_file.Cohort(own, kind, cost, selection_id)
             cohort_file.write_cohort(path / f"{cohort}.txt", file, title)
+    if cost is None:
+        cost_fields = None
+    else:
+        cost_fields = dataclasses.asdict(cost)
     summary = {
         "selection": kind,
         "condition_of_runs": condition_of_runs,
         "statements": [row.to_json() for row in rows],
-        "cost": None if cost is None else dataclasses.asdict(cost),
+        "cost": cost_fields,
         "id": selection_id,
         "thresholds": {"below": outcome["low"], "above": outcome["high"]},
         "cohorts": {cohort: len(own) for cohort, own in cohorts.items()},
@@ -271,6 +293,7 @@ def _write(
         "num_clients": len(names),
         "versions": versions(),
     }
+    # Last: `resume` takes a folder with this file for a finished one.
     write_json(path / SUMMARY, summary)
     return summary
 
@@ -297,14 +320,14 @@ def _show(path: Path, rows: Sequence[Statement], summary: dict[str, Any]) -> Non
     limits = {"selected": f"<= {low}", "above": f"> {high}", REST: "others"}
     planted = summary["planted"]
     head = ["cohort", "accuracy", "clients"]
-    head += ["corrupted", "intact"] if planted else []
+    if planted:
+        head += ["corrupted", "intact"]
     cells: list[list[str]] = []
     for cohort, count in summary["cohorts"].items():
+        row = [cohort, limits[cohort], str(count)]
         if planted:
-            counts = planted[cohort].values()
-        else:
-            counts = ()
-        cells.append([cohort, limits[cohort], str(count), *map(str, counts)])
+            row += [str(planted[cohort][column]) for column in ("corrupted", "intact")]
+        cells.append(row)
         if not count:
             say(f"{cohort} is empty: no file; give another threshold")
     Table(f"{summary['num_clients']} clients", head, cells).show()

@@ -16,7 +16,11 @@ PLAIN_SECONDS = 10.0  # between the lines of a stage where there is no terminal
 
 def say(text: str, is_error: bool = False) -> None:
     """Prints a line without colour; off a terminal as it is, for a program to read."""
-    stream = sys.stderr if is_error else sys.stdout
+    if is_error:
+        stream = sys.stderr
+    else:
+        stream = sys.stdout
+    # Flushed: a log that somebody follows shows a line when it is printed.
     print(folded(text, stream), file=stream, flush=True)
 
 
@@ -29,6 +33,7 @@ class Progress:
 
     def __init__(self, console: Console | None = None) -> None:
         """Shows nothing yet."""
+        # Standard error, because standard output may be a table or JSON for a program.
         self.console = console or Console(stderr=True)
         self.printed = time.monotonic()
         self.bars = Bars(
@@ -37,7 +42,7 @@ class Progress:
             TextColumn("{task.fields[pace]}"),
             TimeRemainingColumn(),
             console=self.console,
-            disable=not self.console.is_terminal,
+            disable=not self.console.is_terminal,  # bars in a file are noise
         )
 
     def __enter__(self) -> "Progress":
@@ -51,6 +56,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
+        # Through the console, which prints above the bars. Nothing of the text is
+        # markup: a path may have brackets.
         text = folded(text, self.console.file)
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
@@ -60,7 +67,7 @@ class Progress:
 
     def rounds(self, total: int, title: str = "round") -> Callable[[Any], None]:
         """Returns what a run of so many rounds calls with each round's metrics."""
-        stage = self.stage(title, title.split()[-1])
+        stage = self.stage(title, unit=title.split()[-1])
         fit = self.stage("fit: step")
 
         def show(metrics: dict[str, Any]) -> None:
@@ -86,6 +93,7 @@ class Stage:
         self.progress = progress
         self.title = title
         self.unit = unit
+        # Hidden until the first step: not every run has every stage.
         self.task = progress.bars.add_task(title, total=None, visible=False, pace="")
         self.first: int | None = None
         # What is told of the last step
@@ -101,10 +109,12 @@ class Stage:
         title = f"{self.title} {done} of {total}{self.about}"
         pace = ""
         left = ""
-        if steps := done - self.first:
+        steps = done - self.first
+        if steps:
             seconds = (now - self.started) / steps
+            minutes_left = seconds * (total - done) / 60
             pace = f"{seconds:.2f} s/{self.unit}"
-            left = f"about {seconds * (total - done) / 60:.1f} min left"
+            left = f"about {minutes_left:.1f} min left"
         self.progress.bars.update(
             self.task,
             description=title,
@@ -113,6 +123,7 @@ class Stage:
             pace=pace,
             visible=True,
         )
+        # A log gets a line now and then and at the end, not one a step.
         is_due = done == total or now - self.progress.printed > PLAIN_SECONDS
         if note or (is_due and not self.progress.console.is_terminal):
             self.progress.printed = now

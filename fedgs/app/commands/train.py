@@ -51,8 +51,10 @@ def train(config: RunConfig, given: Mapping[str, Any], is_dry: bool = False) -> 
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early or failed (code 1).
     """
-    if planned := _planned(config, given, is_dry):
-        run_to_end(*planned)
+    planned = _planned(config, given, is_dry)
+    if planned is not None:
+        folder, data = planned
+        run_to_end(folder, data)
 
 
 def _planned(
@@ -66,10 +68,17 @@ def _planned(
     load = load_data
     name = config.recipe
     if is_fitted(config):
+        # The name of the folder is checked before the data are loaded, which takes
+        # long.
         config, loaded = fitted_to_data(free_output(config, name), given)
+        # Fitting changes nothing about the data, so they are not loaded again.
         load = lambda config: loaded  # noqa: E731
     resolved, data = planned_run(config, load, name)
-    folder = None if is_dry else RunFolder.create(resolved)
+    if is_dry:
+        folder = None
+    else:
+        # Before anything is printed: a second process that chose the same name fails.
+        folder = RunFolder.create(resolved)
     say(described(resolved))
     if is_fitted(resolved):
         say(forecast.choice(resolved, data))
@@ -79,7 +88,9 @@ def _planned(
         forecast.show(resolved, data)
         return None
     say(f"scores: {forecast.evaluation_note(resolved, data)}")
-    return folder, data if resolved.engine == "local" else None
+    if resolved.engine == "local":
+        return folder, data
+    return folder, None
 
 
 def resume(path: Path, typed: str = "") -> None:
@@ -103,8 +114,11 @@ def resume(path: Path, typed: str = "") -> None:
         run_to_end(folder, other.load_data(), other)
     else:
         go_back(folder)
-        is_local = folder.config.engine == "local"
-        run_to_end(folder, load_data(folder.config) if is_local else None)
+        if folder.config.engine == "local":
+            data = load_data(folder.config)
+        else:
+            data = None
+        run_to_end(folder, data)
 
 
 def go_back(folder: RunFolder) -> None:
@@ -115,10 +129,17 @@ def go_back(folder: RunFolder) -> None:
     Raises:
         UserError: a corrupted run, or another process trains in it.
     """
+    # What a killed launcher left would go on releasing, beside the resumed run.
     flower_engine.end_previous(folder)
+    # Opening the ledger checks it. Its events after the checkpoint stay: these releases
+    # were made, and the repeated rounds make others.
     with folder.locked(), closing(folder.ledger()):
         checkpoint = folder.load_checkpoint()
-        folder.truncate_metrics(checkpoint[0] if checkpoint else 0)
+        last_round = 0
+        if checkpoint:
+            last_round = checkpoint[0]
+        # The lines after it are written again by the repeated rounds.
+        folder.truncate_metrics(last_round)
 
 
 def train_from_checkpoint(
@@ -144,13 +165,19 @@ def train_from_checkpoint(
         FlowerFailed: the run failed; it can be resumed.
     """
     go_on = f"fedgs resume {near(folder.path)}"
+    # From the outside in: a second Ctrl-C ends at once, whatever the others would do; a
+    # full disk becomes a stop with a reason; the bars are gone before either is
+    # printed.
     with (
         end_when_hurried(),
         stopping_on_failure(),
         stop_on_signal(go_on) as stop,
         Progress(console) as progress,
     ):
-        title = "step" if other else "round"
+        if other:
+            title = "step"
+        else:
+            title = "round"
         report = progress.rounds(folder.config.num_rounds, title)
         if data is not None and other:
             other.train(data, report, stop)
@@ -170,15 +197,23 @@ def run_to_end(
         typer.Exit: the run stopped early or failed (code 1).
     """
     path = near(folder.path)
-    say(other.description if other else _description(folder.config))
+    if other:
+        description = other.description
+        trusted = other.name
+    else:
+        description = _description(folder.config)
+        trusted = ""
+    say(description)
     with exit_if_stopped(f"continue with: fedgs resume {path}"):
         try:
             train_from_checkpoint(folder, data, other)
         except RunStopped as end:
+            # A spent budget ends a run early with its generator written. Nothing is
+            # left to continue, so that is no failure.
             if other or not folder.is_finished:
                 raise
             say(f"the budget is spent, so the run is complete: {end}")
-    show_end(path, other.name if other else "")
+    show_end(path, trusted)
 
 
 def _description(config: RunConfig) -> str:
@@ -211,6 +246,7 @@ def sample(asked: SampleRequest) -> None:
     Raises:
         UserError: invalid labels, count or output, or no generator yet.
     """
+    # The cheap checks first: drawing many images takes minutes.
     check_output(asked.output)
     wanted = None
     labels = asked.labels
