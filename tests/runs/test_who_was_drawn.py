@@ -185,7 +185,7 @@ def test_the_page_of_the_paper_draws_anew(monkeypatch):
 def test_an_audit_draws_by_another_secret_than_its_run(create, monkeypatch, tmp_path):
     config = create(**AMPLIFIED).config
     made = record_calls(monkeypatch, audit.Canaries, "draw")
-    monkeypatch.setattr(audit, "audit_run", lambda *arguments: [])
+    monkeypatch.setattr(audit, "audit_run", lambda *arguments, **named: [])
     progress = type("", (), {"say": print, "rounds": print})
     audit._one_run(config, None, None, 3, tmp_path, progress())
     (used,) = (arguments[0] for arguments in made)
