@@ -26,7 +26,7 @@ MOST_CHARACTERS = 200  # of a value that may be the name of a file
 NOISE: Any = {"zero_or_at_least": 1e-100, "at_most": 1e100}
 _hints_of = lru_cache(typing.get_type_hints)
 
-# What hangs on a setting.
+# Tags: what a setting influences.
 Trait = Literal[
     "images",  # which images and labels there are, and how they look
     "owners",  # which images an owner has, and which of them are held out

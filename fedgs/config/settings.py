@@ -82,8 +82,8 @@ class Settings:
     background: str = option(
         "auto",
         "Data",
-        "What the source's background is; light is inverted. auto is light for "
-        "femnist, else dark.",
+        "Background of the source images. Images with a light background are "
+        "inverted. auto is light for femnist, else dark.",
         traits=("images", "reading", "of_client"),
         choices=("auto", "dark", "light"),
     )
@@ -130,7 +130,7 @@ class Settings:
     num_classes: int | None = option(
         None,
         "Data",
-        "Number of labels; taken from the data when unset.",
+        "Number of labels. Default: that of the data.",
         traits=("images", "reading"),
         at_least=1,
         at_most=1_000_000,
@@ -147,14 +147,14 @@ class Settings:
     num_clients: int | None = option(
         None,
         "Federation",
-        "K, the units of privacy; all clients of the data when unset.",
+        "Number of clients (units of privacy), K. Default: every client in the data.",
         traits=("clients", "mechanism"),
         at_least=1,
     )
     clients_per_round: int | None = option(
         1,
         "Federation",
-        "m, participants of a round, 1 to K.",
+        "Number of clients that take part in a round, m, from 1 to K.",
         traits=("mechanism",),
         at_least=1,
     )
@@ -168,7 +168,7 @@ class Settings:
     clients_per_node: int = option(
         1,
         "Federation",
-        "P, clients hosted by one node; the node adds noise once to their sum.",
+        "Number of clients that one node hosts, P. The node adds noise to their sum.",
         traits=("mechanism",),
         at_least=1,
     )
@@ -189,7 +189,7 @@ class Settings:
     min_answers: int | None = option(
         None,
         "Federation",
-        "A round counts when this many of its nodes answered; all when unset.",
+        "Number of nodes that must answer for a round to count. Default: all of them.",
         traits=("mechanism",),
         at_least=1,
     )
@@ -208,20 +208,20 @@ class Settings:
     noise_multiplier: float | None = option(
         None,
         "Privacy",
-        "Noise per node and release: noise_std = 2 * clip_bound * noise_multiplier.",
+        "Noise of each node's release: noise_std = 2 * clip_bound * noise_multiplier.",
         traits=("mechanism",),
         **NOISE,
     )
     target_epsilon: float | None = option(
         None,
         "Privacy",
-        "Find the smallest noise for this epsilon over all rounds.",
+        "Privacy budget (epsilon) of the whole run. The noise is calibrated to it.",
         above=0,
     )
     adversary: str = option(
         "release",
         "Privacy",
-        "Against whom target_epsilon holds.",
+        "The adversary against whom target_epsilon holds.",
         choices=("release", "server", "secagg", "unmasked"),
     )
     relation: str = option(
@@ -231,7 +231,11 @@ class Settings:
         choices=("replace-one", "zero-out"),
     )
     delta: float = option(
-        1e-5, "Privacy", "delta of every epsilon.", at_least=1e-300, below=1
+        1e-5,
+        "Privacy",
+        "Delta of every epsilon that is stated.",
+        at_least=1e-300,
+        below=1,
     )
     clip_bound: float = option(
         1.0,
@@ -274,7 +278,7 @@ class Settings:
     num_rounds: int = option(
         REFERENCE_NUM_ROUNDS,
         "Training",
-        "T, rounds of all phases.",
+        "Number of rounds, T, of all phases together.",
         traits=("mechanism",),
         at_least=1,
     )

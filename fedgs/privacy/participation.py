@@ -15,7 +15,7 @@ Source: docs/privacy.md, "Which theorem may be used when".
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -97,13 +97,9 @@ def mixture_of(kinds: Mapping[DrawKind, int], row: int, fixed: float = 0.0) -> L
     if not counts:
         return fixed_law(fixed)
     least = min(different)
-    multiples = {cost: round(cost / least) for cost in different}
-    is_whole = all(
-        multiple <= _MOST_MULTIPLE and math.isclose(multiple * least, cost)
-        for cost, multiple in multiples.items()
-    )
+    multiples = _multiples_of(least, different)
     # Exact on whole numbers, of which a certain part need not be a multiple.
-    if is_whole and not fixed and len(rates) == 1:
+    if multiples and not fixed and len(rates) == 1:
         tries: Counter[int] = Counter()
         for (_, cost), count in counts.items():
             tries[multiples[cost]] += count
@@ -113,6 +109,18 @@ def mixture_of(kinds: Mapping[DrawKind, int], row: int, fixed: float = 0.0) -> L
         draws = binomial_law({1: count}, rate)
         total = _sum(total, draws._replace(counts=draws.counts * cost))
     return total
+
+
+def _multiples_of(least: float, costs: Iterable[float]) -> dict[float, int]:
+    """Returns how often the least cost goes into each; nothing if one is no multiple.
+
+    A round that was tried twice costs twice as much, so that most costs are multiples.
+    """
+    multiples = {cost: round(cost / least) for cost in costs}
+    for cost, multiple in multiples.items():
+        if multiple > _MOST_MULTIPLE or not math.isclose(multiple * least, cost):
+            return {}
+    return multiples
 
 
 def _sum(one: Law, other: Law) -> Law:

@@ -141,7 +141,9 @@ def release(
         gradients = per_sample(config, terms, answer)
         parts.append(clip(gradients, terms.clip_bound))
     if sum(len(part.values) for part in parts) != asked:
-        raise TypeError(f"{config.methods}: a client answers other than once")
+        raise TypeError(
+            f"{config.methods}: each participating client must answer exactly once"
+        )
     if not parts:
         return None
     noise = NoiseStream(config.noise_seed, node_id, round)

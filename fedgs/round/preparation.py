@@ -328,8 +328,8 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
     is_alone = config.num_clients == 1 and config.privacy_unit == "client"
     if is_alone and config.noise_multiplier != 0:
         raise UserError(
-            "num_clients = 1: its owner would have nobody to hide among; give data of "
-            "more owners, or --privacy-unit record with --partition iid"
+            "num_clients = 1: with one client there is no privacy; give data of more "
+            "owners, or --privacy-unit record with --partition iid"
         )
     selections = selection_costs([config])
     target = config.target_epsilon

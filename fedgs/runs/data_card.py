@@ -33,6 +33,7 @@ def in_words(value: Any, name: str = "") -> str:
         return "none"
     if not isinstance(value, float):
         return str(value)
+    # Both say "at least": rounded up they would claim more than was shown.
     if name in ("lower_bound", "confidence"):
         return lower(value)
     if name == "delta":
@@ -73,6 +74,7 @@ def data_card(count: int, label: Mapping[str, Any]) -> str:
         label: of the run that they were drawn from; see `fedgs.privacy_label`.
     """
     tags = "- synthetic"
+    # Hubs are searched by tag, where nobody sees a guarantee that is missing.
     if not label["guarantee"].startswith(NO_GUARANTEE):
         tags += "\n- differential-privacy"
     lines: list[str] = []

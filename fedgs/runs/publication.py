@@ -70,6 +70,7 @@ def publish(
         raise UserError(f"{folder.path}: {problem}")
     generator = sample.load_generator(folder)
     drawn = sample.draw_samples(folder, count)
+    # Samples are drawn while they are written: what does not fit is refused before.
     sample_files.check_room(f"hf:{output}", drawn)
     flat = folder.config.to_flat()
     # Named one by one: a setting that is added later stays here unless it is named.

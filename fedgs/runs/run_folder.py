@@ -159,6 +159,7 @@ class RunFolder:
             Ledger.create(staging / "ledger.jsonl", _salted(_hashes(staging)))
             # Last, so that whatever has the run's name is whole.
             staging.rename(path)
+            # Else a power cut could take the name away, with a ledger in it.
             files.sync(path.parent)
         return cls(path, config)
 
@@ -295,6 +296,7 @@ class RunFolder:
 
     def _check_kind(self, kind: type[Chain[Any]]) -> None:
         """Refuses what is published, and a baseline as a run of another method."""
+        # What is published has a label, and no record of a ledger.
         if (self.path / LABEL).exists() and not (self.path / LEDGER_RECORD).exists():
             raise UserError(
                 f"{self.path}: is published, so without its ledger; read what is "
@@ -466,6 +468,7 @@ class RunFolder:
         files.sync(self.private)
         name = f"round-{round:07d}.safetensors"
         path = self.path / "checkpoint" / name
+        # Durably before the commit, which would otherwise name a file that got lost.
         files.write_tensors(path, tensors, is_durable=True)
         commit = {
             "round": round,

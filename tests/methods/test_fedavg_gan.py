@@ -112,7 +112,7 @@ def test_a_client_that_answers_other_than_once_is_refused(monkeypatch, times):
 
     config, data, _, request = quiet()
     monkeypatch.setattr(fedavg_gan.FedAvgGan, "answer_stacked", again)
-    with pytest.raises(TypeError, match="answers other than once"):
+    with pytest.raises(TypeError, match="must answer exactly once"):
         released(config, data, request)
 
 

@@ -168,7 +168,7 @@ def test_a_stacked_method_that_leaves_out_a_client_is_refused(monkeypatch):
 
     monkeypatch.setattr(GsWgan, "answer_stacked", fewer)
     request = request_of(config, participants="all", trainees=())
-    with pytest.raises(TypeError, match="other than once"):
+    with pytest.raises(TypeError, match="must answer exactly once"):
         answer_of(config, Hosted(tiny_data(config), ALL, 0, nets), request)
 
 
