@@ -77,7 +77,8 @@ class Embedding(nn.Module):
         features = torch.cat([phases.cos(), phases.sin()], dim=1)
         # cos^2 + sin^2 = 1 for each frequency, so this makes the norm of phi 1.
         scale = _BELOW / math.sqrt(len(self.frequencies))
-        return F.one_hot(labels, len(self.target)).to(features).T @ features * scale
+        one_hot = F.one_hot(labels, len(self.target)).to(features)
+        return one_hot.T @ features * scale
 
     def total(
         self, images: Images, labels: Labels, vectors_of: Callable[[Images], Tensor]
@@ -179,7 +180,8 @@ class DPMerf(Method[NetworkConfig]):
         Privacy: post-processing of DP output.
         """
         # In the state, and so in the checkpoint, from which `settle` starts.
-        _of(state).target.copy_(released.total[0, 0] / config.clients_per_round)
+        mean = released.total[0, 0] / config.clients_per_round
+        _of(state).target.copy_(mean)
         state.round += 1
 
     def settle(

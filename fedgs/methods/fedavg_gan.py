@@ -103,7 +103,8 @@ class FedAvgGan(Method[NetworkConfig]):
 
     def declared(self, config: NetworkConfig, round: int) -> Mapping[str, Declared]:
         """Returns the tensors of both networks under "<network>.<name>"."""
-        return {n: Declared(tuple(v.shape)) for n, v in _named(new_networks(config))}
+        named = _named(new_networks(config))
+        return {name: Declared(tuple(tensor.shape)) for name, tensor in named}
 
     def state(self, config: NetworkConfig) -> State:
         """Initialises both networks from the seed."""
@@ -253,8 +254,8 @@ def _draw(
     labels = torch.from_numpy(client.labels[records]).to(config.device)
     z = sample_latents(config, rng, math.prod(shape)).to(config.device)
     fakes = generator(z, labels.flatten()).view_as(real)
-    mix = torch.from_numpy(rng.random(shape, dtype=np.float32)).to(config.device)
-    return real, labels, fakes, mix
+    mix = torch.from_numpy(rng.random(shape, dtype=np.float32))
+    return real, labels, fakes, mix.to(config.device)
 
 
 def _trained(
@@ -293,7 +294,8 @@ def _trained(
             for name, value in params.items()
         }
     # In the order of `parameters_to_vector`, by which the server reads it.
-    return torch.cat([(params[name] - start[name]).flatten() for name in start])
+    changes = [params[name] - start[name] for name in start]
+    return torch.cat([change.flatten() for change in changes])
 
 
 # ------------------------------------------------------------------ server

@@ -236,8 +236,10 @@ def _stack_of(clients: Sequence[OneClient]) -> tuple[Discriminators, Positions]:
 def _latents(config: GsWganConfig, round: int) -> tuple[Latents, Labels]:
     """Draws z ~ P_z (F, latent_dim) and labels (F,) of a round; 0: the warm start."""
     rng = stream(config.seed, "latent", round)
-    z = models.sample_latents(config, rng, config.fakes_sent).to(config.device)
-    return z, models.sample_labels(config, rng, config.fakes_sent).to(config.device)
+    # One stream for both, so z is drawn first, always.
+    z = models.sample_latents(config, rng, config.fakes_sent)
+    labels = models.sample_labels(config, rng, config.fakes_sent)
+    return z.to(config.device), labels.to(config.device)
 
 
 def jacobian_step(

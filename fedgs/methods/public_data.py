@@ -76,5 +76,8 @@ def digests(images: NDArray[np.uint8]) -> frozenset[bytes]:
         images: shape (N, channel, height, width).
     """
     # An image of one grey level shows nobody, and may well be in both data sets.
-    shown = images[images.min(axis=(1, 2, 3)) < images.max(axis=(1, 2, 3))]
-    return frozenset(blake2b(i.tobytes(), digest_size=16).digest() for i in shown)
+    darkest = images.min(axis=(1, 2, 3))
+    lightest = images.max(axis=(1, 2, 3))
+    shown = images[darkest < lightest]
+    hashes = (blake2b(image.tobytes(), digest_size=16) for image in shown)
+    return frozenset(found.digest() for found in hashes)

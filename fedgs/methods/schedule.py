@@ -38,7 +38,8 @@ def select(config: ResolvedConfig, round: int) -> Clients:
     # Else `balanced`: all clients in turn, shuffled anew in each lap.
     lap, start = divmod((round - 1) * count, num_clients)
     seed = config.schedule_seed
-    slots = _balanced_lap(seed, num_clients, count, lap)[start : start + count]
+    order = _balanced_lap(seed, num_clients, count, lap)
+    slots = order[start : start + count]
     if len(slots) < count:  # the round runs over into the next lap
         following = _balanced_lap(seed, num_clients, count, lap + 1)
         slots = slots + following[: count - len(slots)]
