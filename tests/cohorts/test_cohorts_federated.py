@@ -22,8 +22,8 @@ from fedgs.cohorts import classifier
 from fedgs.cohorts.selection import (
     CLASSIFIER,
     Selection,
-    _counts,
     membership,
+    noisy_counts,
     read_plan,
     training_settings,
     write_plan,
@@ -317,7 +317,7 @@ def test_counts_are_noisy_in_private_mode():
     selection = Selection(**HALF, noise_per_clip=1.0)
     bits = [{"is_at_most": [True]}] * (K - 1) + [{"is_at_most": [False]}]
     asked = selection, K, lambda *question: bits, [1.0]
-    counts = [_counts(*asked)[0] for _ in range(200)]
+    counts = [noisy_counts(*asked)[0] for _ in range(200)]
     expected = selection.cost(K).count_noise_std
     assert np.std(counts) == pytest.approx(expected, rel=0.25)  # 5 deviations
     assert np.mean(counts) == pytest.approx(K - 1, abs=5 * expected / 200**0.5)

@@ -95,16 +95,19 @@ def from_flags(
         UserError: bad input; nothing was trained.
     """
     given = dict(given)
+    # Suspects run code, so they are no part of a folder and are allowed in both cases.
     suspects = [load_suspect(text) for text in given.pop("suspect", [])]
     output = Path(settings.get("output", "")).expanduser()
     of_runs = {name: v for name, v in settings.items() if name != "output"}
     of_runs = {"recipe": recipe, "config": config, **of_runs}
     of_runs["dry_run"] = dry_run or None
-    is_there = bool(settings.get("output")) and (output / "debug.json").is_file()
-    # A folder that is given alone is to go on with, so it has to be there.
     is_alone = {*settings} == {"output"} and not (given or recipe or config)
-    if is_alone or is_there:
+    has_plan = bool(settings.get("output")) and (output / "debug.json").is_file()
+    # If only a folder is given, it is one to continue, so `resume` refuses the command
+    # if the folder does not exist.
+    if is_alone or has_plan:
         why = f"{output} exists and goes on as it was started; choose another --output"
+        # The rule alone may change: it judges samples that are released already.
         rule = {n: given.pop(n) for n in ("alpha", "min_effect") if n in given}
         reject({**given, **of_runs}, f"{why}, or leave out")
         return resume(output, suspects, rule)
@@ -155,11 +158,15 @@ def debug(
     flower_engine.check(config)
     config = with_absolute_paths(config)
     if config.seed is None:
+        # The seed chooses the clients whose images are spoilt. Another seed than that
+        # of the selection would spoil other clients than the cohorts were made for.
         if request.healthy is not None and config.corruption != "none":
             raise UserError(
                 "seed is unset: a bug in cohorts of your own is in the clients that "
                 "--seed draws; give the --seed that they were selected with"
             )
+        # Drawn here and not by each run: debug.json keeps it, so that the folder can be
+        # continued and all groups derive their seeds from one.
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
     if request.healthy is None:
         everyone = split_selectable(config, sources.load_records(config))
@@ -167,7 +174,8 @@ def debug(
         everyone = load_data(config)
     group = _checked_group(path, config, request, everyone)
     shape = (4, group.image_channels, group.image_size, group.image_size)
-    for suspect in suspects:  # that one fails is said before hours of training
+    # A suspect that fails is reported before hours of training, not after them.
+    for suspect in suspects:
         suspect.apply(np.zeros(shape, np.float32), np.zeros(4, np.int64), 1)
     power.show(group)
     if dry_run:
@@ -198,7 +206,8 @@ def resume(
     plan, _ = read_debug(path)
     with wrap_error(Exception, f"{path / 'debug.json'}: cannot be read", RESTORE):
         plan["request"] |= rule or {}
-        request_of(plan)  # refuses a wrong rule
+        # Both are read only to refuse what is wrong before debug.json is overwritten.
+        request_of(plan)
         config_of(plan)
     write_json(path / "debug.json", plan)
     return _continue(path, load_data(config_of(plan)), suspects)
@@ -213,6 +222,8 @@ def _checked_group(
         UserError: where the runs would raise it, settings and calibration included; or
             with this alpha nothing could be named.
     """
+    # An exact test of so few groups has few possible p-values. Below the least of them
+    # no difference could be significant, however large it is.
     least = attainable_p(request.groups)
     if request.alpha < least:
         raise UserError(
@@ -228,7 +239,8 @@ def _checked_group(
         most = everyone.num_clients // (2 * request.groups)
         count = request.clients_per_group or most
         debug_cohorts.check_size(count, everyone, config.data, request)
-    # A stand-in for a group: as many clients, because the cohorts may not exist yet.
+    # The groups are not known before the selection, and the checks of a run depend only
+    # on how many clients it has. So any clients will do here.
     few = dataclasses.replace(
         everyone,
         client_records=everyone.client_records[:count],
@@ -252,6 +264,8 @@ def _continue(
     request = request_of(plan)
     go_on = f"continue with: fedgs debug --output {path}"
     with exit_if_stopped(go_on), stopping_on_failure():
+        # The sizes are written last. While they are missing, an earlier process stopped
+        # before all group files were there; making them again gives the same groups.
         if plan["clients_per_group"] is None:
             files = debug_cohorts.cohort_files(path, config, request)
             groups = debug_cohorts.make_groups(files, everyone, config, request)
@@ -259,21 +273,22 @@ def _continue(
             counts = {c: len(read_cohort(file).names) for c, file in files.items()}
             plan["clients_per_group"] = len(groups["healthy-0"].names)
             plan["clients"] = counts
-            # Last: from here on the groups are as they are written.
             write_json(path / "debug.json", plan)
         _train_all(path, plan, everyone)
         return _diagnose(path, suspects)
 
 
 def _train_all(path: Path, plan: dict[str, Any], everyone: FederatedImages) -> None:
-    # Alternating, so that a look at an unfinished folder sees both cohorts.
+    # The cohorts alternate, so that an unfinished folder already shows both of them.
     runs = plan["runs"]
     pairs = zip(runs["healthy"], runs["suspicious"], strict=True)
     names = [*chain.from_iterable(pairs)]
     config = config_of(plan)
+    # A run writes its generator last, so the file says that the run is complete.
     left = [n for n in names if not (path / n / "generator.safetensors").exists()]
     if left:
         say(described(config))
+    # The number counts complete groups too, because each group's seeds derive from it.
     for number, name in enumerate(names):
         if name not in left:
             continue
@@ -291,6 +306,8 @@ def train_group(config: RunConfig, everyone: FederatedImages) -> bool:
     path = Path(config.output)
     if path.exists():
         folder = RunFolder.open(path)
+        # Rounds after the last checkpoint are trained again. Their first attempts stay
+        # in the ledger and count towards the epsilon.
         go_back(folder)
     else:
         check_capacity(config, path.parent)
@@ -308,18 +325,19 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
     folders = {c: [RunFolder.open(path / n) for n in plan["runs"][c]] for c in COHORTS}
     members = _members(path, folders)
     samples = _samples(path, folders, request)
+    # All runs have the same settings but for their seeds and clients.
     config = folders["healthy"][0].config
     diagnosis = diagnose(
         samples["healthy"],
         samples["suspicious"],
-        config.num_classes,
-        request.rule,
-        (*TRANSFORMATIONS, *suspects),
-        _frequencies(config),
+        num_classes=config.num_classes,
+        rule=request.rule,
+        entries=(*TRANSFORMATIONS, *suspects),
+        frequencies=_frequencies(config),
         has_shared_start=config.public_data is not None,
     )
     verdicts.draw(path / "diagnosis.png", samples, config.num_classes)
-    every_run = [*chain(*folders.values())]
+    every_run = [*folders["healthy"], *folders["suspicious"]]
     rows = worst_case([epsilons.of_run(folder.path) for folder in every_run])
     content = {
         "format": DEBUG_FORMAT,
@@ -335,6 +353,7 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
         "picture": "diagnosis.png",
         "versions": versions(),
     }
+    # Last, because its existence says that the picture and the samples are there.
     write_json(path / "diagnosis.json", content)
     verdicts.show(path, content)
     privacy_report.show(rows)
@@ -345,15 +364,20 @@ def _diagnose(path: Path, suspects: Sequence[Transformation]) -> dict[str, Any]:
 def _members(
     path: Path, folders: Mapping[str, Sequence[RunFolder]]
 ) -> dict[str, list[str]]:
-    """Returns the clients of each cohort.
+    """Returns the clients of each cohort, by the files that its runs were trained with.
 
     Raises:
         UserError: a client is in two groups.
     """
     members: dict[str, list[str]] = {}
     for cohort, runs in folders.items():
-        members[cohort] = [*chain(*(_clients(folder) for folder in runs))]
-    everyone = [*chain(*members.values())]
+        members[cohort] = []
+        for folder in runs:
+            file = Path(str(folder.config.cohort))
+            members[cohort] += read_cohort(file).names
+    # The epsilons compose in parallel only if the groups are disjoint. Somebody may
+    # have changed the files since they were made.
+    everyone = [*members["healthy"], *members["suspicious"]]
     if len({*everyone}) < len(everyone):
         raise UserError(
             f"{path}: a client is in two groups, so no epsilon holds for all of them; "
@@ -377,7 +401,11 @@ def _samples(
 
 
 def _draw(folder: RunFolder, path: Path, request: DebugRequest) -> LabelledImages:
-    """Draws balanced classes; from every generator with the same latents."""
+    """Draws balanced classes; from every generator with the same latents.
+
+    So two generators' samples differ by what the generators learned, and not by how
+    often a class or a latent was drawn.
+    """
     config = folder.config
     generator = sample.load_generator(folder)
     labels = np.arange(request.samples_per_group, dtype=np.int64) % config.num_classes
@@ -396,22 +424,21 @@ def worst_case(groups: Sequence[Sequence[Statement]]) -> list[Statement]:
         groups: the statements of each group, of the same settings.
     """
     known: dict[tuple[str, ...], list[Statement]] = {}
-    for row in chain(*groups):
+    for row in chain.from_iterable(groups):
         known.setdefault((row.adversary, row.relation, row.theorem), []).append(row)
-
-    def epsilon(row: Statement) -> float:
-        return math.inf if row.epsilon is None else row.epsilon
-
     found: list[Statement] = []
     for rows in known.values():
-        largest = max(rows, key=epsilon)
+        largest = max(rows, key=_size)
         conditions = (*largest.conditions, PARALLEL)
         found.append(dataclasses.replace(largest, conditions=conditions))
     return found
 
 
-def _clients(folder: RunFolder) -> tuple[str, ...]:
-    return read_cohort(Path(str(folder.config.cohort))).names
+def _size(row: Statement) -> float:
+    """Returns the epsilon to compare; without a guarantee it is infinite."""
+    if row.epsilon is None:
+        return math.inf
+    return row.epsilon
 
 
 def _planted(
@@ -419,6 +446,8 @@ def _planted(
 ) -> dict[str, Any]:
     """Returns what was planted, in whom, and whether the verdict says so."""
     config = config_of(plan)
+    # A user may name --bug none on purpose. Without --bug nobody knows the truth, so no
+    # verdict can be called right.
     if not plan["request"]["is_experiment"]:
         return {"planted": None, "outcome": None}
     bug = config.corruption
@@ -437,9 +466,13 @@ def outcome(verdict: str, bug: str) -> str:
     if verdict in ("undecided", OTHER):
         return "undecided"
     if verdict.startswith(ONE_OF):
-        is_among = bug in verdict.removeprefix(ONE_OF).split(", ")
-        return "undecided" if is_among else "wrong"
-    return "right" if verdict == bug else "wrong"
+        possible = verdict.removeprefix(ONE_OF).split(", ")
+        if bug in possible:
+            return "undecided"
+        return "wrong"
+    if verdict == bug:
+        return "right"
+    return "wrong"
 
 
 def _frequencies(config: ResolvedConfig) -> int | None:

@@ -17,9 +17,9 @@ from fedgs.errors import UserError, first_n
 from fedgs.randomness import derived_seed, stream
 
 FEWEST_CLIENTS = 2  # of a group
+# Half of the clients on either side of the median, so that every client can be used.
 SELECTION = Selection(below=50, above=50, are_percentiles=True)
 FILES = {"healthy": f"{ABOVE}.txt", "suspicious": f"{SELECTED}.txt"}
-
 
 Groups = dict[str, Cohort]  # by their names, such as healthy-0; all of one size
 
@@ -48,19 +48,24 @@ def group_settings(config: RunConfig, num_clients: int, number: int) -> RunConfi
         number: of the group, among all of both cohorts.
     """
     assert config.seed is not None
-    # A planted bug is in the same clients, whichever group they come into.
+    # The planted bug is the one setting that no group may draw anew: the clients that
+    # are spoilt must be the same in every run and in the selection.
     corruption_seed = config.corruption_seed
     if corruption_seed is None:
         corruption_seed = config.seed
     noise_seed = config.noise_seed
     if noise_seed is not None:
+        # Groups with the same noise would let a reader subtract it.
         noise_seed = derived_seed(noise_seed, "debug-noise", number) % 2**31
+    clients_per_round = num_clients
+    if config.client_selection == "all":
+        clients_per_round = None
     return dataclasses.replace(
         config,
         num_clients=num_clients,
         clients_per_node=num_clients,
         node_sizes=None,
-        clients_per_round=None if config.client_selection == "all" else num_clients,
+        clients_per_round=clients_per_round,
         seed=derived_seed(config.seed, "debug-group", number) % 2**31,
         corruption_seed=corruption_seed,
         noise_seed=noise_seed,
@@ -83,6 +88,8 @@ def cohort_files(
     if request.healthy is not None and request.suspicious is not None:
         return {"healthy": request.healthy, "suspicious": request.suspicious}
     folder = path / "cohorts"
+    # A complete selection is used again: another one could choose other clients, and it
+    # would tell more about everybody's data.
     if not (folder / "cohorts.json").exists():
         select(folder, config)
     files = {cohort: folder / name for cohort, name in FILES.items()}
@@ -131,20 +138,23 @@ def make_groups(
     cohorts = {n: cohort_of_data(file, everyone, n) for n, file in files.items()}
     healthy = cohorts["healthy"]
     suspicious = cohorts["suspicious"]
-    # How they were selected, without who: an epsilon counts one selection.
-    how_healthy = dataclasses.replace(healthy, names=())
-    how_suspicious = dataclasses.replace(suspicious, names=())
-    if how_healthy != how_suspicious:
+    # How the clients were selected is a condition of every epsilon, and one table
+    # states the epsilons of both cohorts.
+    of_healthy = dataclasses.replace(healthy, names=())
+    of_suspicious = dataclasses.replace(suspicious, names=())
+    if of_healthy != of_suspicious:
         raise UserError(
             f"suspicious = {files['suspicious']}: selection {suspicious.selection}; "
             f"healthy = {files['healthy']}: selection {healthy.selection}, or another "
             "one: their epsilons cannot be stated together; take both cohorts from one "
             "selection, or both from your own files"
         )
+    # With a client in both, the groups would not compose in parallel.
     both = sorted(set(healthy.names) & set(suspicious.names))
     if both:
+        shown = first_n(map(repr, both))
         raise UserError(
-            f"healthy = {files['healthy']}: {first_n(map(repr, both))} ({len(both)} "
+            f"healthy = {files['healthy']}: {shown} ({len(both)} "
             f"clients) is in suspicious = {files['suspicious']} too; a client belongs "
             "to one cohort"
         )
@@ -153,6 +163,7 @@ def make_groups(
     size = request.clients_per_group or count // request.groups
     if size < FEWEST_CLIENTS or size * request.groups > count:
         again = ""
+        # The selection is public already, so the user should not make another one.
         if request.healthy is None:
             given = " ".join(f"--{cohort} {file}" for cohort, file in files.items())
             again = f"; the selection is made: start again with {given}"
@@ -160,11 +171,13 @@ def make_groups(
     assert config.seed is not None
     groups = Groups()
     for cohort, members in cohorts.items():
+        # Random groups are what makes groups exchangeable in the permutation test.
         rng = stream(config.seed, f"debug-groups/{cohort}")
         names = [members.names[i] for i in rng.permutation(len(members.names))]
         for number in range(request.groups):
-            chosen = tuple(sorted(names[number * size : (number + 1) * size]))
-            groups[f"{cohort}-{number}"] = dataclasses.replace(members, names=chosen)
+            chosen = names[number * size : (number + 1) * size]
+            group = dataclasses.replace(members, names=tuple(sorted(chosen)))
+            groups[f"{cohort}-{number}"] = group
     return groups
 
 

@@ -1,7 +1,6 @@
 """What a folder of `fedgs debug` was asked for: debug.json, written and read."""
 
 import dataclasses
-import itertools
 import shlex
 import sys
 from pathlib import Path
@@ -26,11 +25,16 @@ def write_plan(path: Path, config: RunConfig, request: DebugRequest) -> None:
         config: settings of all runs.
         request: everything else.
     """
-    own_files: dict[str, str | None] = {}
+    # Absolute, because the folder may be continued from another working directory.
+    files: dict[str, str | None] = {}
     for cohort in COHORTS:
-        file = getattr(request, cohort)
-        # The command that goes on may be called in another folder.
-        own_files[cohort] = file and str(file.expanduser().absolute())
+        file: Path | None = getattr(request, cohort)
+        if file is None:
+            files[cohort] = None
+        else:
+            files[cohort] = str(file.expanduser().absolute())
+    # Files of an earlier `fedgs select-clients` were selected by accuracy too, and the
+    # verdict's conditions depend on that.
     source = BY_ACCURACY
     if request.healthy and read_cohort(request.healthy).selection == "given":
         source = "the user's own files"
@@ -42,7 +46,7 @@ def write_plan(path: Path, config: RunConfig, request: DebugRequest) -> None:
         "clients": None,
         "source": source,
         "command": _command(config.seed),
-        "request": dataclasses.asdict(request) | own_files,
+        "request": dataclasses.asdict(request) | files,
         "config": config.to_flat(),
         "versions": versions(),
     }
@@ -52,8 +56,10 @@ def write_plan(path: Path, config: RunConfig, request: DebugRequest) -> None:
 def _command(seed: int | None) -> str:
     """Returns the command of this process, with the seed even where it drew one."""
     given = sys.argv[1:]
+    # A program that calls the library has no command line of fedgs to repeat.
     if Path(sys.argv[0]).stem not in ("fedgs", "__main__"):
         return shlex.join(["python", *sys.argv])
+    # Without the seed, the command would make other groups and another planted bug.
     if not any(w.split("=")[0] == "--seed" for w in given):
         given = [*given, "--seed", str(seed)]
     return shlex.join(["fedgs", *given])
@@ -68,6 +74,7 @@ def request_of(plan: dict[str, Any]) -> DebugRequest:
     """Returns the request as it was given."""
     fields = dict(plan["request"])
     for cohort in COHORTS:
+        # JSON has no paths. A cohort that was not given is null.
         if fields[cohort]:
             fields[cohort] = Path(fields[cohort])
     return DebugRequest(**fields)
@@ -85,6 +92,7 @@ def read_debug(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
             f"{path}: no folder of `fedgs debug` (debug.json is missing); give its "
             "--output"
         )
+    # The folder may come from somebody else: nothing in it may lead out of it.
     check_entries(path)
     plan = read_json(path / "debug.json")
     if plan.get("format") != DEBUG_FORMAT:
@@ -94,7 +102,11 @@ def read_debug(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
         )
     broken = (AttributeError, KeyError, TypeError)
     with wrap_error(broken, f"{path}: a broken debug.json", "restore it from a copy"):
-        for name in itertools.chain(*plan["runs"].values()):
-            inside(path, name, "runs in debug.json")
+        for names in plan["runs"].values():
+            for name in names:
+                inside(path, name, "runs in debug.json")
+    # diagnosis.json is missing until all generators are trained.
     diagnosis = path / "diagnosis.json"
-    return plan, read_json(diagnosis) if diagnosis.is_file() else None
+    if not diagnosis.is_file():
+        return plan, None
+    return plan, read_json(diagnosis)

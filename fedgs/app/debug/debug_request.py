@@ -14,9 +14,11 @@ from fedgs.diagnosis.rule import FEWEST_GROUPS, MOST_GROUPS, Rule
 from fedgs.errors import UserError, reject
 
 COHORTS = ("healthy", "suspicious")
-# flip, as Augenstein et al. call it, is inversion.
-BUGS = {"flip": "invert", **{n: n for n in CORRUPTIONS if n not in ("none", "invert")}}
-BUGS |= {"none": "none"}
+# What --bug accepts, and the corruption that it plants. Augenstein et al. call the
+# inversion of pixels flip; "invert" is left out so that it has one name here. "none"
+# stands last in the error that lists them: it is the experiment without a bug.
+_OWN_NAMES = [name for name in CORRUPTIONS if name not in ("none", "invert")]
+BUGS = {"flip": "invert", **{name: name for name in _OWN_NAMES}, "none": "none"}
 _MOST_SAMPLES = 1000  # of a generator: the kernel of 12 groups then takes about 2 GB
 
 
@@ -42,6 +44,7 @@ def planted(given: Mapping[str, Any]) -> dict[str, Any]:
     bug = given.get("bug")
     fraction = given.get("fraction")
     if bug is None:
+        # A fraction alone would plant nothing, and the verdict would look like a test.
         reject({"fraction": fraction}, "needs --bug; give it or leave out")
         return {}
     if bug not in BUGS:

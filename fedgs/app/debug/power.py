@@ -52,7 +52,9 @@ def of_plan(signal: float, table: Mapping[str, Any]) -> dict[str, Power]:
         table: power.json.
     """
     levels = table["signals"]
-    # The last level that this signal reaches (-1: none), and the next one.
+    # Between two levels nothing was measured. So a bug is said to be found only if it
+    # was found at the level below (-1: there is none), and not to be found only if it
+    # was never found at the level above.
     below = sum(level <= signal for level in levels) - 1
     above = below + 1
     if signal in levels:
@@ -61,13 +63,16 @@ def of_plan(signal: float, table: Mapping[str, Any]) -> dict[str, Power]:
     found: dict[str, Power] = {}
     for bug, right in table["right"].items():
         first = _first_sure(right, table["trials"][bug])
+        needed = None
+        if first is not None:
+            needed = levels[first]
         if first is not None and below >= first:
             now = YES
         elif right[above]:
             now = PERHAPS
         else:
             now = NO
-        found[bug] = Power(now, None if first is None else levels[first])
+        found[bug] = Power(now, needed)
     return found
 
 
@@ -105,7 +110,9 @@ def show(config: ResolvedConfig) -> None:
     table = stored()
     powers = of_plan(_signal(config), table)
     least = min(p.needed for p in powers.values() if p.needed is not None)
+    # "none" is no bug: its row tells how often two cohorts alike were called so.
     clean = powers.pop("none")
+    # Training would spend the clients' epsilon for a verdict that is known already.
     if all(power.now == NO for power in powers.values()):
         raise UserError(
             f"target_epsilon = {config.target_epsilon or 'unset'}: with "
@@ -128,6 +135,7 @@ def _lines(
     clean: Power,
     table: Mapping[str, Any],
 ) -> Iterator[str]:
+    # Of the level with the fewest trials, so that no number here is too large.
     trials = min(min(counts) for counts in table["trials"].values())
     noise = f"noise multiplier {config.noise_multiplier:g}"
     if config.target_epsilon is not None:
@@ -140,10 +148,12 @@ def _lines(
     for now in (YES, PERHAPS, NO):
         bugs = [bug for bug, power in powers.items() if power.now == now]
         yield f"  {now}: {', '.join(bugs) or 'nothing'}"
-    of_half = of_plan(_signal(config), {**table, **table["of_half"]})
+    half_table = {**table, **table["of_half"]}
+    of_half = of_plan(_signal(config), half_table)
     bugs = [bug for bug, power in of_half.items() if power.now == YES]
     yield f"  found in half of the clients as well: {', '.join(bugs) or 'nothing'}"
     yield f"  two cohorts alike: {CLEAN[clean.now]}"
+    # Bugs that need the same signal share a line.
     levels: dict[float | None, list[str]] = {}
     for bug, power in powers.items():
         if power.now != YES:
@@ -173,7 +183,9 @@ def _signal(config: ResolvedConfig) -> float:
 
 def _plan(config: ResolvedConfig, level: float) -> str:
     """Returns what reaches a signal: more clients, or a larger epsilon."""
+    # The inverse of `_signal`: what the run's own signal must be for this level.
     level = level / _share(config)
+    # The signal is the number of clients over the noise multiplier.
     clients = math.ceil(level * config.noise_multiplier)
     epsilon = epsilon_of(config, config.num_clients / level)
     text = f"{clients} clients in each group"

@@ -26,6 +26,7 @@ def load_suspect(text: str) -> Transformation:
     Raises:
         UserError: it is not there, or cannot be called.
     """
+    # From the right, because the path of a file may contain a colon (C:\\suspects.py).
     source, _, name = text.rpartition(":")
     remedy = "give --suspect MODULE:FUNCTION, or FILE.py:FUNCTION"
     if not source:
@@ -39,7 +40,10 @@ def load_suspect(text: str) -> Transformation:
 
 @contextmanager
 def _of_user_code(text: str, remedy: str) -> Iterator[None]:
-    """Turns whatever the user's code raises, an exit too, into a UserError."""
+    """Turns whatever the user's code raises, an exit too, into a UserError.
+
+    A script that ends with sys.exit() at import would otherwise end fedgs in silence.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:

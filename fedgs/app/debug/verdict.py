@@ -49,10 +49,17 @@ def sentence(diagnosis: Diagnosis) -> str:
 
 def _verdict(diagnosis: Diagnosis) -> str:
     found = [s for s in diagnosis.ranking if s.decision in FOUND]
-    of = "clients" if diagnosis.draws_averages else "images"
-    limit = f"{diagnosis.rule.min_effect:.0%} of the {of} or more"
     cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == CLEARED]
+    # In an average of images nobody can see how many of them were spoilt. There a bug
+    # is looked for in parts of the clients, so its share is one of clients.
+    if diagnosis.draws_averages:
+        unit = "clients"
+    else:
+        unit = "images"
+    limit = f"{diagnosis.rule.min_effect:.0%} of the {unit} or more"
     excluded = f"Excluded, each in {limit}: {', '.join(cleared) or 'nothing'}."
+    # This verdict is the only one in which two bugs are found and both are true. In all
+    # others several that are found are alternatives, hence "or" below.
     if diagnosis.verdict == MORE_THAN_ONE:
         names = " and ".join(title(s.bug) for s in found)
         return f"More than one bug: no single one explains the difference, {names} do."
@@ -61,9 +68,14 @@ def _verdict(diagnosis: Diagnosis) -> str:
             f"{title(s.bug)} ({_degree(s)}{_effect(s, diagnosis)})" for s in found
         )
         whose = "one cohort are, relative to the other's,"
-        if all(s.spoilt == found[0].spoilt and s.spoilt for s in found):
-            whose = f"the {found[0].spoilt} cohort are, relative to the other's,"
+        # A cohort is accused only if every candidate accuses the same one. Inversion
+        # and turns accuse none, because the opposite change undoes them.
+        spoilt = found[0].spoilt
+        if spoilt and all(suspect.spoilt == spoilt for suspect in found):
+            whose = f"the {spoilt} cohort are, relative to the other's,"
         return f"The images of {whose} {words}."
+    # "None" must not be read as proof that the cohorts are alike, so it says what was
+    # excluded and what was not.
     if diagnosis.verdict == "none":
         return (
             f"Nothing differs significantly. {excluded} A difference that these "
@@ -78,6 +90,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
 
 
 def _why(diagnosis: Diagnosis) -> str:
+    # No data could have been significant then, so nothing else needs to be explained.
     least = 1 / diagnosis.num_splits
     if diagnosis.rule.alpha < least:
         return (
@@ -103,11 +116,19 @@ def next_step(diagnosis: Diagnosis, path: Path, plan: dict[str, Any]) -> str:
         return ""
     best = diagnosis.ranking[0]
     least = diagnosis.rule.min_effect
-    low = best.interval[0] if best.interval else 0.0
-    is_seen = best.adjusted_p <= diagnosis.rule.alpha and (best.fit or 0) >= LEAST_FIT
-    # Handwriting alone may look like a small share where accuracy selected.
+    if best.interval:
+        low = best.interval[0]
+    else:
+        low = 0.0
+    is_significant = best.adjusted_p <= diagnosis.rule.alpha
+    is_seen = is_significant and (best.fit or 0) >= LEAST_FIT
+    # A smaller share is not advised if accuracy selected the cohorts: a difference of
+    # handwriting alone may then look like a bug in few images, and would be named.
     if is_seen and 0 < low < least and plan["source"] != BY_ACCURACY:
-        less = math.floor(20 * low) / 20 or low / 2  # in steps of 0.05, below `low`
+        # A round number below the interval, in steps of 0.05.
+        less = math.floor(20 * low) / 20
+        if less == 0:
+            less = low / 2
         return (
             f"Next step: {title(best.bug)} is significant, but not surely in "
             f"{least:.0%}. The same samples may name it in fewer, at no epsilon and at "
@@ -139,6 +160,7 @@ def _closest(diagnosis: Diagnosis) -> str:
 def _not_tested(diagnosis: Diagnosis) -> str:
     """Returns what the verdict does not speak about."""
     open_ones = [title(s.bug) for s in diagnosis.ranking if s.decision == UNDECIDED]
+    # Without this, a reader would take a verdict for a statement about every bug.
     text = "Not tested: anything that is not in the catalogue"
     if any(s.decision == NAMED for s in diagnosis.ranking):
         text += ", and a smaller bug beside this one"
@@ -154,8 +176,9 @@ def title(bug: str) -> str:
 
 def where(diagnosis: Diagnosis) -> str:
     """Returns the classes and features in which the cohorts differ most."""
-    features = [d.name for d in diagnosis.differences if d.of == "feature"]
-    classes = [d.name for d in diagnosis.differences if d.of == "class"]
+    # The differences are sorted, the largest first.
+    features = [found.name for found in diagnosis.differences if found.of == "feature"]
+    classes = [found.name for found in diagnosis.differences if found.of == "class"]
     return (
         f"most in {', '.join(features[:2])}, and in the classes "
         f"{', '.join(classes[:3])}"
@@ -177,17 +200,20 @@ def _degree(suspect: Suspect) -> str:
 
 
 def _effect(suspect: Suspect, diagnosis: Diagnosis) -> str:
-    word = "strength as drawn" if diagnosis.draws_averages else "share"
+    # In averages, noise makes the strength of a bug smaller by an unknown amount. So it
+    # is no share, and its interval must not be read as one of 95 %.
+    if diagnosis.draws_averages:
+        word = "strength as drawn"
+        level = ""
+    else:
+        word = "share"
+        level = f"{INTERVAL_CONFIDENCE:.0%} "
     text = f"{word} unknown"
     if suspect.effect is not None:
         text = f"{word} {suspect.effect:.2f}"
     if suspect.interval is None:
         return text
     low, high = suspect.interval
-    if diagnosis.draws_averages:
-        level = ""
-    else:
-        level = f"{INTERVAL_CONFIDENCE:.0%} "
     return f"{text}, {level}interval {low:.2f} to {high:.2f}"
 
 
@@ -229,9 +255,13 @@ def diagnosis_tables(diagnosis: Mapping[str, Any]) -> list[Table]:
 
 
 def _suspects(diagnosis: Mapping[str, Any]) -> Table:
+    # The last entry, any difference, is always shown: it says whether anything at all
+    # differs, whatever the catalogue explains.
     ranking = diagnosis["ranking"]
-    # The strongest, and the last row: any difference at all.
-    shown = [*ranking[:MOST_SHOWN], *ranking[MOST_SHOWN:][-1:]]
+    first = ranking[:MOST_SHOWN]
+    others = ranking[MOST_SHOWN:]
+    shown = [*first, *others[-1:]]
+    hidden = others[:-1]
     rows = [
         [
             row["title"],
@@ -242,14 +272,15 @@ def _suspects(diagnosis: Mapping[str, Any]) -> Table:
         ]
         for row in shown
     ]
-    hidden = ranking[MOST_SHOWN:-1]
-    excluded = sum(row["decision"] == "excluded" for row in hidden)
-    note = f"{len(hidden)} more explain less, {excluded} of them are excluded."
+    note = ""
+    if hidden:
+        excluded = sum(row["decision"] == "excluded" for row in hidden)
+        note = f"{len(hidden)} more explain less, {excluded} of them are excluded."
     share = f"share [{INTERVAL_CONFIDENCE:.0%}]"
     if diagnosis["draws_averages"]:
         share = "strength as drawn"
     head = ["suspected", "decision", "explains", share, "adjusted p"]
-    return Table("Suspected bugs, strongest first", head, rows, note if hidden else "")
+    return Table("Suspected bugs, strongest first", head, rows, note)
 
 
 def _differences(found: Sequence[Mapping[str, Any]]) -> Table:
@@ -270,8 +301,8 @@ def _differences(found: Sequence[Mapping[str, Any]]) -> Table:
 def _with_interval(value: float | None, interval: Sequence[float] | None) -> str:
     if interval is None:
         return cell(value)
-    low, high = map(cell, interval)
-    return f"{cell(value)} [{low}, {high}]"
+    low, high = interval
+    return f"{cell(value)} [{cell(low)}, {cell(high)}]"
 
 
 def show(path: Path, content: Mapping[str, Any]) -> None:
@@ -305,12 +336,16 @@ def draw(
         row = [_by_class(left, num_classes), gap, _by_class(right, num_classes)]
         rows.append(np.concatenate(row, axis=1))
     images = np.concatenate(rows)
-    sample_files.save_images(path, images.reshape(-1, *shape), images.shape[1])
+    _, columns, *_ = images.shape
+    in_order = images.reshape(-1, *shape)
+    sample_files.save_images(path, in_order, columns)
 
 
 def _by_class(group: LabelledImages, num_classes: int) -> NDArray[np.float32]:
     """Returns rows of one image per class; of a generator without labels any."""
+    # All labels are 0 then, and the picture would be one column of images beside black.
     if not group.labels.any():
         num_classes = 10
-        group = group._replace(labels=np.arange(len(group.labels)) % num_classes)
+        labels = np.arange(len(group.labels)) % num_classes
+        group = group._replace(labels=labels)
     return rows_by_class(group, num_classes, ROWS_PER_GROUP)

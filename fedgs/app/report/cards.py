@@ -4,7 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedgs.app.report.run import Grid, RunFacts
+from fedgs.app.report.run import GRID_PADDING, Grid, RunFacts
 from fedgs.app.tables import Table
 
 
@@ -25,21 +25,28 @@ class Picture:
     @property
     def address(self) -> str:
         """The picture as an address that holds it."""
-        kind = "png" if self.content.startswith(b"\x89PNG") else "svg+xml"
-        return f"data:image/{kind};base64,{base64.b64encode(self.content).decode()}"
+        kind = "svg+xml"
+        if self.content.startswith(b"\x89PNG"):
+            kind = "png"
+        # The page has to work without a network, so it holds its pictures itself.
+        encoded = base64.b64encode(self.content).decode()
+        return f"data:image/{kind};base64,{encoded}"
 
 
 def picture_of(facts: RunFacts, grid: Grid, caption: str) -> Picture:
     """Returns a grid of a run; the caption goes on with its round."""
-    step = facts.config.image_size + 2
+    step = facts.config.image_size + GRID_PADDING
     rows = grid.height // step
     columns = grid.width // step
-    what = f"{rows} rows of {columns} generated images of {facts.name}"
-    caption = f"{caption} {facts.unit_of_time} {grid.round}"
-    what += f", one column for each class from 0 to {columns - 1}"
-    caption += ", one column per class"
-    what += f", after {facts.unit_of_time} {grid.round}"
-    return Picture(grid.png, what, caption)
+    when = f"{facts.unit_of_time} {grid.round}"
+    # For a reader who cannot see the picture: what it shows, not what it looks like,
+    # which nobody has judged.
+    alternative = (
+        f"{rows} rows of {columns} generated images of {facts.name}, one column for "
+        f"each class from 0 to {columns - 1}, after {when}"
+    )
+    caption = f"{caption} {when}, one column per class"
+    return Picture(grid.png, alternative, caption)
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,9 @@ class Card:
     def is_wide(self) -> bool:
         """Whether no other card stands beside it."""
         has_rows = bool(self.tables or self.items or self.commands)
-        return has_rows or bool(self.kind) or self.is_folded or len(self.pictures) > 1
+        is_answer = bool(self.kind)
+        has_strip = len(self.pictures) > 1
+        return has_rows or is_answer or self.is_folded or has_strip
 
 
 @dataclass(frozen=True)

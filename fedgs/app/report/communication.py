@@ -59,17 +59,24 @@ def communication(facts: RunFacts) -> Communication:
     config = facts.config
     events = facts.events
     planned = max((event.planned_nodes for event in events), default=config.num_nodes)
-    trains_all = config.discriminator_training == "every_round"
+    requests = planned
+    # Then every node gets the fakes to train its discriminator, though only the nodes
+    # that are drawn answer with a release.
+    if config.discriminator_training == "every_round":
+        requests = config.num_nodes
+    # Phases that release once have requests of other sizes, each of its own. They are
+    # added up by themselves, so that one round of many stands for all others.
     once = [event for event in events if config.at_round(event.round).releases_once]
+    releases = sum(
+        release_bytes(config, event.round) * event.planned_nodes for event in once
+    )
     return Communication(
         request=len(_request(facts)),
         reply=stated_release_bytes(config),
-        requests=config.num_nodes if trains_all else planned,
+        requests=requests,
         replies=planned,
         rounds=len(events) - len(once),
-        releases=sum(
-            release_bytes(config, event.round) * event.planned_nodes for event in once
-        ),
+        releases=releases,
     )
 
 
@@ -77,10 +84,14 @@ def _request(facts: RunFacts) -> bytes:
     """Returns a request's tensors, with images of the last grid, repeated."""
     config = facts.config
     count = facts.config.fakes_sent
+    # Without discriminators no fakes are sent, so the size follows from the shapes.
     if phase_with_discriminators(config) is None:
         return pack_request(_zeros(config, config.num_rounds), config)
-    shape = (config.image_size, config.image_size, config.image_channels)
-    drawn = grid_images(facts.grids[-1], facts).reshape(-1, *shape)
+    side = config.image_size
+    pixels = grid_images(facts.grids[-1], facts)
+    drawn = pixels.reshape(-1, side, side, config.image_channels)
+    # A grid has fewer images than a request, so they are repeated. The compact
+    # precision compresses them, which is why its size is called an estimate.
     tiled = drawn[np.arange(count) % len(drawn)].transpose(0, 3, 1, 2)
     images = torch.tensor(tiled, dtype=torch.float32).contiguous()
     labels = torch.arange(count) % config.num_classes
@@ -90,8 +101,12 @@ def _request(facts: RunFacts) -> bytes:
 
 def _zeros(config: ResolvedConfig, round: int) -> TensorDict:
     method, own = phase_at(config, round)
-    declared = method.declared(own, round - own.rounds_before).items()
-    return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in declared}
+    # A method counts the rounds of its own phase.
+    declared = method.declared(own, round - own.rounds_before)
+    return {
+        name: torch.zeros(shape, dtype=dtype)
+        for name, (shape, dtype) in declared.items()
+    }
 
 
 def release_bytes(config: ResolvedConfig, round: int) -> int:
@@ -105,6 +120,7 @@ def release_bytes(config: ResolvedConfig, round: int) -> int:
 
 def communication_table(runs: Sequence[RunFacts]) -> Table:
     """Returns the bytes of one round and of the run."""
+    # Runs whose messages have the same sizes share a column.
     columns: dict[Communication, list[str]] = {}
     for facts in runs:
         columns.setdefault(communication(facts), []).append(facts.name)
@@ -125,4 +141,5 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
         "warm start. With the engine local nothing crosses a network."
     )
     head = ["", *(", ".join(names) for names in columns.values())]
-    return Table("Bytes", head, [[name, *cells] for name, cells in rows.items()], note)
+    lines = [[name, *cells] for name, cells in rows.items()]
+    return Table("Bytes", head, lines, note)

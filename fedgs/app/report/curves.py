@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedgs.app.report.run import Grid, RunFacts
+from fedgs.app.report.run import GRID_PADDING, Grid, RunFacts
 from fedgs.app.report.svg import Curve, Line
 from fedgs.errors import UserError
 from fedgs.privacy.rounding import upper
 from fedgs.runs.epsilons import by_round
 
 MOST_POINTS = 16  # of the curve of epsilon
-GRID_PADDING = 2  # pixels, of fedgs.runs.sample.save_images
 
 
 def curves(runs: Sequence[RunFacts]) -> list[Curve]:
@@ -38,38 +37,40 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
     lines = []
     unbounded = [facts.name for facts in runs if facts.headline.epsilon is None]
     for place, facts in enumerate(runs):
+        # Epsilons of another relation are no comparison, so the table alone has them.
         found: dict[str, list[tuple[float, float]]] = {}
         for round, rows in by_round(facts.config, facts.events, MOST_POINTS):
             for row in rows:
                 if row.relation == facts.config.relation and row.epsilon is not None:
                     found.setdefault(row.adversary, []).append((round, row.epsilon))
         for row, (adversary, points) in enumerate(found.items()):
+            # Beside other runs each has one line, that of its own adversary. More lines
+            # would invite a comparison of different adversaries.
             if len(runs) == 1:
                 lines.append(Line(adversary, row, points))
             elif adversary == facts.headline.adversary:
                 lines.append(Line(facts.name, place, points))
     first = runs[0].headline
-    own = "each run's own adversary and relation"
     if len(runs) > 1:
-        against = own
+        against = "each run's own adversary and relation"
     else:
         against = f"relation {first.relation}"
+    notes = []
+    # A missing line must not look like an epsilon of 0.
     if unbounded:
-        notes = [f"Unbounded, so not drawn: {', '.join(unbounded)}."]
-    else:
-        notes = []
-    if any(f.config.noise_std and f.config.noise_seed is not None for f in runs):
+        notes.append(f"Unbounded, so not drawn: {', '.join(unbounded)}.")
+    # Whoever knows the seed can subtract the noise, so the epsilons drawn here show
+    # only what fresh noise would give.
+    configs = [facts.config for facts in runs]
+    if any(config.noise_std and config.noise_seed is not None for config in configs):
         notes.append("Seeded noise: not a guarantee.")
     if any(facts.config.amplification for facts in runs):
         notes.append("Without amplification by sampling; the table has it.")
-    return Curve(
-        "Privacy spent",
-        "epsilon",
-        lines,
+    text = (
         f"Epsilon after each round at delta {upper(first.delta, 6)}, from the ledger; "
-        f"{against}. Repeated rounds count again.",
-        " ".join(notes),
+        f"{against}. Repeated rounds count again."
     )
+    return Curve("Privacy spent", "epsilon", lines, text, note=" ".join(notes))
 
 
 def _signal(runs: Sequence[RunFacts]) -> list[Curve]:
@@ -82,14 +83,15 @@ def _signal(runs: Sequence[RunFacts]) -> list[Curve]:
             if not facts.config.at_round(row["round"]).releases_once
             and row.get("signal_to_noise") is not None
         ]
-        lines += [Line(facts.name, place, points)] if points else []
-    text = "Power of a round's summed release, without the part that the known noise "
-    text += "explains, over the noise's. 0: the noise hides it in this round."
-    title = "Signal beside noise"
-    unit = "signal-to-noise ratio"
-    if lines:
-        return [Curve(title, unit, lines, text)]
-    return []
+        if points:
+            lines.append(Line(facts.name, place, points))
+    if not lines:
+        return []
+    text = (
+        "Power of a round's summed release, without the part that the known noise "
+        "explains, over the noise's. 0: the noise hides it in this round."
+    )
+    return [Curve("Signal beside noise", "signal-to-noise ratio", lines, text)]
 
 
 def grid_images(grid: Grid, facts: RunFacts) -> NDArray[np.float64]:
@@ -101,15 +103,21 @@ def grid_images(grid: Grid, facts: RunFacts) -> NDArray[np.float64]:
     side = facts.config.image_size
     channels = facts.config.image_channels
     step = side + GRID_PADDING
-    pixels = np.asarray(Image.open(io.BytesIO(grid.png)).convert("RGB"), float) / 255
-    rows, columns = ((n - GRID_PADDING) // step for n in pixels.shape[:2])
+    picture = Image.open(io.BytesIO(grid.png)).convert("RGB")
+    pixels = np.asarray(picture, float) / 255
+    # Every image has the padding to its right and below, and the picture has it once
+    # more on the left and at the top.
+    rows = (grid.height - GRID_PADDING) // step
+    columns = (grid.width - GRID_PADDING) // step
     expected = (rows * step + GRID_PADDING, columns * step + GRID_PADDING)
-    if pixels.shape[:2] != expected or min(rows, columns) < 1:
+    if (grid.height, grid.width) != expected or min(rows, columns) < 1:
         raise UserError(
             f"{facts.name}: samples of round {grid.round} are {grid.width} x "
             f"{grid.height} pixels, no grid of {side} x {side} images; restore the "
             "file from a copy"
         )
-    cells = pixels[GRID_PADDING:, GRID_PADDING:, :channels]
-    cells = cells.reshape(rows, step, columns, step, channels)[:, :side, :, :side]
-    return cells.transpose(0, 2, 1, 3, 4).reshape(rows * columns, -1)
+    # A grey image has the same number in all three channels, so the first is enough.
+    inner = pixels[GRID_PADDING:, GRID_PADDING:, :channels]
+    padded = inner.reshape(rows, step, columns, step, channels)
+    images = padded[:, :side, :, :side].transpose(0, 2, 1, 3, 4)
+    return images.reshape(rows * columns, -1)

@@ -23,9 +23,7 @@ VERDICTS = {
     "undecided": ("Undecided", "unsure"),
     "more than one": ("More than one bug", "bad"),
 }
-
-
-# What files of another content raise where the page is made of them.
+# What cards raise if the files have other content than `fedgs debug` writes.
 BROKEN = (LookupError, TypeError, ValueError, AttributeError)
 
 
@@ -55,20 +53,24 @@ class DebugFacts:
     @property
     def statements(self) -> list[Statement]:
         """What all groups released; a client is in one group, so the largest counts."""
-        if self.diagnosis:
-            rows = self.diagnosis["privacy"]
-        else:
-            rows = []
-        return [Statement.from_json(row) for row in rows]
+        if not self.diagnosis:
+            return []
+        return [Statement.from_json(row) for row in self.diagnosis["privacy"]]
 
     @property
     def headline(self) -> Statement:
         """The largest epsilon of the runs' own adversary and relation."""
         config = self.runs[0].config
         own = (config.adversary, config.relation)
+        # Before the diagnosis, nothing states all groups together. Each client is in
+        # one group, so the largest of the groups' own epsilons holds for all of them.
         rows = self.statements or [facts.headline for facts in self.runs]
-        rows = [row for row in rows if (row.adversary, row.relation) == own] or rows
-        return max(rows, key=lambda row: (row.epsilon is None, row.epsilon or 0.0))
+        matching = [row for row in rows if (row.adversary, row.relation) == own]
+        # None is the largest: one group without a guarantee leaves none for all.
+        return max(
+            matching or rows,
+            key=lambda row: (row.epsilon is None, row.epsilon or 0.0),
+        )
 
     @property
     def command(self) -> str:
@@ -78,18 +80,20 @@ class DebugFacts:
     @property
     def outcome(self) -> str:
         """How the verdict compares with a planted bug; "" without one."""
-        planted = (self.diagnosis or {}).get("planted")
+        if self.diagnosis is None:
+            return ""
+        planted = self.diagnosis.get("planted")
         if not planted:
             return ""
         what = "no bug was planted"
         if planted["bug"] != "none":
-            what = f"{planted['bug']} was planted in {planted['fraction']:g} of the "
-            is_by_client = self.runs[0].config.corruption_unit == "client"
-            what += "clients" if is_by_client else "images"
-        if self.diagnosis:
-            outcome = self.diagnosis["outcome"]
-        else:
-            outcome = None
+            unit = "images"
+            if self.runs[0].config.corruption_unit == "client":
+                unit = "clients"
+            what = (
+                f"{planted['bug']} was planted in {planted['fraction']:g} of the {unit}"
+            )
+        outcome = self.diagnosis["outcome"]
         if outcome:
             return f"{what}; the verdict is {outcome}."
         return f"{what}."
@@ -100,6 +104,8 @@ class DebugFacts:
         if self.diagnosis is None:
             return "Not diagnosed yet", "unsure"
         verdict = str(self.diagnosis["verdict"])
+        # The titles stand in the file, because a suspect of the user's own is code that
+        # the report does not load.
         titles = {row["bug"]: str(row["title"]) for row in self.diagnosis["ranking"]}
         bugs = verdict.removeprefix(ONE_OF).split(", ")
         named = " or ".join(titles.get(bug, bug) for bug in bugs)
@@ -109,39 +115,62 @@ class DebugFacts:
 def glance_cards(debug: DebugFacts) -> list[Card]:
     """Returns the verdict, and both cohorts beside each other."""
     answer, kind = debug.verdict
-    if debug.diagnosis is not None:
-        texts = [debug.diagnosis["sentence"]]
-        if step := debug.diagnosis.get("next_step"):
-            texts.append(without_folders(step))
-    else:
-        there = len(debug.runs)
-        missing = ", ".join(debug.missing)
-        text = f"{there} of {there + len(debug.missing)} generators have samples"
-        text += f"; missing: {missing}" if missing else ""
-        texts = [f"{text}. Continue with the same fedgs debug."]
-    texts += [f"This was a test: {debug.outcome}"] if debug.outcome else []
-    row = debug.headline
-    content = debug.debug
-    bound = row.epsilon if row.guarantee else None
-    worth = words.reading(bound, row.conditions)[0]
-    counts = (content.get("clients") or {}).items()
-    counts = [f"{cohort}: {count} clients" for cohort, count in counts]
-    clients = content.get("clients_per_group")
-    facts = {
-        "privacy": f"{words.stated(row.epsilon)} at δ = {upper(row.delta, 6)}, {worth} "
-        f"({row.adversary}, {row.relation}, unit: {row.unit_in_words})",
-        "cohorts": "; ".join([*counts, str(content["source"])]),
-        "generators": f"{content['groups']} for each cohort"
-        + (f", {clients} clients each" if clients else ""),
-    }
+    texts = _sentences(debug)
+    # A verdict that is known to be right or wrong comes from an experiment. Without
+    # this sentence a reader would believe that somebody's data have the bug.
+    if debug.outcome:
+        texts.append(f"This was a test: {debug.outcome}")
+    # The cohorts have one picture each beside the other. A cohort may have fewer groups
+    # with samples than the other while the folder is being trained.
     groups = zip_longest(*debug.cohorts.values())
     pictures = [_pictures(debug, group) for group in groups]
     more = [picture for group in pictures[1:] for picture in group]
-    return [
+    cards = [
         Card(answer=answer, texts=texts, kind=kind),
-        Card(debug.name, pictures=pictures[0], facts=facts),
-        *([Card("The other groups", pictures=more, is_folded=True)] if more else []),
+        Card(debug.name, pictures=pictures[0], facts=_facts(debug)),
     ]
+    if more:
+        cards.append(Card("The other groups", pictures=more, is_folded=True))
+    return cards
+
+
+def _sentences(debug: DebugFacts) -> list[str]:
+    """Returns the verdict in words, or what is missing for one."""
+    if debug.diagnosis is not None:
+        texts = [debug.diagnosis["sentence"]]
+        step = debug.diagnosis.get("next_step")
+        if step:
+            texts.append(without_folders(step))
+        return texts
+    there = len(debug.runs)
+    text = f"{there} of {there + len(debug.missing)} generators have samples"
+    if debug.missing:
+        text = f"{text}; missing: {', '.join(debug.missing)}"
+    return [f"{text}. Continue with the same fedgs debug."]
+
+
+def _facts(debug: DebugFacts) -> dict[str, str]:
+    """Returns the epsilon that holds for all groups, the cohorts and their sizes."""
+    row = debug.headline
+    # A number without a guarantee is shown, but it is worth nothing.
+    bound = None
+    if row.guarantee:
+        bound = row.epsilon
+    worth, _ = words.reading(bound, row.conditions)
+    epsilon = f"{words.stated(row.epsilon)} at δ = {upper(row.delta, 6)}"
+    holds_for = f"{row.adversary}, {row.relation}, unit: {row.unit_in_words}"
+    # Both sizes are missing until the cohorts are split into groups.
+    sizes = debug.debug.get("clients") or {}
+    cohorts = [f"{cohort}: {count} clients" for cohort, count in sizes.items()]
+    generators = f"{debug.debug['groups']} for each cohort"
+    clients = debug.debug.get("clients_per_group")
+    if clients:
+        generators = f"{generators}, {clients} clients each"
+    return {
+        "privacy": f"{epsilon}, {worth} ({holds_for})",
+        "cohorts": "; ".join([*cohorts, str(debug.debug["source"])]),
+        "generators": generators,
+    }
 
 
 def _pictures(debug: DebugFacts, group: Sequence[RunFacts | None]) -> list[Picture]:
@@ -184,6 +213,7 @@ def read_debug_folder(path: Path) -> DebugFacts:
     with wrap_error(BROKEN, broken, "restore it from a backup"):
         for cohort, groups in debug["runs"].items():
             for group in groups:
+                # A run that has just begun has nothing that could be shown.
                 if any((path / group / "samples").glob("round-*.png")):
                     cohorts.setdefault(cohort, []).append(read_run(path / group))
                 else:
@@ -194,7 +224,8 @@ def read_debug_folder(path: Path) -> DebugFacts:
                 "then ask for the report again"
             )
         facts = DebugFacts(path.absolute().name, cohorts, missing, debug, diagnosis)
-        # Whatever the page cannot be made of is refused before it is made.
+        # Both files are JSON that somebody may have changed. Making the cards here
+        # shows what is wrong with them while the error can still name the folder.
         _ = (glance_cards(facts), diagnosis_cards(facts), facts.command)
     return facts
 
@@ -205,5 +236,7 @@ def without_folders(command: str) -> str:
     >>> without_folders("fedgs debug --data npz:~/ada.npz --output=/tmp/x/out")
     'fedgs debug --data npz:FILE --output=out'
     """
+    # The page is made to be passed on, and folders tell names of users and projects.
     command = re.sub(r"\b(npz|folder|femnist):[^\s'\"]+", r"\1:FILE", command)
+    # A path begins a word or follows = or :, so a / inside a word is none.
     return re.sub(r"(?<![^\s=:'\"])/(?:[^\s'\"/]+/)*", "", command)

@@ -31,6 +31,7 @@ def evaluation_tables(runs: Sequence[RunFacts]) -> list[Table]:
     if not evaluated:
         return []
     results = [facts.evaluation for facts in evaluated]
+    # Runs may have been evaluated with different metrics, so a cell may be empty.
     names = {name for found in results for name in found if is_number(found[name])}
     rows = [
         [name, *(cell(found.get(name)) for found in results), _meaning(name)]
@@ -40,10 +41,13 @@ def evaluation_tables(runs: Sequence[RunFacts]) -> list[Table]:
     head = ["metric", *(facts.name for facts in evaluated), "what it says"]
     tables = [Table(f"Against {', '.join(data)}", head, rows)]
     for facts, found in zip(evaluated, results, strict=True):
-        if accuracies := found.get("classifiers"):
+        data_name = str(found.get("data"))
+        accuracies = found.get("classifiers")
+        if accuracies:
             caption = f"{facts.name}: classifiers tested on real images"
-            tables.append(classifier_table(caption, str(found.get("data")), accuracies))
-        if curves := found.get("label_efficiency"):
+            tables.append(classifier_table(caption, data_name, accuracies))
+        curves = found.get("label_efficiency")
+        if curves:
             tables.append(label_table(f"{facts.name}: {LABELS}", curves))
     return tables
 
@@ -51,11 +55,18 @@ def evaluation_tables(runs: Sequence[RunFacts]) -> list[Table]:
 def _rank(name: str) -> tuple[int, str]:
     if name.startswith(BOOKKEEPING):
         return len(METRICS) + 1, name
-    places = (place for place, start in enumerate(METRICS) if name.startswith(start))
-    return next(places, len(METRICS)), name
+    # A metric that this table does not know is shown after those that it explains.
+    for place, start in enumerate(METRICS):
+        if name.startswith(start):
+            return place, name
+    return len(METRICS), name
 
 
 def _meaning(name: str) -> str:
+    # The spread of a metric has the metric's beginning but not its meaning.
     if name.endswith("_std") or name.startswith(BOOKKEEPING):
         return ""
-    return next((text for start, text in METRICS.items() if name.startswith(start)), "")
+    for start, text in METRICS.items():
+        if name.startswith(start):
+            return text
+    return ""

@@ -44,6 +44,7 @@ def report(paths: Sequence[Path], output: Path) -> None:
             is missing. Nothing is then written.
     """
     _check(output)
+    # A name of a folder may not be UTF-8; then it is shown escaped.
     content = render(read_page(paths)).encode(errors="backslashreplace")
     with wrap_error(OSError, f"output = {output}: {FAILED}", "choose another --output"):
         write_atomically(output, content)
@@ -56,6 +57,8 @@ def _check(output: Path) -> None:
     if output.suffix not in (".html", ".htm"):
         raise UserError(f"output = {output}: give a name that ends in .html")
     check_free(str(output))
+    # Whether a folder can be written only a file in it shows: permissions may say yes
+    # where the file system is read-only.
     remedy = "choose a folder that exists and can be written"
     with wrap_error(OSError, f"output = {output}: {FAILED}", remedy):
         tempfile.TemporaryFile(dir=output.absolute().parent).close()
@@ -70,6 +73,8 @@ def read_page(paths: Sequence[Path]) -> Page:
     Raises:
         UserError: as `report`.
     """
+    # Resolved, because a link to a folder is the same folder. Its releases would be
+    # added up twice.
     places = [str(path.resolve()) for path in paths]
     for path, place in zip(paths, places, strict=True):
         if places.count(place) > 1:
@@ -90,12 +95,15 @@ def _with_unique_names(
     counts = Counter[str]()
 
     def named(facts: Facts, prefix: str = "") -> Facts:
-        counts[name := prefix + facts.name] += 1
-        number = counts[name]
-        return replace(facts, name=f"{name} ({number})" if number > 1 else name)
+        name = prefix + facts.name
+        counts[name] += 1
+        if counts[name] > 1:
+            name = f"{name} ({counts[name]})"
+        return replace(facts, name=name)
 
     found = []
     for debug in map(named, debugs):
+        # The groups of every debug folder have the same names, healthy-0 and so on.
         if len(debugs) > 1 or singles:
             prefix = f"{debug.name}/"
         else:
@@ -114,14 +122,18 @@ def _together(paths: Sequence[Path]) -> Sequence[Statement] | None:
         return None
     try:
         return epsilons.of_runs(paths, {})
-    except UserError:  # other clients, units or deltas; the page says so
+    except UserError:
+        # Runs on other clients, of other units or deltas are no error here: the page
+        # says that their epsilons are not added up.
         return None
 
 
 def _check_same_data(runs: Sequence[RunFacts]) -> None:
+    # Side by side, pictures and scores of different data would look like a comparison.
     for run in runs[1:]:
         for name in settings_with("images"):
-            one, other = (getattr(r.config, name) for r in (runs[0], run))
+            one = getattr(runs[0].config, name)
+            other = getattr(run.config, name)
             if one != other:
                 raise UserError(
                     f"{name} = {one} in {runs[0].name}, {other} in {run.name}: runs of "
@@ -146,7 +158,9 @@ def environment() -> Environment:
     """Returns the templates of pages."""
     return Environment(
         loader=PackageLoader("fedgs.app.report"),
+        # Names and texts come from folders that somebody else may have made.
         autoescape=True,
+        # A misspelt name in a template must fail and not leave a condition out.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

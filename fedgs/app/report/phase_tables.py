@@ -34,11 +34,14 @@ def _phase_row(facts: RunFacts, metrics: dict[str, Any]) -> list[str]:
     config = facts.config
     round = metrics["round"]
     terms = config.terms(round)
-    numbers = (
-        terms.clip_bound,
-        2 * terms.noise_multiplier,
-        metrics.get("signal_to_noise"),
-        most_signal_to_noise(config, round),
-    )
     name = f"{round} ({config.at_round(round).method})"
-    return [name, str(math.prod(terms.shape)), *map(cell, numbers)]
+    return [
+        name,
+        str(math.prod(terms.shape)),
+        cell(terms.clip_bound),
+        # The multiplier is relative to 2 C, by which one client's replacement by
+        # another can change the sum; the column is relative to C.
+        cell(2 * terms.noise_multiplier),
+        cell(metrics.get("signal_to_noise")),
+        cell(most_signal_to_noise(config, round)),
+    ]

@@ -33,8 +33,12 @@ def cards_of_statements(caption: str, statements: Sequence[Statement]) -> list[C
     """
     items = conditions_of(statements)
     units = dict.fromkeys(row.unit_in_words for row in statements)
-    text = f"Unit: {' or '.join(units)}. Nobody is protected against who "
-    text += "holds the images: a node, or who runs a central method."
+    text = (
+        f"Unit: {' or '.join(units)}. Nobody is protected against who "
+        "holds the images: a node, or who runs a central method."
+    )
+    # Folded, because they are long; but their number stands on the page, so that nobody
+    # reads the epsilons as unconditional.
     fold = f"Conditions of {caption}: no number holds without its own ({len(items)})"
     return [
         Card(caption, texts=[text], tables=tables(statements, _worth)),
@@ -44,9 +48,14 @@ def cards_of_statements(caption: str, statements: Sequence[Statement]) -> list[C
 
 def _worth(row: Statement) -> str:
     """Returns what an epsilon is worth, or why it is no guarantee."""
-    bound = row.epsilon if row.guarantee else None
+    # A number without a guarantee may be small. It is not to be praised for that.
+    bound = None
+    if row.guarantee:
+        bound = row.epsilon
     text, kind = words.reading(bound, row.conditions)
-    return words.badge(text if row.label == VALID else f"{text}: {row.label}", kind)
+    if row.label != VALID:
+        text = f"{text}: {row.label}"
+    return words.badge(text, kind)
 
 
 def label_card(facts: RunFacts) -> Card:

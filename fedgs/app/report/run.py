@@ -24,6 +24,7 @@ from fedgs.runs.other_runs import OtherRun, open_other
 from fedgs.runs.run_folder import RunFolder
 
 MOST_GRIDS = 5
+GRID_PADDING = 2  # pixels around each image, of fedgs.runs.sample_files.save_images
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,9 @@ class RunFacts:
     @property
     def unit_of_time(self) -> str:
         """What the run counts: round or step."""
-        return "round" if self.baseline is None else "step"
+        if self.baseline is None:
+            return "round"
+        return "step"
 
     @property
     def repeats(self) -> int:
@@ -93,11 +96,11 @@ class RunFacts:
     @property
     def headline(self) -> Statement:
         """The statement that the run was made for: its own adversary and relation."""
-        ranked = self.baseline is None  # a baseline's first line is its own
-        rows = self.statements
-        if ranked:
-            return epsilons.ranked(self.config, rows)[0]
-        return rows[0]
+        # A baseline states its own guarantee first, and its configuration's adversary
+        # and relation mean nothing for it.
+        if self.baseline is not None:
+            return self.statements[0]
+        return epsilons.ranked(self.config, self.statements)[0]
 
 
 def read_run(path: Path) -> RunFacts:
@@ -109,16 +112,21 @@ def read_run(path: Path) -> RunFacts:
         UserError: no run folder, a broken file, or no sample grid yet.
     """
     folder = RunFolder.open(path)
+    # A baseline has no ledger of rounds: it accounts for its steps itself.
     if folder.is_baseline:
         baseline = open_other(folder.path)
+        events: Sequence[Event] = ()
+        statements = baseline.guarantees()
     else:
         baseline = None
+        events = folder.read_ledger().events
+        statements = epsilons.of_run(path)
     return RunFacts(
         name=folder.path.name,
         config=folder.config,
-        events=() if baseline else folder.read_ledger().events,
+        events=events,
         metrics=read_json_lines(folder.path / "metrics.jsonl"),
-        statements=baseline.guarantees() if baseline else epsilons.of_run(path),
+        statements=statements,
         versions=read_json(folder.path / "versions.json"),
         evaluation=_evaluation(folder.path),
         grids=_grids(folder.path),
@@ -132,9 +140,14 @@ def _evaluation(run: Path) -> dict[str, Any]:
     """Returns the last evaluation, filled up from earlier ones of the same kind."""
     lines = read_json_lines(run / "evaluations.jsonl")
     merged: dict[str, Any] = {}
+    # Metrics may be computed one by one. They stand in one column only if all were
+    # computed of the same generator against the same real images; a mixture of two
+    # rounds, for example, would describe a generator that never was.
     kind = ("data", "fast", "reading", "round")
     for line in lines:
-        if all(line.get(name) == lines[-1].get(name) for name in kind):
+        last = lines[-1]
+        is_same_kind = all(line.get(name) == last.get(name) for name in kind)
+        if is_same_kind:
             merged |= line
     return merged
 
@@ -145,6 +158,7 @@ def _grids(run: Path) -> list[Grid]:
     Raises:
         UserError: there is none, or one cannot be read.
     """
+    # Sorted by name is sorted by round, because the numbers in the names are padded.
     paths = sorted((run / "samples").glob("round-*.png"))
     if not paths:
         raise UserError(
@@ -159,6 +173,9 @@ def _grid(path: Path) -> Grid:
         round = int(path.stem.removeprefix("round-"))
     with wrap_error(Exception, f"{path}: no readable PNG", "restore it from a copy"):
         png = read_bytes(path)
+        # The page embeds these bytes, and the folder may come from somebody else. So
+        # Pillow must not try its other formats, and the whole file has to be sound.
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             image.verify()
-            return Grid(round, png, *image.size)
+            width, height = image.size
+            return Grid(round, png, width, height)

@@ -54,9 +54,13 @@ class Page:
     def title(self) -> str:
         """The page's name."""
         names = [found.name for found in (*self.debugs, *self.singles)]
+        if len(names) > 1 and self.debugs:
+            return f"{len(names)} results compared"
         if len(names) > 1:
-            return f"{len(names)} {'results' if self.debugs else 'runs'} compared"
-        return names[0] + ": suspicious against healthy clients" * bool(self.debugs)
+            return f"{len(names)} runs compared"
+        if self.debugs:
+            return f"{names[0]}: suspicious against healthy clients"
+        return names[0]
 
     @property
     def data(self) -> str:
@@ -66,8 +70,15 @@ class Page:
     @cached_property
     def sections(self) -> list[Section]:
         """The parts that have something to show."""
-        parts = (_glance, _diagnosis, _training, _privacy, _communication)
-        found = [part(self) for part in (*parts, _evaluation, _reproduce)]
+        found = [
+            _glance(self),
+            _diagnosis(self),
+            _training(self),
+            _privacy(self),
+            _communication(self),
+            _evaluation(self),
+            _reproduce(self),
+        ]
         return [section for section in found if section.cards]
 
 
@@ -80,20 +91,23 @@ def _glance(page: Page) -> Section:
 def _card_of_run(facts: RunFacts) -> Card:
     """Returns the last picture of a run, its epsilon and what that is worth."""
     label = facts.label
-    epsilon = facts.label["epsilon"]
-    answer = "no epsilon"
-    texts: list[str] = [words.badge(label["guarantee"], "bad")]
-    if epsilon is not None:
-        answer = f"{words.stated(epsilon)} at δ = {upper(label['delta'], 6)}"
-        badge = words.badge(*words.reading(epsilon, [label["guarantee"]]))
-        texts = [badge, f"{to_outsiders(label).capitalize()}."]
-    picture = picture_of(facts, facts.grids[-1], "After")
-    if epsilon is not None:
-        about = _guaranteed(facts)
+    epsilon = label["epsilon"]
+    about: dict[str, str] = {}
+    texts: list[str] = []
+    # The picture never stands without its epsilon, or the words that there is none:
+    # good pictures alone say nothing about privacy.
+    if epsilon is None:
+        answer = "no epsilon"
+        texts.append(words.badge(label["guarantee"], "bad"))
     else:
-        about = {}
+        answer = f"{words.stated(epsilon)} at δ = {upper(label['delta'], 6)}"
+        worth, kind = words.reading(epsilon, [label["guarantee"]])
+        texts.append(words.badge(worth, kind))
+        texts.append(f"{to_outsiders(label).capitalize()}.")
+        about = _guaranteed(facts)
     about |= _trained(facts)
-    return Card(facts.name, answer, [picture], texts, about)
+    picture = picture_of(facts, facts.grids[-1], "After")
+    return Card(facts.name, answer, pictures=[picture], texts=texts, facts=about)
 
 
 def _guaranteed(facts: RunFacts) -> dict[str, str]:
@@ -103,6 +117,8 @@ def _guaranteed(facts: RunFacts) -> dict[str, str]:
     relation = label["relation"]
     meaning = said(facts.headline.conditions, "relation", "")
     about = {"neighbours": f"{meaning} ({relation})", "unit": label["unit_of_privacy"]}
+    # The large number on the card holds against one adversary. The larger epsilons
+    # against those who see more stand right below it, so that nobody takes it for them.
     for entry in label["who_sees_what"]:
         if entry["adversary"] == adversary:
             about["against"] = f"{entry['capability']} ({adversary})"
@@ -117,15 +133,18 @@ def _trained(facts: RunFacts) -> dict[str, str]:
     config = facts.config
     baseline = facts.baseline
     done = f"{facts.round} of {config.num_rounds}"
-    done += f", {facts.repeats} repeated" if facts.repeats else ""
-    done += "" if facts.is_finished else " · not finished"
+    if facts.repeats:
+        done = f"{done}, {facts.repeats} repeated"
+    if not facts.is_finished:
+        done = f"{done} · not finished"
     clients = f"{config.num_clients} on {config.num_nodes} nodes"
     about = {"clients": f"{clients}, {config.clients_per_round} in a round"}
     if baseline is not None:
         data = f"{baseline.num_records} images of {config.num_clients} clients"
         about = {"method": baseline.title, "data": data}
     about |= {f"{facts.unit_of_time}s": done, "trust": facts.label["trust_model"]}
-    if (accuracy := facts.evaluation.get("downstream_cnn_accuracy")) is not None:
+    accuracy = facts.evaluation.get("downstream_cnn_accuracy")
+    if accuracy is not None:
         text = f"{words.number(accuracy)} accuracy of a CNN trained on the samples"
         about["usefulness"] = text
     return about
@@ -139,18 +158,24 @@ def _diagnosis(page: Page) -> Section:
 
 def _training(page: Page) -> Section:
     cards = [Card(tables=[table]) for table in phase_tables(page.trained)]
-    for curve in curves(page.trained) if page.trained else []:
+    drawn = []
+    if page.trained:
+        drawn = curves(page.trained)
+    for curve in drawn:
+        # A curve without lines keeps its card: the note says why nothing is drawn.
+        pictures = []
         if curve.lines:
-            pictures = [Picture(draw(curve), curve.description)]
-        else:
-            pictures = []
+            pictures.append(Picture(draw(curve), curve.description))
         texts = [text for text in (curve.note, curve.text) if text]
         cards.append(Card(curve.title, pictures=pictures, texts=texts))
     for facts in page.runs:
         if len(facts.grids) > 1:
+            # The same latents in each grid, so that pictures in the same place differ
+            # by training alone.
             title = f"Samples of {facts.name} during training, same latents"
             strip = [picture_of(facts, grid, "After") for grid in facts.grids]
-            cards.append(Card(title, pictures=strip, is_folded=len(page.runs) > 1))
+            has_others = len(page.runs) > 1
+            cards.append(Card(title, pictures=strip, is_folded=has_others))
     text = "All of this is computed from what was released: ledger, sums, sample grids."
     return Section("training", "Training", cards, [text])
 
@@ -162,7 +187,9 @@ def _privacy(page: Page) -> Section:
         "already, the odds of telling two neighbouring data sets apart change by at "
         "most a factor exp(ε), but for a probability δ."
     ]
-    if len(page.trained) < len(page.runs):
+    # A baseline's numbers stand beside those of federated runs but are of another kind.
+    has_baselines = len(page.trained) < len(page.runs)
+    if has_baselines:
         texts.append(
             "Of a baseline, nobody is protected against who runs a central method. A "
             "figure as published is what the published code would print: it is no "
@@ -170,7 +197,10 @@ def _privacy(page: Page) -> Section:
             "What runs on the same data released together costs at most the sum of "
             "their epsilons at the sum of their deltas, of one unit and relation."
         )
-    if len([*page.debugs, *page.singles]) > 1 and (page.debugs or not page.together):
+    # Epsilons of several folders invite the reader to take the largest for all of them.
+    num_folders = len(page.debugs) + len(page.singles)
+    is_added_up = page.together and not page.debugs
+    if num_folders > 1 and not is_added_up:
         texts.append(
             "Not added up: every table is of its own folder. Where folders have "
             "clients in common, all that they released together has a larger epsilon "
@@ -183,6 +213,7 @@ def _privacy(page: Page) -> Section:
             caption = f"{debug.name}: all groups, each client in one of them"
             cards += cards_of_statements(caption, debug.statements)
         else:
+            # Only the diagnosis states all groups together, and there is none yet.
             cards += [card for facts in debug.runs for card in cards_of_run(facts)]
     cards += [card for facts in page.singles for card in cards_of_run(facts)]
     if page.together:
@@ -193,21 +224,17 @@ def _privacy(page: Page) -> Section:
 
 
 def _communication(page: Page) -> Section:
-    trained = page.trained
-    if trained:
-        cards = [Card(tables=[communication_table(trained)])]
-    else:
-        cards = []
+    cards = []
+    if page.trained:
+        cards.append(Card(tables=[communication_table(page.trained)]))
     return Section("communication", "Communication", cards)
 
 
 def _evaluation(page: Page) -> Section:
-    first, *others = evaluation_tables(page.runs) or [None]
-    if first:
-        cards = [Card(tables=[first])]
-    else:
-        cards = []
-    cards += [Card(t.caption, tables=[t], is_folded=True) for t in others if t]
+    tables = evaluation_tables(page.runs)
+    cards = [Card(tables=[table]) for table in tables[:1]]
+    cards += [Card(t.caption, tables=[t], is_folded=True) for t in tables[1:]]
+    # Whoever passes the page on has to see that this part alone reads private data.
     badge = words.badge("no epsilon covers these numbers", "unsure")
     text = (
         "They were computed from real images. Publish this section only if the real "

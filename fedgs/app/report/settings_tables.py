@@ -22,14 +22,18 @@ from fedgs.config.run_config import ResolvedConfig
 def settings_tables(runs: Sequence[RunFacts]) -> list[Table]:
     """Returns settings of one value in all runs that have them, then the others."""
     shown = [shown_settings(facts) for facts in runs]
+    # By dict.fromkeys, which keeps the order in which the settings are declared.
     names = dict.fromkeys(name for settings in shown for name in settings)
-    values = {n: list(dict.fromkeys(s[n] for s in shown if n in s)) for n in names}
-    shared = [[n, *found] for n, found in values.items() if len(found) == 1]
-    differing = [
-        [name, *(settings.get(name, "–") for settings in shown)]
-        for name, found in values.items()
-        if len(found) > 1
-    ]
+    shared: list[list[str]] = []
+    differing: list[list[str]] = []
+    for name in names:
+        # A baseline lacks most settings of a federated run. That it lacks one does not
+        # make the others differ.
+        values = {settings[name] for settings in shown if name in settings}
+        if len(values) == 1:
+            shared.append([name, *values])
+        else:
+            differing.append([name, *(each.get(name, "–") for each in shown)])
     head = ["setting", *(facts.name for facts in runs)]
     return [
         Table("All settings", ["setting", "value"], shared, numeric=False),
@@ -40,7 +44,10 @@ def settings_tables(runs: Sequence[RunFacts]) -> list[Table]:
 def versions_table(runs: Sequence[RunFacts]) -> Table:
     """Returns the versions of every run's software, and its machine."""
     names = dict.fromkeys(name for facts in runs for name in facts.versions)
-    rows = [[n, *(str(f.versions.get(n, "–")) for f in runs)] for n in names]
+    rows: list[list[str]] = []
+    for name in names:
+        versions = [str(facts.versions.get(name, "–")) for facts in runs]
+        rows.append([name, *versions])
     head = ["package", *(facts.name for facts in runs)]
     return Table("Versions", head, rows, numeric=False)
 
@@ -48,7 +55,7 @@ def versions_table(runs: Sequence[RunFacts]) -> Table:
 def shown_settings(facts: RunFacts) -> dict[str, str]:
     """Returns all settings; of a baseline its own, and those that it changed."""
     config = facts.config
-    names = [*config.to_flat(), "counted"]  # no field that is secret
+    names = [*config.to_flat(), "counted"]  # to_flat leaves out what is secret
     shown: dict[str, str] = {}
     if facts.baseline is not None:
         names = [*_changed(facts)]
@@ -64,8 +71,11 @@ def shown_data(data: str) -> str:
     ('npz:FILE', 'hf:ylecun/mnist')
     """
     kind, colon, place = data.partition(":")
+    # A data set of the hub has a public name. A folder in its place has none, and only
+    # the options after ? are shown.
     if kind == "hf" and place.startswith("/"):
-        return f"{kind}:FILE{place[len(place.partition('?')[0]) :]}"
+        _, mark, options = place.partition("?")
+        return f"{kind}:FILE{mark}{options}"
     if colon and kind != "hf":
         return f"{kind}:FILE"
     return data
@@ -76,7 +86,8 @@ def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
         return "unset"
     if name == "data_dir":
         return "DATA"
-    if name == "nodes":  # may tell who takes part
+    # Names of nodes may tell who takes part, so the page has only their number.
+    if name == "nodes":
         return f"{len(config.node_names)} names"
     if name in settings_with("path"):
         return Path(str(value)).name
@@ -94,15 +105,22 @@ def _changed(facts: RunFacts) -> dict[str, Any]:
     """
     config = facts.config
     baseline = facts.baseline
-    base = None
-    specs = [s for s in dataclasses.fields(config) if "group" in s.metadata]
     if baseline is not None:
+        base = None
         specs = [*baseline.settings_read(), *settings_of("node_sizes")]
     else:
+        # The command gives the noise multiplier, and that unsets a recipe's target
+        # epsilon. So a run's own target is written even if it is the recipe's.
         base = dataclasses.replace(recipe(_recipe_name(config)), target_epsilon=None)
-    values = {spec.name: getattr(config, spec.name) for spec in specs}
-    defaults = {s.name: (getattr(base, s.name, s.default), None) for s in specs}
-    return {name: v for name, v in values.items() if v not in defaults[name]}
+        specs = [s for s in dataclasses.fields(config) if "group" in s.metadata]
+    changed: dict[str, Any] = {}
+    for spec in specs:
+        value = getattr(config, spec.name)
+        default = getattr(base, spec.name, spec.default)
+        # What is unset now cannot be set by a flag.
+        if value is not None and value != default:
+            changed[spec.name] = value
+    return changed
 
 
 def _recipe_name(config: ResolvedConfig) -> str:
@@ -125,16 +143,17 @@ def train_command(facts: RunFacts) -> str:
         words = ["fedgs", "train", "--recipe", _recipe_name(config)]
     else:
         words = [*facts.baseline.command()]
-    changed = _changed(facts)
-    for name, value in changed.items():
+    with_flags = {spec.name for spec in settings_of()}
+    own: list[str] = []
+    for name, value in _changed(facts).items():
+        # Numbers keep all of their digits; `_shown` would round them.
         if isinstance(value, str):
-            changed[name] = _shown(config, name, value)
-    typed = {spec.name for spec in settings_of()}
-    own = [f"{n} = {json.dumps(changed.pop(n))}" for n in [*changed] if n not in typed]
+            value = _shown(config, name, value)
+        if name in with_flags:
+            words += flag_words(name, value)
+        else:
+            own.append(f"{name} = {json.dumps(value)}")
+    command = shlex.join(words)
     if own:
-        table = f"  # in a TOML file: [{config.method!r}] {', '.join(own)}"
-    else:
-        table = ""
-    for name, value in changed.items():
-        words += flag_words(name, value)
-    return shlex.join(words) + table
+        command += f"  # in a TOML file: [{config.method!r}] {', '.join(own)}"
+    return command

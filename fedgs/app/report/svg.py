@@ -9,7 +9,9 @@ from typing import Any
 from fedgs.app.report.words import number
 from fedgs.errors import imported
 
-WIDTH, HEIGHT, LEGEND = 3.5, 2.2, 0.17  # inches; the last for a line of the legend
+WIDTH = 3.5  # inches
+HEIGHT = 2.2
+LEGEND = 0.17  # of one line of the legend
 WIDEST_NAME = 55  # letters, of a line of the legend
 DASHES = ("-", "--", ":", "-.")
 Points = Sequence[tuple[float, float]]
@@ -56,11 +58,14 @@ class Curve:
     @property
     def description(self) -> str:
         """The text alternative of the drawing."""
-        parts = [
-            f"{line.name}: {number(y0)} at round {x0:g}, {number(y1)} at round {x1:g}"
-            for line in self.lines
-            for (x0, y0), (x1, y1) in [(line.points[0], line.points[-1])]
-        ]
+        parts = []
+        for line in self.lines:
+            first_round, first = line.points[0]
+            last_round, last = line.points[-1]
+            parts.append(
+                f"{line.name}: {number(first)} at round {first_round:g}, "
+                f"{number(last)} at round {last_round:g}"
+            )
         return f"{self.title}. {'; '.join(parts)}."
 
 
@@ -76,7 +81,9 @@ def draw(curve: Curve) -> bytes:
     from matplotlib.figure import Figure
 
     style: dict[Any, Any] = {  # keys are matplotlib's
+        # Words stay words, which a reader can select and a screen reader can read.
         "svg.fonttype": "none",
+        # Without a salt matplotlib names the elements at random in each drawing.
         "svg.hashsalt": curve.title,
         "font.size": 8,
         "axes.spines.top": False,
@@ -85,23 +92,36 @@ def draw(curve: Curve) -> bytes:
     labels = [textwrap.fill(line.label, WIDEST_NAME) for line in curve.lines]
     height = HEIGHT + LEGEND * sum(1 + label.count("\n") for label in labels)
     with matplotlib.rc_context(style):
+        # Not by pyplot, which would look for a display and keep every figure.
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         _plot(figure.subplots(), curve, labels)
         figure.legend(loc="outside lower left", frameon=False)
         content = io.BytesIO()
+        # Without a date, the same numbers give the same file.
         figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
     return content.getvalue()
 
 
 def _plot(axes: Any, curve: Curve, labels: Sequence[str]) -> None:
     for line, label in zip(curve.lines, labels, strict=True):
+        # A line of one point would be invisible.
+        marker = None
         if len(line.points) < 3:
             marker = "o"
-        else:
-            marker = None
-        dashes = DASHES[line.place % len(DASHES)]
-        how = {"color": f"C{line.place}", "marker": marker, "label": label}
-        axes.plot(*zip(*line.points, strict=True), dashes, linewidth=1.6, **how)
+        # Dashes as well as colours, for readers who cannot tell the colours apart.
+        rounds = [x for x, _ in line.points]
+        values = [y for _, y in line.points]
+        axes.plot(
+            rounds,
+            values,
+            DASHES[line.place % len(DASHES)],
+            color=f"C{line.place}",
+            linewidth=1.6,
+            marker=marker,
+            label=label,
+        )
+    # On a linear axis a line ten times below another looks like zero. Otherwise the
+    # axis begins at 0, so that heights can be compared.
     tops = [max(y for _, y in line.points) for line in curve.lines]
     if min(tops) > 0 and max(tops) > 10 * min(tops):
         axes.set_yscale("log")

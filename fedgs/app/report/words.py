@@ -11,15 +11,22 @@ from fedgs.privacy.rounding import upper
 
 def stated(value: float | None) -> str:
     """Returns an epsilon with its name."""
-    return f"ε {'' if value is None else '= '}{upper(value)}"
+    if value is None:
+        return f"ε {upper(value)}"
+    return f"ε = {upper(value)}"
 
 
 def number(value: float) -> str:
     """Returns a number for the reader, at least three digits."""
-    if value == 0 or 0.001 <= abs(value) < 1e6:
-        digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
-        return f"{value:.{digits}f}"
-    return f"{value:.3g}"
+    size = abs(value)
+    is_readable = value == 0 or 0.001 <= size < 1e6
+    if not is_readable:
+        return f"{value:.3g}"
+    if size < 10:
+        return f"{value:.3f}"
+    if size < 100:
+        return f"{value:.2f}"
+    return f"{value:.1f}"
 
 
 def num_bytes(value: float) -> str:
@@ -32,6 +39,7 @@ def num_bytes(value: float) -> str:
 
 def badge(text: str, kind: str) -> Markup:
     """Returns a few words in the colour of their kind: good, unsure or bad."""
+    # `Markup.format` escapes its arguments: the words may come from a run's files.
     return Markup('<span class="badge {}">{}</span>').format(kind, text)
 
 
@@ -45,10 +53,13 @@ def reading(epsilon: float | None, conditions: Iterable[str]) -> tuple[str, str]
         conditions: that it stands under.
     """
     text, kind = _worth(epsilon)
+    # A small epsilon under an assumption that may fail must not look good.
     for mark in (EXCLUDED, *CAVEATS):
         if any(mark in condition for condition in conditions):
-            text = f"{text}; {mark.partition(':')[0]}"
-            kind = "bad" if kind == "bad" else "unsure"
+            caveat = mark.partition(":")[0]
+            text = f"{text}; {caveat}"
+            if kind == "good":
+                kind = "unsure"
     return text, kind
 
 
