@@ -33,7 +33,8 @@ class Store:
             UserError: the file cannot be read, or is no file of cells.
         """
         known = read_json_lines(path)
-        if wrong := [line for line in known if "cell" not in line]:
+        wrong = [line for line in known if "cell" not in line]
+        if wrong:
             raise UserError(f"{path}: no line of a cell: {wrong[0]}; restore the file")
         self.path = path
         self.lines = {str(line["cell"]): line for line in known}
@@ -63,7 +64,7 @@ def each(work: Mapping[str, Callable[[], object]]) -> dict[str, str]:
     Raises:
         Exit: stopped by the user; the same command goes on.
     """
-    failed = dict[str, str]()
+    failed: dict[str, str] = {}
     for name, work_of_cell in work.items():
         try:
             with exit_if_stopped("continue with the same command"):
@@ -71,6 +72,7 @@ def each(work: Mapping[str, Callable[[], object]]) -> dict[str, str]:
         except Exit:
             raise
         except Exception as error:
+            # One cell must not cost the others, whatever is wrong with it.
             say(f"{name}: {error!r}", is_error=True)
             failed[name] = str(error) or repr(error)
     return failed

@@ -126,8 +126,8 @@ class BaselineRun:
         default = self.method.Settings()
         for spec in dataclasses.fields(self.settings):
             value = getattr(self.settings, spec.name)
-            # Settings without a help text have no flag.
-            if "help" in spec.metadata and value != getattr(default, spec.name):
+            has_flag = "help" in spec.metadata
+            if has_flag and value != getattr(default, spec.name):
                 words += flag_words(spec.name, value)
         return words
 
@@ -293,11 +293,13 @@ def new_run(name: str, given: Mapping[str, Any]) -> tuple[BaselineRun, Federated
     check_device(resolved)
     data = capped(data, request.max_images_per_user, resolved.seed)
     facts = facts_of(data, request.max_images_per_user)
+    # The noise needs the number of records, so it is found after the data are loaded.
     if request.target_epsilon is not None:
         own = method.calibrated(own, facts, request.target_epsilon, resolved.delta)
     training = method(own, resolved, data)  # refuses what it cannot train
     resolved = dataclasses.replace(resolved, num_rounds=training.num_steps)
-    content = {  # for `open_run`
+    # What `open_run` reads; the ledger binds it.
+    content = {
         "name": name,
         "title": method.title,
         "settings": dataclasses.asdict(own),
@@ -381,14 +383,17 @@ def capped(data: FederatedImages, cap: int | None, seed: int) -> FederatedImages
     if cap is None:
         return data
 
+    key = str(seed).encode()
+
+    def hash_of(row: int) -> bytes:
+        return hashlib.sha256(key + data.images[row].tobytes()).digest()
+
     def kept(records: NDArray[np.int64]) -> NDArray[np.int64]:
         if len(records) <= cap:
             return records
-        key = str(seed).encode()
-        hashes = [
-            hashlib.sha256(key + data.images[row].tobytes()).digest() for row in records
-        ]
+        hashes = [hash_of(row) for row in records]
         order = sorted(range(len(records)), key=hashes.__getitem__)
+        # In their old order: which of them are first tells nothing of the hashes.
         return records[np.sort(order[:cap])]
 
     records = tuple(kept(own) for own in data.client_records)

@@ -66,9 +66,11 @@ def log_moments(distances: Floats, rate: float, orders: Floats = ORDERS) -> Floa
     rows: list[Floats] = []
     for order in orders:
         k = np.arange(order + 2)
-        chances = cast(Any, binom).logpmf(k, order + 1, rate)
+        log_chances = cast(Any, binom).logpmf(k, order + 1, rate)
         exponents = np.outer(distances**2, k * (k - 1) / 2)
-        rows.append(np.asarray(logsumexp(chances + exponents, axis=1)))
+        # In logarithms, because e^(k^2 d^2 / 2) overflows for a small noise.
+        log_mean = logsumexp(log_chances + exponents, axis=1)
+        rows.append(np.asarray(log_mean))
     return np.stack(rows)
 
 
@@ -89,7 +91,8 @@ def step_cost(moments: Floats, total_steps: int) -> Floats:
     top = scaled.max(axis=1, keepdims=True)
     shares = np.exp(scaled - top)  # at most 1: no overflow
     quantile = float(cast(Any, t).isf(FAILURE, count - 1))
-    bound = shares.mean(axis=1) + quantile * shares.std(axis=1) / math.sqrt(count - 1)
+    error = shares.std(axis=1) / math.sqrt(count - 1)
+    bound = shares.mean(axis=1) + quantile * error
     return (top[:, 0] + np.log(bound)) / total_steps
 
 
@@ -103,10 +106,12 @@ def bayesian_epsilon(costs: Floats, num_steps: int, delta: float) -> float:
         num_steps: how many there were, an estimate in each.
         delta: of the outcomes and the records together.
     """
+    # The minimum looks at every estimate, so each may be the one that fails.
     room = delta - num_steps * len(ORDERS) * FAILURE
     if room <= 0:
         return math.inf
-    return max(0.0, float(((costs - math.log(room)) / ORDERS).min()))
+    by_order = (costs - math.log(room)) / ORDERS
+    return max(0.0, float(by_order.min()))
 
 
 def published_epsilon(costs: Floats, num_calls: int, delta: float) -> float:
@@ -118,4 +123,5 @@ def published_epsilon(costs: Floats, num_calls: int, delta: float) -> float:
     room = delta - (1 - confidence)
     if room <= 0:
         return math.inf
-    return float(((costs - math.log(room)) / ORDERS).min())
+    by_order = (costs - math.log(room)) / ORDERS
+    return float(by_order.min())

@@ -402,6 +402,7 @@ class AutoencoderDPMerf(CentralDPMerf[AutoencoderDPMerfSettings]):
         dp_sgd.set_grads(self.private, released / (rate * count))
         self.private_optimizer.step()
         self.private_optimizer.zero_grad(set_to_none=True)
+        # Images are decoded as DP-SGD learned it, whatever the fit does later.
         self.net.decoder.load_state_dict(self.autoencoder.decoder.state_dict())
         return dp_sgd.event(rate, settings.encoder_noise, what="autoencoder")
 
@@ -437,6 +438,7 @@ class AutoencoderDPMerf(CentralDPMerf[AutoencoderDPMerfSettings]):
         def first(noise: float) -> PoissonReleases:
             return PoissonReleases(rate, noise, settings.autoencoder_steps)
 
+        # Two noises and one target: the autoencoder's is found by its share alone.
         share = AUTOENCODER_SHARE * target_epsilon
         encoder = smallest_noise(lambda noise: [first(noise)], share, delta)
         sigma = smallest_noise(

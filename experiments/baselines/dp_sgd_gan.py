@@ -187,6 +187,7 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
             return F.softplus(self.discriminator(fakes[at], fake_labels[at]))
 
         real = dp_sgd.clipped_sum(self.discriminator, self.real_losses, rows, clip)
+        # Clipped alike, although they need it not: else fakes would outweigh images.
         every = torch.arange(len(fakes))
         fake = dp_sgd.clipped_sum(self.discriminator, fake_losses, every, clip)
         source = dp_sgd.noise_source(config, index)

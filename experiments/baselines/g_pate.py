@@ -130,6 +130,7 @@ class GPate(PateBaseline[GPateSettings]):
         counts: list[Tensor] = []
         for grads in self.ask(_improvement, images, labels):
             projected = torch.einsum("nbp,bkp->nbk", grads.flatten(2), projections)
+            # One vote of each teacher for every coordinate of every fake.
             bins = bin_of(projected, settings.gradient_bound, settings.num_bins)
             counts.append(F.one_hot(bins, settings.num_bins).sum(0))
         return torch.stack(counts).sum(0).cpu().numpy()
@@ -250,6 +251,7 @@ def bin_of(values: Tensor, bound: float, num_bins: int) -> Tensor:
 
     Values beyond the ends are in the outermost bins; what is no number votes for 0.
     """
+    # Every teacher has to vote: a vote that is missing would tell of its data.
     values = torch.nan_to_num(values, nan=0.0).clamp(-bound, bound)
     return ((values + bound) * (num_bins / (2 * bound))).long().clamp(max=num_bins - 1)
 

@@ -88,10 +88,12 @@ def train(
     last = training.num_steps
     with closing(folder.ledger(BaselineLedger)) as ledger:
         session = _Session(folder, training, ledger, report)
+        # Without a target a step that is repeated simply counts twice.
         if target_epsilon is not None:
             _refuse_repeats(session, target_epsilon)
         for index in range(session.round, last):
             report(session.step(index))
+            # After the last step there is nothing to stop: the run is complete.
             is_stopped = stop.is_set() and session.round < last
             if is_stopped or session.is_due or session.is_picture_due:
                 session.commit()
@@ -188,6 +190,7 @@ class _Session(Session):
         """Commits, removes what the checkpoint before needed, draws what is due."""
         is_new = self.round > self.committed
         super().commit()
+        # Only now, for until the commit the checkpoint before counts.
         for round in state_rounds(self._states):
             if round < self.round:
                 state_path(self._states, round).unlink()
@@ -210,6 +213,7 @@ def _refuse_repeats(session: _Session, target_epsilon: float) -> None:
         UserError: there is none.
     """
     done = session.round
+    # Are there lines of the ledger that no checkpoint has?
     if max(session.attempts, default=0) <= done:
         return
     problem = (

@@ -84,7 +84,9 @@ def pure_delta(epsilon_0: float, num_queries: int, epsilon: float) -> float:
     flips = np.arange(highest + 1)
     loss = (num_queries - 2 * flips) * epsilon_0
     log_weights = cast(Any, binom).logpmf(flips, num_queries, expit(-epsilon_0))
-    return float(np.exp(log_weights) @ -np.expm1(np.minimum(0.0, epsilon - loss)))
+    # expm1 is accurate where the loss is hardly above epsilon.
+    excess = -np.expm1(np.minimum(0.0, epsilon - loss))
+    return float(np.exp(log_weights) @ excess)
 
 
 def pure_epsilon(epsilon_0: float, num_queries: int, delta: float) -> float:
@@ -177,9 +179,12 @@ def log_pr_not_plurality(counts: npt.NDArray[Any], noise_std: float) -> Floats:
     """
     ordered = np.sort(counts, axis=1)
     gaps = ordered[:, -1:] - ordered[:, :-1]
+    # The difference of two noisy counts has sqrt 2 times the noise of one.
     beaten = log_ndtr(-gaps / (math.sqrt(2) * noise_std))
     log_q = np.asarray(logsumexp(beaten, axis=1), np.float64)
-    return np.minimum(log_q, math.log1p(-1 / counts.shape[1]))
+    # The plurality is answered at least as often as any other bin.
+    largest = math.log1p(-1 / counts.shape[1])
+    return np.minimum(log_q, largest)
 
 
 def gnmax_rdp(log_q: Floats, noise_std: float) -> Floats:
@@ -206,6 +211,7 @@ def gnmax_rdp(log_q: Floats, noise_std: float) -> Floats:
         factors = np.log(order_1 / (order_1 - 1)) + np.log(order_2 / (order_2 - 1))
         applies = (order_1 > orders) & (order_2 > 1) & (-log_q > rdp_2)
         applies &= log_q <= (order_2 - 1) * rdp_2 - order_2 * factors
+        # Theorem 6, with A and B by their logarithms.
         log_p = log_one_minus_exp(log_q)
         below = log_one_minus_exp((log_q + rdp_2) * (1 - 1 / order_2))
         log_a = (orders - 1) * (log_p - below)
@@ -228,7 +234,8 @@ def rdp_epsilon(rdp: Floats, delta: float) -> float:
 
     Source: Mironov, "Renyi differential privacy", CSF 2017, Proposition 3.
     """
-    return float((rdp - math.log(delta) / (GNMAX_ORDERS - 1)).min())
+    by_order = rdp - math.log(delta) / (GNMAX_ORDERS - 1)
+    return float(by_order.min())
 
 
 def laplace_moments(
@@ -274,4 +281,6 @@ def moments_epsilon(moments: Floats, delta: float) -> float:
 
     Source: Abadi et al., "Deep learning with differential privacy", 2016, Theorem 2.
     """
-    return float(((moments - math.log(delta)) / np.arange(1.0, NUM_MOMENTS + 1)).min())
+    orders = np.arange(1.0, NUM_MOMENTS + 1)
+    by_order = (moments - math.log(delta)) / orders
+    return float(by_order.min())

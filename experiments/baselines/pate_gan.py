@@ -134,6 +134,7 @@ class PateGan(PateBaseline[PateGanSettings]):
         for step in range(index * steps, (index + 1) * steps):
             images, labels = self.fakes(stream(self.seed, "labelled", step), count)
             asked.append(self._votes(images, labels))
+            # The only thing that leaves the teachers, and it is noisy.
             answers = torch.from_numpy(self._release(step, asked[-1])).to(images)
             scores = self.student(images, labels)
             loss = F.binary_cross_entropy_with_logits(scores, answers)
@@ -162,6 +163,7 @@ class PateGan(PateBaseline[PateGanSettings]):
 
     def _event(self, ones: npt.NDArray[np.int64]) -> dict[str, Any]:
         settings = self.settings
+        # Sums over queries: a label by itself costs no line.
         event: dict[str, Any] = {
             "kind": LAPLACE_VOTES,
             "num_queries": len(ones),
@@ -297,6 +299,7 @@ def _epsilon(events: Sequence[StepEvent], moved: float, delta: float) -> float:
     if not events:
         return 0.0
     scales = {event["noise_scale"] for event in events}
+    # Composition is optimal for queries of one epsilon alone.
     if len(scales) > 1:
         raise ValueError("the releases of a run have one noise scale")
     queries = sum(event["num_queries"] for event in events)

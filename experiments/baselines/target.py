@@ -12,8 +12,18 @@ from fedgs.config.method_settings import settings_of
 from fedgs.errors import reject
 
 # Groups and names of the settings of `RunConfig` that a baseline's run has as well.
-SHARED_SETTINGS = ("Data", "Model", "num_clients", "delta", "adversary")
-SHARED_SETTINGS += ("noise_seed", "output", "seed", "device", "precision")
+SHARED_SETTINGS = (
+    "Data",
+    "Model",
+    "num_clients",
+    "delta",
+    "adversary",
+    "noise_seed",
+    "output",
+    "seed",
+    "device",
+    "precision",
+)
 
 
 def settings_read(method: Any) -> list[Field[Any]]:

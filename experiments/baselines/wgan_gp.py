@@ -93,11 +93,13 @@ class WganGp(Baseline[WganGpSettings]):
         fakes, labels = self.fakes(rng, self.config.discriminator_steps * size)
         z, asked = self.latents(rng, size)
         images = self.net(z, asked)
+        # The discriminator sees real images of the fakes' labels, as clients do.
         labels_drawn = labels.cpu().numpy()
         draws = Draws(self.config, self.everything, "wgan-gp", index, labels_drawn)
         stack = self.discriminator
         only = torch.zeros(1, dtype=torch.int64, device=self.config.device)
         train_discriminators(self.config, stack, only, draws, fakes, labels)
+        # As in GS-WGAN the generator gets gradients of its images, here without noise.
         grads = stack.query(only, images.detach(), asked)[0]
         jacobian_step(self.optimizer, images, grads / len(images))
         update_ema(self.average, self.net, index, self.settings.ema_decay)

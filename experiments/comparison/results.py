@@ -116,10 +116,12 @@ def _accuracy(row: Row) -> str:
 
 
 def _thirteen(row: Row) -> str:
-    judged = [line for line in row.done if line["accuracy_mean_of_13"] is not None]
     text = _number(row.mean("accuracy_mean_of_13"), ".3f")
-    counts = {line["num_synthetic"] for line in judged} - {NUM_SAMPLES}
-    return text + "".join(f" ({count:,})" for count in counts)
+    judged = [line for line in row.done if line["accuracy_mean_of_13"] is not None]
+    counts = {line["num_synthetic"] for line in judged}
+    for count in counts - {NUM_SAMPLES}:  # of fewer samples than the others
+        text += f" ({count:,})"
+    return text
 
 
 def _epsilons(line: Line, kind: str) -> str:
@@ -234,8 +236,11 @@ def _records(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.unit != "record" or not row.done or row.asked is None:
             continue
-        same = [r for r in rows if (r.data, r.asked) == (row.data, row.asked)]
-        own = [r.accuracy for r in same if r.is_own]
+        own: list[float] = []
+        for other in rows:
+            is_alike = (other.data, other.asked) == (row.data, row.asked)
+            if is_alike and other.is_own:
+                own.append(other.accuracy)
         if own and row.accuracy > max(own):
             found.append(
                 f"{row.data}, epsilon {row.asked:g}: {row.method} has "

@@ -68,6 +68,7 @@ class FigureRequest(TableRequest):
 def judged(cells: Cells, lines: Lines) -> dict[str, list[Line]]:
     """Returns the lines of what was computed, by what their seeds have in common."""
     rows: dict[str, list[Line]] = {}
+    # A folder may have lines of cells that figures.toml does not have any more.
     for name, line in lines.items():
         if "failed" not in line and line["method"] in cells.methods:
             rows.setdefault(name.rpartition("-seed")[0], []).append(line)
@@ -138,6 +139,7 @@ def figures(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     def chosen(lines: Lines) -> dict[str, list[Line]]:
         return {n: row for n, row in judged(cells, lines).items() if n in names}
 
+    # The page has all that is stored; printed is what this figure needs.
     lines = fill(
         cells,
         request,

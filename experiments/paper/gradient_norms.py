@@ -117,6 +117,7 @@ class ProbedNodes(LocalNodes):
         known = [norms for norms in measured if norms is not None]
         norms = torch.cat(known, dim=1)
         if norms.shape[1] > MOST_NORMS:
+            # Of no run's seed: the probe must change nothing of the training.
             rng = np.random.default_rng(request.round)
             norms = norms[:, rng.choice(norms.shape[1], MOST_NORMS, replace=False)]
         line = {
@@ -146,7 +147,7 @@ def probe(folder: RunFolder, stop: Stop) -> None:
     """
     data = load_data(folder.config)
     write_atomically(folder.path / WARNING_FILE, _WARNING_TEXT.encode())
-    (folder.path / NORMS_FILE).touch(mode=0o600)
+    (folder.path / NORMS_FILE).touch(mode=0o600)  # private data: for the owner alone
     torch.set_num_threads(1)
     with folder.locked(), ProbedNodes(folder, data) as nodes:
         train_nodes(folder, nodes, lambda metrics: None, stop)

@@ -99,6 +99,7 @@ def agrees(reference: str, ours: float) -> bool:
         return ours >= float(text)
     if sign:
         return ours <= float(text)
+    # Half a unit of the last digit that is printed, and a little for rounding.
     mantissa, _, power = text.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
     unit = 10.0 ** (int(power or 0) - decimals)
@@ -128,6 +129,7 @@ def results(numbers: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
         where: list[Setting] = []
         if "setting" in values:
             where.append(settings[values.pop("setting")])
+        # Some quantities have a figure that is no bound, and the bound beside it.
         dominating = None
         if quantity in NUMBERS:
             found = NUMBERS[quantity](*where, **values)
@@ -184,7 +186,9 @@ def _ratio(
         return epsilon(draws, setting.delta) - target
 
     found: Any = optimize
-    return math.exp(float(found.brentq(excess, -2.0, 5.0, xtol=2e-5)))
+    # In logarithms: the ratios of all rows lie between e^-2 and e^5.
+    log_ratio = found.brentq(excess, -2.0, 5.0, xtol=2e-5)
+    return math.exp(float(log_ratio))
 
 
 @lru_cache

@@ -101,10 +101,13 @@ def model_of(
     for release in releases:
         update = _UPDATES.get(release.method)
         if update is not None:
-            model = update(model, release.target.double(), release.noise_std.double())
+            target = release.target.double()
+            noise_std = release.noise_std.double()
+            model = update(model, target, noise_std)
         if release.shares is not None:
-            of_class = release.shares.double().view(-1, PARTS_OF_CLASS)
-            model = replace(model, shares=of_class / of_class.sum(1, keepdim=True))
+            shares = release.shares.double().view(-1, PARTS_OF_CLASS)
+            shares = shares / shares.sum(1, keepdim=True)  # of each part in its class
+            model = replace(model, shares=shares)
     return model
 
 
@@ -115,16 +118,21 @@ def in_parts(model: Model) -> Model:
     from its mean, and the variance (1 - 2 / pi) s^2. So all parts are expected to have
     one share and one covariance.
     """
-    scale = model.back.norm(dim=1)  # the rows of `back` are orthogonal
-    lengths, axes = torch.linalg.eigh(scale[:, None] * model.covariance * scale)
-    lengths = lengths[:, -SPLITS:].clamp_min(1e-9)
+    # In pixels a coordinate has the length of its row of `back`: rows are orthogonal.
+    scale = model.back.norm(dim=1)
+    in_pixels = scale[:, None] * model.covariance * scale
+    variances, axes = torch.linalg.eigh(in_pixels)  # upwards: the last are the longest
+    variances = variances[:, -SPLITS:].clamp_min(1e-9)
     axes = axes[:, :, -SPLITS:]
     # An axis may point either way: the same one wherever a run is resumed.
-    axes = axes * axes.gather(1, axes.abs().argmax(1, keepdim=True)).sign()
+    largest = axes.abs().argmax(1, keepdim=True)
+    axes = axes * axes.gather(1, largest).sign()
     split = scale[:, None] * axes  # coordinates to lengths along these axes
-    moved = model.covariance @ split / lengths[:, None].sqrt()  # by one length each
+    # How far a coordinate moves with one length along each axis.
+    moved = model.covariance @ split / variances[:, None].sqrt()
+    # On which side of each axis a part lies; the first bit of its number is lowest.
     sides = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=SPLITS)))
-    sides = sides.flip(1).double() * math.sqrt(2 / math.pi)  # the first bit is lowest
+    sides = sides.flip(1).double() * math.sqrt(2 / math.pi)
     shift = torch.einsum("ks,cps->ckp", sides, moved).flatten(0, 1)
     covariance = model.covariance - 2 / math.pi * moved @ moved.mT
     return replace(
@@ -152,21 +160,39 @@ def start_of(config: MomentConfig, images: Tensor, labels: Labels) -> Model:
     parts = images.split(IMAGES_AT_ONCE)
     low = torch.cat([low_frequencies(part / 255, size) for part in parts]).double()
     overall = low.mean(0)
-    lengths, axes = torch.linalg.eigh(torch.cov(low.T, correction=0))
-    # eigh sorts upwards; the longest are wanted.
-    lengths = lengths.flip(0)[:count]
-    axes = axes.flip(1)[:, :count]
+    variances, axes = _longest(torch.cov(low.T, correction=0), count)
     # How long an axis is of other images, a short one above all, is only roughly this.
-    scale = (lengths + lengths.mean()).clamp_min(1e-9).sqrt()
+    scale = (variances + variances.mean()).clamp_min(1e-9).sqrt()
     to_axes = axes / scale
     back = (axes * scale).T
-    along = [(low @ to_axes)[labels == c] for c in range(config.num_classes)]
-    centre = torch.stack([own.mean(0) for own in along])
-    covariance = torch.stack([torch.cov(own.T, correction=0) for own in along])
-    # Beside the axes, all classes are alike.
-    mean = overall + (centre - overall @ to_axes) @ back
-    covariance = covariance.view(-1, count, count)
-    return Model(mean, to_axes, back, centre, covariance, is_public=True)
+    coordinates = low @ to_axes
+    of_classes = [coordinates[labels == c] for c in range(config.num_classes)]
+    centre = torch.stack([own.mean(0) for own in of_classes])
+    covariance = torch.stack([torch.cov(own.T, correction=0) for own in of_classes])
+    return Model(
+        mean=_alike_beside_the_axes(overall, centre, to_axes, back),
+        axes=to_axes,
+        back=back,
+        centre=centre,
+        covariance=covariance.view(-1, count, count),
+        is_public=True,
+    )
+
+
+def _longest(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Returns the largest eigenvalues of a covariance, and their axes as columns."""
+    variances, axes = torch.linalg.eigh(matrix)  # upwards
+    return variances.flip(0)[:count], axes.flip(1)[:, :count]
+
+
+def _alike_beside_the_axes(
+    overall: Tensor, centre: Tensor, to_axes: Tensor, back: Tensor
+) -> Tensor:
+    """Returns means of classes that differ along the axes alone: (classes, d).
+
+    Beside the axes there is more noise than signal.
+    """
+    return overall + (centre - overall @ to_axes) @ back
 
 
 def _blank(config: MomentConfig) -> Model:
@@ -205,64 +231,77 @@ def _with_scatter(model: Model, target: Tensor, noise: Tensor) -> Model:
     size, most = model.axes.shape
     within = symmetric(target, size)[0]
     overall = model.mean.mean(0)
+    # All images vary within their classes, and as the classes lie apart.
     apart = model.mean - overall
-    lengths, axes = torch.linalg.eigh(within + apart.T @ apart / len(apart))
-    lengths = lengths.flip(0)[:most]
-    axes = axes.flip(1)[:, :most]
+    variances, axes = _longest(within + apart.T @ apart / len(apart), most)
     # Noise of standard deviation s / sqrt(2) off the diagonal has eigenvalues up to
     # this radius r, and moves an eigenvalue l that is larger to l + r^2 / 4 l.
     radius = float(noise) * math.sqrt(2 * size)
-    count = max(1, int((lengths > max(STANDS_OUT * radius, 1e-9)).sum()))
-    lengths = lengths[:count]
+    stand_out = variances > max(STANDS_OUT * radius, 1e-9)
+    count = max(1, int(stand_out.sum()))
+    variances = variances[:count]
     axes = axes[:, :count]
-    lengths = (lengths + (lengths**2 - radius**2).clamp_min(0).sqrt()) / 2
-    scale = lengths.clamp_min(1e-9).sqrt()
+    # Takes back what noise added to them.
+    variances = (variances + (variances**2 - radius**2).clamp_min(0).sqrt()) / 2
+    scale = variances.clamp_min(1e-9).sqrt()
     to_axes = torch.zeros_like(model.axes)
     back = torch.zeros_like(model.back)
     to_axes[:, :count] = axes / scale
     back[:count] = (axes * scale).T
     centre = model.mean @ to_axes
-    # Beside the axes, where there is more noise than signal, all classes are alike.
-    mean = overall + (centre - overall @ to_axes) @ back
-    covariance = (to_axes.T @ within @ to_axes).expand(len(mean), -1, -1)
-    return Model(mean, to_axes, back, centre, covariance)
+    # So far, all classes have the covariance within them.
+    covariance = to_axes.T @ within @ to_axes
+    return Model(
+        mean=_alike_beside_the_axes(overall, centre, to_axes, back),
+        axes=to_axes,
+        back=back,
+        centre=centre,
+        covariance=covariance.expand(len(centre), -1, -1),
+    )
 
 
 def _with_moments(model: Model, target: Tensor, noise: Tensor) -> Model:
     """Adds what was left of each class' mean and covariance, as far as believed."""
     axes = model.axes.shape[1]
+    count = int((model.axes != 0).any(0).sum())  # the other axes have noise only
     # Targets are the means of r and QUADRATIC_WEIGHT r r^T, with r = x - centre.
-    count = int((model.axes != 0).any(0).sum())  # the others have noise only
-    shift = torch.zeros_like(model.centre)
-    left = target[:, :count]
-    variance = noise.square()[:, None]
-    shift[:, :count] = left * belief(left, variance)
+    first = target[:, :count]
     second = symmetric(target[:, axes:], axes) / QUADRATIC_WEIGHT
-    second = second - shift[:, :, None] * shift[:, None, :] - model.covariance
-    second = second[:, :count, :count]
+    variance = noise.square()[:, None]  # of the noise in a mean of r
+    shift = torch.zeros_like(model.centre)
+    shift[:, :count] = first * belief(first, variance)
+    # What the covariances so far do not explain of the second moments.
+    left = second - shift[:, :, None] * shift[:, None, :] - model.covariance
+    left = left[:, :count, :count]
     # The classes' common part has less noise than what makes them differ.
-    common = second.mean(0)
-    own = second - common
-    variance = variance / QUADRATIC_WEIGHT**2 / 2
+    common = left.mean(0)
+    own = left - common
+    variance = variance / QUADRATIC_WEIGHT**2 / 2  # of the noise in a product
     if model.is_public:  # else it also takes away the noise of the scatter before
-        common = common * belief(common, variance.mean(0) / len(second))
+        common = common * belief(common, variance.mean(0) / len(left))
+    # Covariances of short axes are mostly noise: each band of axes has its own belief.
     band = torch.arange(count) // BELIEVED_ALIKE
     band = torch.maximum(band[:, None], band[None, :])
     for number in range(int(band.max()) + 1):
-        own[:, band == number] *= belief(own[:, band == number], variance)
+        is_in_band = band == number
+        own[:, is_in_band] *= belief(own[:, is_in_band], variance)
     covariance = model.covariance.clone()
     covariance[:, :count, :count] += common + own
-    mean = model.mean + shift @ model.back
-    return replace(model, mean=mean, centre=model.centre + shift, covariance=covariance)
+    return replace(
+        model,
+        mean=model.mean + shift @ model.back,
+        centre=model.centre + shift,
+        covariance=covariance,
+    )
 
 
 def belief(values: Tensor, variance: Tensor) -> float:
     """Returns the share of the values' square that is not noise, in [0, 1]."""
     total = float(values.square().sum())
     expected = float(variance.expand_as(values).sum())
-    if total:
-        return max(0.0, 1 - expected / total)
-    return 0.0
+    if total == 0:
+        return 0.0
+    return max(0.0, 1 - expected / total)
 
 
 _UPDATES: dict[str, Callable[[Model, Tensor, Tensor], Model]] = {
@@ -293,17 +332,22 @@ def set_generator(config: MomentConfig, model: Model, *generators: Generator) ->
     Variances that noise made negative are 0.
     """
     variances, axes = torch.linalg.eigh(model.covariance)  # (classes, p), columns
-    factor = (axes * variances.clamp_min(0).sqrt()[:, None, :]).mT @ model.back
+    lengths = variances.clamp_min(0).sqrt()
+    factor = (axes * lengths[:, None, :]).mT @ model.back
     if config.num_parts > 1:
         factor[:, 0] = 0  # of the shortest axis: z_0 chooses the part
-    block = (config.image_channels, config.moment_size, config.moment_size)
-    # Before parts are known
+    # Before parts are known, all parts of a class are alike.
+    copies = 1
     if model.shares is None:
         copies = config.num_parts
-    else:
-        copies = 1
-    rows = model.mean.repeat_interleave(copies, 0), factor.repeat_interleave(copies, 0)
-    mean, factor = (from_dct(r.unflatten(-1, block), config.image_size) for r in rows)
+
+    def in_pixels(frequencies: Tensor) -> Tensor:
+        block = (config.image_channels, config.moment_size, config.moment_size)
+        repeated = frequencies.repeat_interleave(copies, 0)
+        return from_dct(repeated.unflatten(-1, block), config.image_size)
+
+    mean = in_pixels(model.mean)
+    factor = in_pixels(factor)
     for generator in generators:
         if not isinstance(generator, GeneratorGaussian):
             raise TypeError("moments determine no other generator")

@@ -33,7 +33,14 @@ NEEDED = {  # package: the metrics that need it
 }
 
 FULL = Sizes()
-FAST = Sizes(2_000, 10_000, 2_000, 2_000, (10, 100, 1000), 60)
+FAST = Sizes(
+    synthetic=2_000,
+    real=10_000,
+    test=2_000,
+    neighbours=2_000,
+    num_labels=(10, 100, 1000),
+    num_steps=60,
+)
 
 
 def evaluate(request: EvaluationRequest, as_json: bool) -> dict[str, Any]:
@@ -48,20 +55,24 @@ def evaluate(request: EvaluationRequest, as_json: bool) -> dict[str, Any]:
     """
     check(request)
     request = with_data(request)
+    sizes = _sizes(request)
     started = time.monotonic()
     try:
         with Progress() as progress:
             request, real, synthetic = _load(request, progress)
+            # Scoring takes up to hours, so a full or read-only disk is found first.
             evaluation_report.check_writable(request)
-            sizes = FAST if request.fast else FULL
             scoring = Scoring(request, sizes, real, synthetic, progress)
             result = scoring.result()
     except KeyboardInterrupt as error:
+        # Networks and classifiers are in the cache as soon as each is trained.
         print("stopped; continue with the same command", file=sys.stderr)
         raise typer.Exit(1) from error
+    # A run that trains on can be evaluated again. Its round tells the lines apart.
     if _is_run(request):
         result["round"] = RunFolder.open(request.source).last_round
     result["seconds"] = round(time.monotonic() - started, 1)
+    # A number that is not defined becomes null: NaN is no JSON.
     result = without_nan(result)
     evaluation_report.write(request, result, real, synthetic)
     evaluation_report.show(request, result, as_json)
@@ -80,11 +91,13 @@ def check(request: EvaluationRequest) -> None:
     if request.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device = 'cuda': no GPU is available; give --device cpu")
     for package, metrics in NEEDED.items():
+        # Looked for and not imported, which would take seconds for each of them.
         if metrics & set(request.metrics) and find_spec(package) is None:
             raise UserError(
                 f"metrics: {package} is not installed; run "
                 "`pip install 'fedgs[eval,report]'`"
             )
+    # Called for its error alone: weights that are there may be broken.
     inception.find_weights()
 
 
@@ -108,6 +121,12 @@ def _is_run(request: EvaluationRequest) -> bool:
     return not is_file and request.source not in images.YARDSTICKS
 
 
+def _sizes(request: EvaluationRequest) -> Sizes:
+    if request.fast:
+        return FAST
+    return FULL
+
+
 def _load(
     request: EvaluationRequest, progress: Progress
 ) -> tuple[EvaluationRequest, RealImages, LabelledImages]:
@@ -116,10 +135,11 @@ def _load(
     folder = None
     synthetic = None
     config = RunConfig()
+    # A file or a run has images of one shape already, and the real ones must be read in
+    # that shape. For a yardstick the user's flags decide.
     if path.suffix == ".npz":
         synthetic = images.read_npz(path)
-        channels, side = synthetic.images.shape[1:3]
-        config = dataclasses.replace(config, image_channels=channels, image_size=side)
+        config = _with_shape(config, synthetic)
         _check_shape(request, config)
     elif _is_run(request):
         folder = RunFolder.open(path)
@@ -133,19 +153,22 @@ def _load(
             f"image_size = {config.image_size}: give --image-size at least "
             f"{images.SMALLEST_SIDE}"
         )
-    sizes = FAST if request.fast else FULL
+    sizes = _sizes(request)
     seed = request.seed
     real = images.load_real(config, sizes.real, request.test)
-    channels, side = real.train.images.shape[1:3]
-    config = dataclasses.replace(config, image_channels=channels, image_size=side)
+    # The line of results records how the data were read, defaults included, so that
+    # scores are compared only with scores on the same images.
+    config = _with_shape(config, real.train)
     names = [name for name in (*READING, *SHAPE) if name != "data"]
-    request = dataclasses.replace(
-        request, reading={name: getattr(config, name) for name in names}
-    )
+    reading = {name: getattr(config, name) for name in names}
+    request = dataclasses.replace(request, reading=reading)
     if sizes.test is not None:
-        real = real._replace(test=real.test.subset(sizes.test, 0, "fast"))
+        # The seed is fixed: another part of the test images would give other scores.
+        part = real.test.subset(sizes.test, 0, "fast")
+        real = real._replace(test=part)
     count = request.count or sizes.synthetic
     if folder is not None:
+        # Drawing is slow on a CPU, so no more are drawn than a metric uses.
         count = request.count or min(count, _num_used(request, real))
         stage = progress.stage("images drawn:", "image")
         synthetic = images.draw_from_run(folder, count, seed, stage)
@@ -153,6 +176,12 @@ def _load(
         synthetic = images.yardstick(request.source, real, seed, count)
     images.check_labels(request.source, synthetic, real.num_classes)
     synthetic = synthetic.subset(count, seed, "synthetic")
+    _check_synthetic(request, synthetic)
+    return request, real, synthetic
+
+
+def _check_synthetic(request: EvaluationRequest, synthetic: LabelledImages) -> None:
+    """Refuses images of which the metrics that are asked for cannot be computed."""
     _check_count(request.source, len(synthetic.labels))
     classes = np.unique(synthetic.labels)
     if len(classes) < 2 and set(request.metrics) != {"images"}:
@@ -160,7 +189,12 @@ def _load(
             f"{request.source}: one class only (label {classes[0]}), classifiers need "
             "two; give --metrics images"
         )
-    return request, real, synthetic
+
+
+def _with_shape(config: RunConfig, part: LabelledImages) -> RunConfig:
+    """Returns the settings with the shape that images have."""
+    _, channels, side, _ = part.images.shape
+    return dataclasses.replace(config, image_channels=channels, image_size=side)
 
 
 def _check_shape(request: EvaluationRequest, source: RunConfig) -> None:
@@ -168,20 +202,25 @@ def _check_shape(request: EvaluationRequest, source: RunConfig) -> None:
     for name in SHAPE:
         value = getattr(source, name)
         given = request.reading.get(name, value)
-        reject(
-            {name: given if given != value else None},
-            f"{request.source} has {value}, and real images must be alike; give other "
-            "--data, or leave out",
-        )
+        if given != value:
+            reject(
+                {name: given},
+                f"{request.source} has {value}, and real images must be alike; give "
+                "other --data, or leave out",
+            )
 
 
 def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
     """Refuses to test on images of owners that the run may have trained on.
 
-    Of one fraction the images held out are a part of those of a larger one.
+    The images that a fraction holds out are a part of those that a larger one does.
     """
+    # Options after ? say how to read a source. The source itself decides whether the
+    # run may have seen its images.
     data = sources.with_absolute_path(request.data)
-    if data.partition("?")[0] != run.data.partition("?")[0]:
+    source, _, _ = data.partition("?")
+    own_source, _, _ = run.data.partition("?")
+    if source != own_source:
         return
     if run.test_fraction and data != run.data:
         raise UserError(
@@ -189,12 +228,15 @@ def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
             "would be held out; leave out --data"
         )
     fraction = request.reading.get("test_fraction", run.test_fraction)
+    # A smaller fraction is allowed, because it holds out fewer of the same images.
     if fraction > run.test_fraction:
         raise UserError(
             f"test_fraction = {fraction}: the run held out {run.test_fraction} of its "
             "clients' images and was trained on all others, so they cannot test it; "
             "leave out --test-fraction, give other --data, or train with it"
         )
+    # Owners are held out at random among all of them. If the images had other owners,
+    # the test would contain images of owners that the run was trained on.
     for name in {*settings_with("owners")} - {"data", "test_fraction"}:
         value = getattr(run, name)
         if run.test_fraction and request.reading.get(name, value) != value:
@@ -210,8 +252,9 @@ def reading_of(run: RunConfig, data: str) -> RunConfig:
 
     Of other data only the folder is taken from the run.
     """
-    is_same = sources.with_absolute_path(data) == run.data
-    names = [*SHAPE, "data_dir", *(READING if is_same else ())]
+    names = [*SHAPE, "data_dir"]
+    if sources.with_absolute_path(data) == run.data:
+        names += READING
     return RunConfig(**{name: getattr(run, name) for name in names})
 
 
@@ -221,8 +264,9 @@ def _num_used(request: EvaluationRequest, real: RealImages) -> int:
     Other metrics than the CNN's compare as many as there are real ones; it has its own
     number also where real ones are few.
     """
-    is_cnn = {*request.metrics} == {"cnn"}
-    return max(0 if is_cnn else len(real.train.labels), downstream.CNN_IMAGES)
+    if {*request.metrics} == {"cnn"}:
+        return downstream.CNN_IMAGES
+    return max(len(real.train.labels), downstream.CNN_IMAGES)
 
 
 def _check_count(what: str, count: int) -> None:

@@ -12,12 +12,14 @@ from fedgs.evaluation.classifiers import CLASSIFIERS
 
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 TABLE_1: dict[str, dict[str, list[str]]] = _TABLES["table1"]
-PUBLISHED = {  # data: trained on: classifier: accuracy
-    data: {
-        title: dict(zip(CLASSIFIERS, map(float, numbers.split()), strict=True))
-        for title, numbers in table.items()
-    }
-    for data, table in _TABLES["classifiers"].items()
-}
+# data: trained on: classifier: accuracy. The file has a line of numbers for each column
+# of the paper, in the order of `CLASSIFIERS`, so that it can be compared by eye.
+PUBLISHED: dict[str, dict[str, dict[str, float]]] = {}
+for _data, _table in _TABLES["classifiers"].items():
+    PUBLISHED[_data] = {}
+    for _title, _numbers in _table.items():
+        _accuracies = [float(number) for number in _numbers.split()]
+        _column = dict(zip(CLASSIFIERS, _accuracies, strict=True))
+        PUBLISHED[_data][_title] = _column
 TABLE_1["mnist-by-writer"] = TABLE_1["mnist"]  # the same images
 PUBLISHED["mnist-by-writer"] = PUBLISHED["mnist"]

@@ -30,6 +30,7 @@ def classifier_stage(
 ) -> Callable[[str, dict[str, Any] | None, bool], None]:
     """Returns what the classifiers call with each result."""
     stage = progress.stage(title)
+    # They are trained side by side and end in any order, so the results are counted.
     numbers = itertools.count(1)
 
     def report(name: str, result: dict[str, Any] | None, is_cached: bool) -> None:
@@ -79,6 +80,7 @@ def check_writable(request: EvaluationRequest) -> None:
     lines, folder = places(request)
     with _writing(lines):
         folder.mkdir(parents=True, exist_ok=True)
+        # Opening the file to append is the test, and changes nothing that is in it.
         lines.open("a").close()
 
 
@@ -101,6 +103,7 @@ def write(
     """
     lines, folder = places(request)
     with _writing(lines):
+        # The line comes last: whoever finds it finds its picture too.
         _write_samples(folder / "samples.png", real, synthetic)
         line = json.dumps(result, allow_nan=False) + "\n"
         with open(lines, "ab", buffering=0) as file:
@@ -114,7 +117,8 @@ def _write_samples(path: Path, real: RealImages, synthetic: LabelledImages) -> N
         rows_by_class(part, real.num_classes, GRID_ROWS)
         for part in (synthetic, real.test)
     ]
-    images = np.concatenate(both).reshape(-1, *synthetic.images.shape[1:])
+    _, channels, side, _ = synthetic.images.shape
+    images = np.concatenate(both).reshape(-1, channels, side, side)
     save_images(path, images, columns=real.num_classes)
 
 
@@ -148,12 +152,17 @@ def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> N
     rows: list[list[str]] = []
     for name, value in result.items():
         if is_number(value):
-            is_float = isinstance(value, float)
-            rows.append([name, f"{value:.4f}" if is_float else str(value)])
+            text = str(value)
+            if isinstance(value, float):
+                text = f"{value:.4f}"
+            rows.append([name, text])
         elif value is None:
+            # A metric without a value has a row: it was computed and not skipped.
             rows.append([name, "undefined"])
     caption = f"{request.source} against {request.data}"
     Table(caption, ["metric", "value"], rows).show()
+    # The FID that other papers state. Ours by another network is no substitute, so a
+    # reader is told that it is missing.
     if "fid_inception_v3_pool3" not in result and "images" in request.metrics:
         say("fid_inception_v3_pool3: not computed, needs the weights in torch hub")
     if "classifiers" in result:

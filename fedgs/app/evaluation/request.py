@@ -59,7 +59,12 @@ class EvaluationRequest:
     @property
     def network(self) -> str:
         """The classifier of the real data in the names of metrics."""
+        # Scores by different networks cannot be compared. So whatever it is trained on
+        # stands in the names of the metrics that it computes.
         parts = ["lenet", self.data.split(":")[0]]
         classes = self.reading.get("classes", "all")
-        parts += [classes] * (classes != "all") + ["fast"] * self.fast
+        if classes != "all":
+            parts.append(classes)
+        if self.fast:
+            parts.append("fast")
         return "_".join(parts).replace("-", "_")

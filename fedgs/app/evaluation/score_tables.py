@@ -23,17 +23,20 @@ def classifier_table(caption: str, data: str, result: Mapping[str, Any]) -> Tabl
         "paper: real": published.get("Real", {}),
         "paper: GS-WGAN": published.get("GS-WGAN", {}),
     }
+    # A column that is not known is left out, the paper's of other data for example.
     columns = {title: column for title, column in columns.items() if column}
     names = list(result.get("accuracy", {}))
-    rows = [
-        [name, *(_accuracy(column.get(name)) for column in columns.values())]
-        for name in names
-    ]
+    rows: list[list[str]] = []
+    for name in names:
+        accuracies = [_accuracy(column.get(name)) for column in columns.values()]
+        rows.append([name, *accuracies])
     note = "Calibrated: synthetic / real."
-    if failed := result.get("failed"):
+    failed = result.get("failed")
+    if failed:
+        # A mean of the others would look better than the paper's, which is of all.
         note += f" Without a mean, for these could not be trained: {', '.join(failed)}."
     else:
-        means = (_mean([column.get(n) for n in names]) for column in columns.values())
+        means = [_mean(column, names) for column in columns.values()]
         rows.append(["average", *means])
     return Table(caption, ["trained on", *columns], rows, note)
 
@@ -44,19 +47,22 @@ LABELS = "accuracy by number of labelled synthetic images"
 def label_table(caption: str, curves: Mapping[str, Mapping[str, float]]) -> Table:
     """Returns `label_efficiency` of a line of results, a row for each teacher."""
     sizes = list(next(iter(curves.values())))
-    rows = [
-        [f"labels: {teacher}", *(_accuracy(curve.get(size)) for size in sizes)]
-        for teacher, curve in curves.items()
-    ]
+    rows: list[list[str]] = []
+    for teacher, curve in curves.items():
+        accuracies = [_accuracy(curve.get(size)) for size in sizes]
+        rows.append([f"labels: {teacher}", *accuracies])
     return Table(caption, ["labelled images", *sizes], rows)
 
 
 def _accuracy(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    if value is None:
+        return "–"
+    return f"{value:.3f}"
 
 
-def _mean(column: Sequence[float | None]) -> str:
-    """Returns the average of a complete column."""
-    known = [value for value in column if value is not None]
-    is_complete = len(known) == len(column) > 0
-    return _accuracy(sum(known) / len(known) if is_complete else None)
+def _mean(column: Mapping[str, float], names: Sequence[str]) -> str:
+    """Returns the average of a column; a dash if it does not have all of the names."""
+    known = [column[name] for name in names if column.get(name) is not None]
+    if not known or len(known) < len(names):
+        return _accuracy(None)
+    return _accuracy(sum(known) / len(known))

@@ -61,6 +61,7 @@ class Scoring:
         Privacy: reads private data; output private.
         """
         request = self.request
+        # Where the data lie on this machine changes no score, and is nobody's business.
         places = ("data_dir", "download")
         reading = {n: v for n, v in request.reading.items() if n not in places}
         result: dict[str, Any] = {
@@ -76,6 +77,7 @@ class Scoring:
             "num_test": len(self.real.test.labels),
             "privacy": "computed from real images: not covered by the epsilon of a run",
         }
+        # Both need the network of the real data, which is trained once.
         if {"images", "label-efficiency"} & set(request.metrics):
             result |= self._network_metrics()
         if "cnn" in request.metrics:
@@ -105,17 +107,7 @@ class Scoring:
             real_features = lenet.outputs(model, real.train.images).features
             result |= self._image_metrics(synthetic_outputs, real_features)
         if "label-efficiency" in request.metrics:
-            result["label_efficiency"] = label_efficiency(
-                self.synthetic,
-                synthetic_outputs.logits.argmax(1),
-                real.test,
-                real.num_classes,
-                request.seed,
-                self.progress.stage("label efficiency:"),
-                self.sizes.num_labels,
-                self.sizes.num_steps,
-                request.device,
-            )
+            result["label_efficiency"] = self._label_efficiency(synthetic_outputs)
         return result
 
     def _image_metrics(
@@ -136,24 +128,44 @@ class Scoring:
         self.progress.say(
             "precision, recall, density, coverage, nearest training images"
         )
-        rows, real_rows, test_rows = (
-            np.random.default_rng(seed).permutation(len(part.labels))[
-                : self.sizes.neighbours
-            ]
-            for part in (synthetic, real.train, real.test)
-        )
+        # Each comparison is of all pairs, so its cost grows with the square.
+        rows = self._some_rows(synthetic)
+        real_rows = self._some_rows(real.train)
+        test_rows = self._some_rows(real.test)
         scores = quality.manifold_scores(real_features[real_rows], features[rows])
         k = quality.NUM_NEIGHBOURS
         result |= {f"{score}_{name}_k{k}": value for score, value in scores.items()}
-        tested = real.test.images[test_rows]
-        drawn = synthetic.images[rows]
-        compared = (real.train.images, tested, drawn)
-        result |= quality.memorisation(*(x.reshape(len(x), -1) for x in compared))
+        # Memorisation needs all training images: the copied one may be any of them.
+        result |= quality.memorisation(
+            _flat(real.train.images),
+            _flat(real.test.images[test_rows]),
+            _flat(synthetic.images[rows]),
+        )
         result["num_neighbour_images"] = min(len(rows), len(real_rows), len(test_rows))
         return result | self._inception_fid()
 
+    def _some_rows(self, part: LabelledImages) -> NDArray[np.int64]:
+        """Returns the places of at most `Sizes.neighbours` images, at random."""
+        order = np.random.default_rng(self.request.seed).permutation(len(part.labels))
+        return order[: self.sizes.neighbours]
+
+    def _label_efficiency(self, outputs: lenet.Outputs) -> dict[str, dict[str, float]]:
+        real = self.real
+        return label_efficiency(
+            self.synthetic,
+            outputs.logits.argmax(1),
+            real.test,
+            real.num_classes,
+            seed=self.request.seed,
+            report=self.progress.stage("label efficiency:"),
+            num_labels=self.sizes.num_labels,
+            num_steps=self.sizes.num_steps,
+            device=self.request.device,
+        )
+
     def _inception_fid(self) -> dict[str, Any]:
         """Returns the FID by the user's own download of weights, if there is one."""
+        # fedgs does not download the weights, so without them there is no such metric.
         weights = inception.find_weights()
         if weights is None:
             return {}
@@ -199,19 +211,29 @@ class Scoring:
         train = real.train
         if request.fast:
             train = train.subset(self.sizes.synthetic, request.seed, YARDSTICK)
+        # Only read, never trained here: on all real images they would take hours.
         on_real = classifiers.cached_results(task._replace(train=train), [*results])
         ratios = classifiers.calibrated(results, on_real)
         accuracy = {name: result["accuracy"] for name, result in results.items()}
+        # An average of some classifiers only would not be comparable with any other.
+        average = None
+        if not failed:
+            average = float(np.mean([*accuracy.values()]))
         content = {
             "failed": failed,
             "accuracy": accuracy,
-            "average": None if failed else float(np.mean([*accuracy.values()])),
+            "average": average,
             "per_class": {name: r["per_class"] for name, r in results.items()},
             "unconverged": [n for n, r in results.items() if r["converged"] is False],
             "seconds": {n: round(r["seconds"], 1) for n, r in results.items()},
             "real_accuracy": {n: r["accuracy"] for n, r in on_real.items()},
             "calibrated": ratios,
         }
+        # Likewise, only if the real data's results of all classifiers are known.
         if len(ratios) == len(names):
             content["calibrated_average"] = float(np.mean([*ratios.values()]))
         return content
+
+
+def _flat(images: NDArray[np.float32]) -> NDArray[np.float32]:
+    return images.reshape(len(images), -1)
