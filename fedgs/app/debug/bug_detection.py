@@ -98,9 +98,11 @@ def from_flags(
     # Suspects run code, so they are no part of a folder and are allowed in both cases.
     suspects = [load_suspect(text) for text in given.pop("suspect", [])]
     output = Path(settings.get("output", "")).expanduser()
-    of_runs = {name: v for name, v in settings.items() if name != "output"}
-    of_runs = {"recipe": recipe, "config": config, **of_runs}
-    of_runs["dry_run"] = dry_run or None
+    # What a folder that goes on cannot take, because its runs have it already.
+    of_runs = {"recipe": recipe, "config": config, **settings}
+    of_runs.pop("output", None)
+    if dry_run:
+        of_runs["dry_run"] = True
     is_alone = {*settings} == {"output"} and not (given or recipe or config)
     has_plan = bool(settings.get("output")) and (output / "debug.json").is_file()
     # If only a folder is given, it is one to continue, so `resume` refuses the command

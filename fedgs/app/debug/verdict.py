@@ -331,12 +331,12 @@ def draw(
     shape = samples["healthy"][0].images.shape[1:]
     gap = np.full((ROWS_PER_GROUP, 1, *shape), 0.3, np.float32)
     rows: list[NDArray[np.float32]] = []
-    for pair in zip(samples["healthy"], samples["suspicious"], strict=True):
-        left, right = pair
-        row = [_by_class(left, num_classes), gap, _by_class(right, num_classes)]
-        rows.append(np.concatenate(row, axis=1))
+    for left, right in zip(samples["healthy"], samples["suspicious"], strict=True):
+        healthy = _by_class(left, num_classes)
+        suspicious = _by_class(right, num_classes)
+        rows.append(np.concatenate([healthy, gap, suspicious], axis=1))
     images = np.concatenate(rows)
-    _, columns, *_ = images.shape
+    columns = images.shape[1]
     in_order = images.reshape(-1, *shape)
     sample_files.save_images(path, in_order, columns)
 

@@ -33,10 +33,10 @@ def evaluation_tables(runs: Sequence[RunFacts]) -> list[Table]:
     results = [facts.evaluation for facts in evaluated]
     # Runs may have been evaluated with different metrics, so a cell may be empty.
     names = {name for found in results for name in found if is_number(found[name])}
-    rows = [
-        [name, *(cell(found.get(name)) for found in results), _meaning(name)]
-        for name in sorted(names, key=_rank)
-    ]
+    rows: list[list[str]] = []
+    for name in sorted(names, key=_rank):
+        values = [cell(found.get(name)) for found in results]
+        rows.append([name, *values, _meaning(name)])
     data = sorted({shown_data(str(found.get("data", "?"))) for found in results})
     head = ["metric", *(facts.name for facts in evaluated), "what it says"]
     tables = [Table(f"Against {', '.join(data)}", head, rows)]

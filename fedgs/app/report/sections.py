@@ -117,8 +117,8 @@ def _guaranteed(facts: RunFacts) -> dict[str, str]:
     relation = label["relation"]
     meaning = said(facts.headline.conditions, "relation", "")
     about = {"neighbours": f"{meaning} ({relation})", "unit": label["unit_of_privacy"]}
-    # The large number on the card holds against one adversary. The larger epsilons
-    # against those who see more stand right below it, so that nobody takes it for them.
+    # The large number on the card holds against one adversary and for one relation.
+    # The other epsilons stand right below it, so that nobody takes it for them.
     for entry in label["who_sees_what"]:
         if entry["adversary"] == adversary:
             about["against"] = f"{entry['capability']} ({adversary})"

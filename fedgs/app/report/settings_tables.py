@@ -55,13 +55,18 @@ def versions_table(runs: Sequence[RunFacts]) -> Table:
 def shown_settings(facts: RunFacts) -> dict[str, str]:
     """Returns all settings; of a baseline its own, and those that it changed."""
     config = facts.config
-    names = [*config.to_flat(), "counted"]  # to_flat leaves out what is secret
     shown: dict[str, str] = {}
-    if facts.baseline is not None:
+    if facts.baseline is None:
+        # Not by the fields: one of them is the key that decides who takes part, which
+        # to_flat leaves out.
+        names = [*config.to_flat(), "counted"]
+    else:
         names = [*_changed(facts)]
         own = facts.baseline.shown_settings()
         shown = {name: str(value) for name, value in own.items()}
-    return shown | {name: _shown(config, name, getattr(config, name)) for name in names}
+    for name in names:
+        shown[name] = _shown(config, name, getattr(config, name))
+    return shown
 
 
 def shown_data(data: str) -> str:
