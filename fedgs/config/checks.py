@@ -47,10 +47,12 @@ def _class_problems(config: Settings, kind: str) -> Iterator[Problem]:
     if config.classes != "all" and kind not in ("femnist", "folder", "hf"):
         what = "only femnist, folder:PATH and hf:NAME have classes to choose"
         yield "classes", f"{what}, data = {config.data!r} has not; leave out --classes"
+    # A label is the place of its class in this list, so a name has to be there once.
     names = config.class_names
     if len(set(names)) < len(names) or "" in names:
         yield "classes", "give --classes each name once, as in cat,dog"
     wrong = [name for name in names if not is_plain_name(name)]
+    # Names of folders: one with ".." or "/" would lead out of the data.
     if kind == "folder" and wrong:
         yield "classes", f"{wrong[0]!r} cannot be a folder's name; {NAME_RULE}"
 
@@ -112,6 +114,7 @@ def federation_problems(config: Settings) -> Iterator[Problem]:
         most = f"num_clients = {num_clients}"
         yield "clients_per_round", f"give --clients-per-round at most {most}"
     min_answers = config.min_answers or 0
+    # Without the number of clients, `num_nodes` is not known yet.
     if num_clients is not None and min_answers > config.num_nodes:
         most = f"the {config.num_nodes} nodes of this run"
         yield "min_answers", f"give --min-answers at most {most}"
@@ -202,6 +205,7 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
         clients = config.num_clients
     if clients is None or config.num_clients is None:
         return
+    # The local engine adds in one process, which sees everything anyway.
     fewest = config.hosting.fewest_nodes(clients)
     if config.engine != "local" and min(fewest, config.min_answers or fewest) < 2:
         why = "a round may be of one node, whose release no other one hides"
@@ -251,16 +255,22 @@ def _source(data: str) -> str:
     Special Database 19.
     """
     kind, _, where = data.partition(":")
-    path = Path(where.partition("?")[0] if kind == "hf" else where).expanduser()
-    if where and (kind in ("npz", "folder") or (kind == "hf" and path.is_dir())):
+    if kind == "hf":
+        where = where.partition("?")[0]  # options choose columns, not images
+    path = Path(where).expanduser()
+    # hf:NAME is a data set of the hub, or a folder in its format.
+    is_local = kind in ("npz", "folder") or (kind == "hf" and path.is_dir())
+    if where and is_local:
         return str(path.resolve())
     if kind == "hf":
-        name = where.partition("?")[0].lower()
+        name = where.lower()
     else:
         name = kind
     if re.search("fashion.?mnist", name):
         return "fashion-mnist"
-    return "nist" if re.search("(?<![a-z])(q|e|fe)?mnist", name) else name
+    if re.search("(?<![a-z])(q|e|fe)?mnist", name):
+        return "nist"
+    return name
 
 
 def check_data(config: Settings) -> None:

@@ -97,8 +97,12 @@ class FeatureSettings(Settings):
             yield "clip_bound", f"{why}; give --clip-bound at most {MASS:g}"
         if self.latent != "normal":
             yield "latent", f"{self.method} determines it; give --latent normal"
-        is_refined = any(phase.method in OF_TRUNKS for phase in self.phases)
-        generator = "refined" if is_refined else "gaussian"
+        # The Gaussians are set by releases and not trained, and a refiner is fitted to
+        # features, so no other generator can learn anything from these phases.
+        if any(phase.method in OF_TRUNKS for phase in self.phases):
+            generator = "refined"
+        else:
+            generator = "gaussian"
         if self.generator != generator:
             why = "the phases of mean features determine it"
             yield "generator", f"{why}; give --generator {generator}"
@@ -155,11 +159,14 @@ class MomentSettings(FeatureSettings):
                 f"give --moment-size at most {most}, the side of an image",
             )
         if self.num_features > MOST_FEATURES:
-            is_scatter = self.method == "scatter"
-            name = "moment_size" if is_scatter else "latent_dim"
+            if self.method == "scatter":
+                name = "moment_size"
+            else:
+                name = "latent_dim"
             why = f"more than {MOST_FEATURES} products of two coordinates"
             yield name, f"{why}; give a smaller --{name.replace('_', '-')}"
-        # Each needs what the phase before found.
+        # Each needs what the phase before found. Public data stand in for the first
+        # two, of which the model is then made.
         before = tuple(phase.method for phase in self.earlier_phases)
         if self.public_data is None:
             first = ("means", "scatter")

@@ -125,6 +125,8 @@ def coerced(name: str, annotation: Any, value: Any) -> Any:
         return None
     if value is None or (value == "" and kind is not str):
         raise UserError(f"{name} is unset: give --{name.replace('_', '-')}")
+    # TOML and JSON have 1 where 1.0 is meant. But a bool is an int in Python, and no
+    # number that somebody means.
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     is_bool = isinstance(value, bool)
@@ -157,6 +159,7 @@ def coerce_fields(values: Any) -> None:
             if is_empty or (value is None and not optional):
                 problem = f"must be of type {kind.__name__}"
                 raise UserError(f"{spec.name} = {value!r}: {problem}")
+            # The dataclasses are frozen, and this is part of their construction.
             object.__setattr__(values, spec.name, coerced(spec.name, hint, value))
     check_ranges(values)
 
@@ -213,14 +216,20 @@ def check_range(spec: "Field[Any]", value: Any) -> None:
         UserError: outside the range.
     """
     limits = spec.metadata
-    flag = (f"--{spec.name.replace('_', '-')}", *limits.get("names", ()))[-1]
+    # The last name of a flag is its long one: --output of "-o", "--output".
+    flag = f"--{spec.name.replace('_', '-')}"
+    if limits.get("names"):
+        flag = limits["names"][-1]
     name = flag.strip("-").replace("-", "_")
-    has_flag = not limits.get("is_entry") and limits.get("metavar") is None
-    give = f"give {flag}" if has_flag else "give"
+    if limits.get("is_entry") or limits.get("metavar") is not None:
+        give = "give"  # an entry of a file and an argument have no flag
+    else:
+        give = f"give {flag}"
     choices = limits.get("choices")
     if choices and value not in choices:
         names = ", ".join(choices)
         raise UserError(f"{name} = {value!r}: {give} one of {names}")
+    # Comparisons with NaN are all false, so no limit below would refuse it.
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{name} = {value}: {give} a finite number")
     for key, holds, words in (
@@ -243,5 +252,7 @@ def flag_words(name: str, value: Any) -> list[str]:
     """
     flag = name.replace("_", "-")
     if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
+        if value:
+            return [f"--{flag}"]
+        return [f"--no-{flag}"]
     return [f"--{flag}", str(value)]

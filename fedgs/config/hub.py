@@ -60,6 +60,8 @@ def read_hub(data: str) -> HubSource | None:
     name, mark, query = data.removeprefix(KIND).partition("?")
     with wrap_error(ValueError, f"data = {data!r}: cannot be read", EXAMPLE):
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(mark))
+    # What is no option of fedgs is an argument of the partitioner, whose names only
+    # `flwr_datasets` knows.
     given = {key: value for key, value in pairs if key in OPTIONS}
     arguments = {key: _value(text) for key, text in pairs if key not in OPTIONS}
     if arguments and "partitioner" not in given:

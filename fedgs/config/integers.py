@@ -31,6 +31,7 @@ def clip_units(noise_multiplier: float, clients: int) -> int:
         noise_multiplier: of one node's release, at least 0.
         clients: m, the participants of a round.
     """
+    # From above: the more units, the less does rounding to integers change.
     units = MOST_UNITS
     while units > 1:
         noise = noise_units(noise_multiplier, units)
@@ -55,7 +56,9 @@ def proven_multiplier(noise_multiplier: float, is_discrete: bool) -> float:
 
     Source: docs/privacy.md, "Integers", Theorem.
     """
-    return noise_multiplier * PROVEN if is_discrete else noise_multiplier
+    if is_discrete:
+        return noise_multiplier * PROVEN
+    return noise_multiplier
 
 
 def why_too_coarse(noise_multiplier: float, units: int, dimension: int) -> str:
@@ -71,6 +74,8 @@ def why_too_coarse(noise_multiplier: float, units: int, dimension: int) -> str:
             f"{units} units of a clip bound are too coarse for {dimension} "
             "coordinates; give fewer --clients-per-round, or less noise"
         )
+    # The theorem needs noise of many units. Without any noise there is nothing to
+    # prove.
     if 0 < noise_units(noise_multiplier, units) < LEAST_NOISE:
         return (
             f"noise_multiplier = {noise_multiplier:g} is too little noise for integers "

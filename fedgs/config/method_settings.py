@@ -122,6 +122,8 @@ class GsWganSettings(NetworkSettings):
         """Number of fake images that one round sends to every participant."""
         if self.fakes_per_round is not None:
             return self.fakes_per_round
+        # A fresh batch for each step. The last fakes are also the ones that are
+        # answered, so there are at least as many of them.
         steps = self.discriminator_steps * self.discriminator_batch_size
         return max(steps, self.batch_size)
 
@@ -129,6 +131,7 @@ class GsWganSettings(NetworkSettings):
     def release_shape(self) -> tuple[int, int, int, int]:
         """Shape (B, channels, side, side) of B gradients in their basis."""
         channels, _, side = self.image_shape
+        # With the low frequencies alone, a gradient has only k x k numbers to noise.
         side = self.dct_size or side
         return (self.batch_size, channels, side, side)
 
@@ -173,6 +176,7 @@ def settings_of(*chosen: str) -> "list[dataclasses.Field[Any]]":
     Args:
         *chosen: groups, and names; all when empty.
     """
+    # Fields without a group are set by the code, not by people.
     specs = [s for s in dataclasses.fields(KnownSettings) if "group" in s.metadata]
     names = {*(chosen or GROUPS)}
     return [s for s in specs if {s.name, s.metadata["group"]} & names]

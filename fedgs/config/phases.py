@@ -63,7 +63,7 @@ class Phase:
         fields = type(self).__dataclass_fields__
         for name, kind in (("rounds", int), ("share", float)):
             value = coerced(name, kind | None, getattr(self, name))
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, value)  # the class is frozen
             if value is not None:
                 try:
                     check_range(fields[name], value)
@@ -102,6 +102,7 @@ def read_phases(value: object) -> tuple[Phase, ...]:
     return _checked(tuple(map(_read_one, cast(Iterable[Any], value))))
 
 
+# Cached, because every copy of a configuration reads its phases again.
 @lru_cache(maxsize=64)
 def _read_text(text: str) -> tuple[Phase, ...]:
     if len(text) > MOST_TEXT:
@@ -131,6 +132,7 @@ def _read_one(value: Any) -> Phase:
     if not isinstance(method, str):
         raise UserError("phases: a phase has no method; give method = a name")
     own = {n: v for n, v in table.items() if n not in ("method", "rounds", "share")}
+    # Nested tables have no place in `Phase`, which must be hashable to be cached by.
     for name, setting in own.items():
         if not isinstance(setting, str | int | float | bool):
             problem = "must be a text, a number or true or false"
@@ -141,23 +143,26 @@ def _read_one(value: Any) -> Phase:
         method=method,
         rounds=table.get("rounds"),
         share=table.get("share"),
-        settings=tuple(sorted(own.items())),
+        settings=tuple(sorted(own.items())),  # in whatever order: the same phase
     )
 
 
 def _read_word(word: str) -> Phase:
     """Reads METHOD, METHOD:SHARE or METHOD*ROUNDS:SHARE; a place has a colon too."""
     name, colon, share = word.strip().rpartition(":")
+    # In "module:object" no number follows the colon, unless after another one.
     if not colon or not (_is_number(share) or name.partition("*")[0] in METHODS):
         name = word.strip()
         share = ""
     name, star, rounds = name.partition("*")
+    num_rounds: int | None = None
+    weight: float | None = None
     with wrap_error(ValueError, f"phases = {shortened(word)!r}", REMEDY):
-        return Phase(
-            method=name,
-            rounds=int(rounds) if star else None,
-            share=float(share) if share else None,
-        )
+        if star:
+            num_rounds = int(rounds)
+        if share:
+            weight = float(share)
+        return Phase(method=name, rounds=num_rounds, share=weight)
 
 
 def _is_number(text: str) -> bool:
@@ -170,6 +175,7 @@ def _is_number(text: str) -> bool:
 
 def written(phases: Sequence[Phase]) -> str:
     """Returns the text that `read_phases` reads as these phases."""
+    # The short form has no place for settings of a phase.
     if not any(phase.settings for phase in phases):
         return ",".join(map(str, phases))
     tables: list[dict[str, Any]] = []

@@ -82,6 +82,7 @@ class Placement:
         return min(self.num_clients, nodes * self.clients_per_node)
 
 
+# Cached with its sums over nodes: it is asked for each client of each round.
 @lru_cache(maxsize=4)
 def hosting(
     num_clients: int, clients_per_node: int, node_sizes: str | None
@@ -107,6 +108,7 @@ def read_sizes(node_sizes: str | None) -> tuple[int, ...]:
     """
     if node_sizes is None:
         return ()
+    # Cut before it is split: a hostile text must not take the memory of the process.
     parts = [part.strip() for part in node_sizes[: MOST_CHARACTERS + 1].split(",")]
     valid = all(re.fullmatch("[1-9][0-9]{0,8}", part) for part in parts)
     if not valid or len(node_sizes) > MOST_CHARACTERS:

@@ -60,6 +60,8 @@ def settings_of_method(method: str) -> Any:
     Raises:
         UserError: there is no such method, or its place is not trusted.
     """
+    # Settings are read at every start of the command line, where torch would take
+    # seconds.
     if method not in _SETTINGS:
         return load("phases", method).Settings
     module, _, attribute = _SETTINGS[method].partition(":")
@@ -91,6 +93,7 @@ def load(
     if ":" not in place:
         known = ", ".join(sorted(places))
         raise UserError(f"{what} = {shown!r}: give one of {known}, or module:object")
+    # Before the import, which would already run the code of a stranger.
     trusted = os.environ.get(TRUSTED_VARIABLE, "").split(",")
     if name not in places and not is_typed and name not in trusted:
         raise UserError(
@@ -103,7 +106,10 @@ def load(
         method = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UserError(f"{what} = {name!r}: {error}; {remedy}") from error
-    if missing := [part for part in parts if not hasattr(method, part)]:
+    # Any object can be imported: one that is no method would fail in the middle of a
+    # run.
+    missing = [part for part in parts if not hasattr(method, part)]
+    if missing:
         problem = f"is no method, it has no {missing[0]} (docs/baselines.md)"
         raise UserError(f"{what} = {name!r}: {problem}; {remedy}")
     return method

@@ -227,8 +227,11 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
     {'moment_size': 6}
     """
     signal = signal_of(config)
+    # Sorted by `least`, downwards, and the last row has 0: one always fits.
     side, axes = next(paid for least, *paid in MOMENTS if signal >= least)
-    found: dict[str, Any] = {"latent_dim": axes} if axes else {}
+    found: dict[str, Any] = {}
+    if axes:
+        found["latent_dim"] = axes
     last = [phase for phase in config.phases if phase.method in OF_TRUNKS]
     if last and signal < LEAST_FOR_FEATURES:
         names = "num_rounds", "phases", "generator"
@@ -278,6 +281,7 @@ def recipe(name: str) -> RunConfig:
     Raises:
         UserError: unknown name, or a place that is not trusted.
     """
+    # A method that has no recipe of its own here, of fedgs or of others, brings one.
     if ":" in name or name in METHODS.keys() - {*RECIPES, *OF_FEATURES}:
         return dataclasses.replace(of_method(name), recipe=name)
     if name not in RECIPES:

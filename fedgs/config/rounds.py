@@ -68,7 +68,7 @@ def terms_at(config: Settings, round: int) -> Terms:
         round: from 1.
     """
     if not 1 <= round <= config.num_rounds:
-        return config.terms(round)
+        return config.terms(round)  # of the nearest phase, as `at_round` has it
     rounds = rounds_alike(config)
     place = bisect.bisect_right(rounds, round, key=lambda alike: alike.first) - 1
     return rounds[place].terms

@@ -70,10 +70,16 @@ class RunConfig(Settings):
 
     def to_flat(self) -> dict[str, Scalar]:
         """Returns the settings as flat scalars, unset ones as the empty string."""
-        names = [spec.name for spec in dataclasses.fields(self)]
-        values = {name: getattr(self, name) for name in names if name not in BESIDE}
+        values: dict[str, Scalar] = {}
+        for spec in dataclasses.fields(self):
+            if spec.name in BESIDE:
+                continue
+            value = getattr(self, spec.name)
+            if value is None:
+                value = ""  # a message of Flower has no other word for it
+            values[spec.name] = value
         values["phases"] = written(self.phases)
-        return {n: "" if value is None else value for n, value in values.items()}
+        return values
 
     @property
     def unit_condition(self) -> str:
@@ -91,7 +97,12 @@ class RunConfig(Settings):
         if self.partition == "by-client":
             owner = OWNERS.get(self.data.partition(":")[0], "an owner")
             return f"client: one client ({owner} with all images)"
-        whose = "a node's" if self.nodes else "the"
+        # `partition = auto`: only the data tell which of both it is, and a node's data
+        # only the node.
+        if self.nodes:
+            whose = "a node's"
+        else:
+            whose = "the"
         return (
             "client: one client (an owner with all images, or a shard, no person, "
             f"where {whose} data name no owners or are cut)"
@@ -105,8 +116,10 @@ class RunConfig(Settings):
             names.update(settings_of_method(phase.method).public_images)
         if self.public_data is not None:
             # A file's name may tell of its owner, and this is published.
-            is_named = self.public_data in BUILT_IN
-            names.add(self.public_data if is_named else "a file of the run's owner")
+            if self.public_data in BUILT_IN:
+                names.add(self.public_data)
+            else:
+                names.add("a file of the run's owner")
         return tuple(
             f"public data: the images of {name} belong to nobody who is protected, and "
             "were not chosen by a look at the private ones"
@@ -128,10 +141,15 @@ class RunConfig(Settings):
         Raises:
             UserError: an unknown name, or a value outside its range.
         """
-        inherited: dict[str, Any] = {} if base is None else base.to_flat()
+        inherited: dict[str, Any] = {}
+        if base is not None:
+            inherited = base.to_flat()
+        # Phases first: they decide which settings there are.
         phases = read_phases(values.get("phases", inherited.get("phases", GS_WGAN)))
         phases, own = _without_tables(phases)
         values = {**values, **own, "phases": phases}
+        # Other phases may have another number of rounds than the base's, so it follows
+        # from them where nobody gave it.
         if "num_rounds" not in values:
             before = int(inherited.get("num_rounds", REFERENCE_NUM_ROUNDS))
             values["num_rounds"] = num_rounds_of(phases, before)
@@ -152,10 +170,10 @@ def _without_tables(
     phase has too, and what is refused later.
     """
     shared = {spec.name for spec in dataclasses.fields(RunConfig)}
-    names = [
-        {spec.name for spec in dataclasses.fields(settings_of_method(phase.method))}
-        for phase in phases
-    ]
+    names: list[set[str]] = []  # of the settings of each phase's method
+    for phase in phases:
+        specs = dataclasses.fields(settings_of_method(phase.method))
+        names.append({spec.name for spec in specs})
     found: dict[str, Scalar] = {}
     kept: list[Phase] = []
     for index, phase in enumerate(phases):
@@ -191,6 +209,8 @@ def class_of(kind: type[ConfigT], methods: Iterable[str]) -> type[ConfigT]:
 def _class_with(
     kind: type[ConfigT], all_own: frozenset[type[Settings]]
 ) -> type[ConfigT]:
+    # A class that another one derives from comes with it. Sorted, because a frozenset
+    # has no order, and the order of the bases is that of the fields.
     owns = [
         own
         for own in sorted(all_own, key=lambda own: own.__name__)
@@ -198,7 +218,8 @@ def _class_with(
     ]
     root: type[RunConfig] = RunConfig
     if issubclass(kind, ResolvedConfig):
-        # What a method of fedgs is typed to get.
+        # What a method of fedgs is typed to get. `_TYPED` lists derived classes first,
+        # so the first that fits is the closest one.
         root = next(
             found
             for found, declared in _TYPED.items()
@@ -214,6 +235,7 @@ def _class_with(
 @functools.lru_cache(maxsize=256)
 def _at_phase(config: ConfigT, index: int) -> ConfigT:
     phase = config.phases[index]
+    # The class of the phase's method alone: it must not see settings of other methods.
     made = class_of(type(config), (phase.method,))
     names = {spec.name for spec in dataclasses.fields(made)}
     shared = {spec.name for spec in dataclasses.fields(ResolvedConfig)}
@@ -242,6 +264,8 @@ def _cost_at_run_noise(config: RunConfig) -> float:
     """Returns what a phase's releases cost, in units of one sample's at noise 1."""
     index = config.phase_index or 0
     first, after = config.first_rounds[index : index + 2]
+    # A share may be asked for before the data have told shapes and classes, which
+    # change no cost.
     known = with_open_settings(config)
     plain = dataclasses.replace(known, noise_multiplier=1.0)
     total = 0.0
@@ -281,6 +305,7 @@ def check_names(
         UserError: the first unknown one, and what is nearest.
     """
     if not known:
+        # Fields without a group are the code's own: nobody may set them from outside.
         made = class_of(RunConfig, methods_of(phases))
         specs = dataclasses.fields(made)
         known = [spec.name for spec in specs if "group" in spec.metadata]
@@ -288,6 +313,7 @@ def check_names(
     for name in names:
         if name in known:
             continue
+        # A setting of another method is no mistake of a key, so it gets another remedy.
         if name in flags:
             methods = ", ".join(methods_of(phases))
             raise UserError(
@@ -327,12 +353,9 @@ class ResolvedConfig(RunConfig):
     @property
     def public_conditions(self) -> tuple[str, ...]:
         """What every epsilon of the run supposes to be public, in words."""
-        if self.counted:
-            names = self.counted.split(",")
-        else:
-            names = ()
-        if not names:
+        if not self.counted:
             return super().public_conditions
+        names = self.counted.split(",")
         values = ", ".join(f"{name} = {getattr(self, name)}" for name in names)
         return (
             *super().public_conditions,

@@ -419,8 +419,9 @@ class Settings:
     @property
     def largest_node(self) -> int:
         """Most clients that one node hosts; P where `num_clients` is unset."""
-        unset = self.num_clients is None
-        return self.clients_per_node if unset else self.hosting.largest
+        if self.num_clients is None:
+            return self.clients_per_node
+        return self.hosting.largest
 
     @property
     def node_names(self) -> tuple[str, ...]:
@@ -485,15 +486,18 @@ class Settings:
     @property
     def num_parts(self) -> int:
         """Gaussians of each class of the generator `gaussian`."""
-        has_parts = any(phase.method == "parts" for phase in self.phases)
-        return PARTS_OF_CLASS if has_parts else 1
+        if any(phase.method == "parts" for phase in self.phases):
+            return PARTS_OF_CLASS
+        return 1
 
     # ------------------------------------------------------------------ phases
 
     @property
     def method(self) -> str:
         """The method of the phase at hand; of a whole run, that of its last phase."""
-        return self.phases[-1 if self.phase_index is None else self.phase_index].method
+        if self.phase_index is None:
+            return self.phases[-1].method
+        return self.phases[self.phase_index].method
 
     @property
     def methods(self) -> str:
@@ -553,6 +557,8 @@ class Settings:
         Raises:
             UserError: noise_multiplier or num_classes is unset.
         """
+        # Methods of fedgs state their terms in their settings' class, without torch;
+        # this is for all others.
         terms: Terms = load("phases", self.method).terms(self, round)
         return terms
 
@@ -587,6 +593,7 @@ class Settings:
         return clip_units(terms.noise_multiplier, clients)
 
 
+# Cached: the phase of a round is looked up for each event of a ledger.
 @functools.lru_cache(maxsize=256)
 def first_rounds(phases: tuple[Phase, ...], num_rounds: int) -> tuple[int, ...]:
     """Returns the first round of each phase, from 1, and the one after the last round.
@@ -614,7 +621,9 @@ def first_rounds(phases: tuple[Phase, ...], num_rounds: int) -> tuple[int, ...]:
         )
     starts = [1]
     for count in rounds:
-        starts.append(starts[-1] + (left if count is None else count))
+        if count is None:
+            count = left
+        starts.append(starts[-1] + count)
     return tuple(starts)
 
 

@@ -62,6 +62,8 @@ def flattened(
             raise UserError(f"{where}: [{shortened(key)}] is no table; give {known}")
         for name, setting in value.items():
             own = table_of(name)
+            # A setting in the wrong table is refused, not moved: the file would say
+            # something else than what holds.
             if own is None and key in TABLES:
                 raise UserError(
                     f"{name}: is no setting of [{key}], in {where}; `fedgs settings` "
@@ -89,6 +91,7 @@ def assigned(words: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
+        # The table is optional, because names of settings are unique without it.
         table, dot, name = key.strip().rpartition(".")
         if not equals or not name:
             raise UserError(f"set = {shortened(word)!r}: give --set KEY=VALUE")
@@ -103,9 +106,11 @@ def _value_of(text: str) -> Any:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
-    is_scalar = isinstance(value, str | int | float | bool | list)
-    return value if is_scalar else text
+        return text  # a word without quotes, which a shell takes away
+    # A date or a table is not meant: no setting is one, but a path may look like it.
+    if isinstance(value, str | int | float | bool | list):
+        return value
+    return text
 
 
 def as_toml(config: RunConfig, undecided: Collection[str] = ()) -> Iterator[str]:
@@ -119,10 +124,14 @@ def as_toml(config: RunConfig, undecided: Collection[str] = ()) -> Iterator[str]
         config: of a recipe or a run.
         undecided: names of settings that follow from the data unless they are given.
     """
+    # Settings of methods that the run does not have are left out: they are refused.
     known = {spec.name for spec in dataclasses.fields(config)}
     for table, group in TABLES.items():
-        specs = [spec for spec in settings_of(group) if spec.name in known]
-        specs = [spec for spec in specs if spec.name != "phases"]
+        specs = [
+            spec
+            for spec in settings_of(group)
+            if spec.name in known and spec.name != "phases"  # has tables of its own
+        ]
         if not specs:
             continue
         yield f"[{table}]"
@@ -159,7 +168,7 @@ def _setting_lines(spec: "dataclasses.Field[Any]", value: Any) -> Iterator[str]:
 def _written(value: Any) -> str:
     """Returns a scalar as TOML has it."""
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return str(value).lower()
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'

@@ -44,6 +44,7 @@ def phases_of(config: ResolvedConfig) -> list[PhaseAt]:
     for index in range(len(config.phases)):
         own = config.at_phase(index)
         found.append(PhaseAt(_method(own), own))
+    # A client's state has one discriminator, which two phases would train in turn.
     if sum(phase.method.has_discriminators for phase in found) > 1:
         raise UserError(
             f"phases = {config.methods}: clients keep one discriminator each; give one "
@@ -62,6 +63,8 @@ def phase_with_discriminators(config: ResolvedConfig) -> PhaseAt | None:
 
 def new_state(config: ResolvedConfig) -> State:
     """Returns the server before the first round, from the run's seed."""
+    # All parts exist from the start, so that every checkpoint of a run has the same
+    # ones and a resumed run needs to know no phase to read it.
     first, *others = phases_of(config)
     state = first.method.state(first.config)
     for phase in others:

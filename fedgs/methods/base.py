@@ -95,12 +95,15 @@ class Request:
             hosted = hosting.hosted(node)
             taking_part = _of_node(self.participants, hosted)
             training = _of_node(self.trainees, hosted)
-            if (key := (taking_part, training)) not in distinct:
-                names = {"participants": taking_part, "trainees": training}
-                distinct[key] = replace(self, **names)
+            key = (taking_part, training)
+            if key not in distinct:
+                distinct[key] = replace(
+                    self, participants=taking_part, trainees=training
+                )
             requests[node] = distinct[key]
         return requests
 
+    # Hashed once: the tensors are megabytes, and the digest is asked for by each node.
     @cached_property
     def _digest(self) -> str:
         # Without keep_round: a checkpoint between two sendings makes no new question.
@@ -113,6 +116,7 @@ class Request:
 
     def _hash(self, fields: tuple[int | str, ...]) -> str:
         content = hashlib.sha256(repr(fields).encode())
+        # By name, so that the order in which they were drawn or decoded does not count.
         for _, tensor in sorted(self.tensors.items()):
             content.update(tensor.numpy().tobytes())
         return content.hexdigest()
@@ -125,6 +129,8 @@ def asked(config: ResolvedConfig, state: "State", tensors: TensorDict) -> Reques
 
 
 def _of_node(clients: Clients, hosted: Sequence[int]) -> Clients:
+    # A node learns only which of its own clients are meant: who else takes part is
+    # nobody's business, and amplification rests on that.
     if clients == EVERYONE:
         return EVERYONE
     return tuple(clients_of(clients, hosted))
@@ -158,6 +164,7 @@ class State:
     @classmethod
     def of(cls, generator: nn.Module, **others: nn.Module | Optimizer) -> Self:
         """Returns the start of a run, with the generator as its average."""
+        # Nothing trains the average: it is moved towards the generator by `update_ema`.
         average = copy.deepcopy(generator).eval().requires_grad_(False)
         return cls({"generator": generator, "ema": average, **others})
 
@@ -223,6 +230,7 @@ class Hosted(NamedTuple):
         """
         position = self.clients.index(client)
         nets = self.discriminators
+        # Code that is not of fedgs must not reach the discriminators of other clients.
         if nets is not None and is_alone:
             nets = nets.only(position)
             position = 0
@@ -254,7 +262,9 @@ class Released(NamedTuple):
         noise = self.total.numel() * self.noise_std**2
         if not noise:
             return None
-        return round(max(0.0, float(self.total.square().sum()) / noise - 1.0), 6)
+        power = float(self.total.square().sum())
+        # By chance the estimate may be below 0, which no power is.
+        return round(max(0.0, power / noise - 1.0), 6)
 
 
 class Method(ABC, Generic[ConfigT]):

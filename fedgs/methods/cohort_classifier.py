@@ -57,8 +57,8 @@ class CohortClassifier(Method[ResolvedConfig]):
 
     def terms(self, config: ResolvedConfig, round: int) -> Terms:
         """Returns one update, clipped to C, as a row of weights."""
-        count = sum(map(math.prod, classifier.shapes(config).values()))
-        shape = (1, 1, 1, count)
+        num_weights = sum(map(math.prod, classifier.shapes(config).values()))
+        shape = (1, 1, 1, num_weights)
         return Terms("update", config.noise_multiplier, config.clip_bound, shape)
 
     def declared(self, config: ResolvedConfig, round: int) -> Mapping[str, Declared]:
@@ -85,6 +85,8 @@ class CohortClassifier(Method[ResolvedConfig]):
         """
         model = classifier.with_weights(config, request.tensors)
         before = parameters_to_vector(model.parameters()).detach()
+        # Not on those on which the client measures itself later: its accuracy would
+        # tell what was learned by heart.
         images, labels = images_of(config, client, is_held_out=False)
         rng = stream(config.seed, "cohorts/batches", client.number, request.round)
         classifier.train(model, images, labels, rng)
@@ -99,8 +101,12 @@ class CohortClassifier(Method[ResolvedConfig]):
         Privacy: post-processing of DP output.
         """
         weights = parameters_to_vector(state.generator.parameters()).detach()
+        # By the planned number, whoever answered: a missing node makes the step
+        # smaller, and its noise no larger.
         mean = (released.total.flatten() / config.clients_per_round).to(weights)
         vector_to_parameters(weights + mean, state.generator.parameters())
+        # A classifier is not averaged over rounds; a run folder holds both all the
+        # same.
         state.ema.load_state_dict(state.generator.state_dict())
         state.round += 1
 
@@ -144,6 +150,8 @@ class Members:
             ValueError: a second release.
         """
         if asked["question"] == "measure":
+            # A new accuracy after the answer would make the next answer a second
+            # release.
             if "cohort" in own:
                 raise ValueError("a client that stated its cohort measures no more")
             model = classifier.with_weights(self.config, load(asked["weights"]))
@@ -154,8 +162,10 @@ class Members:
         accuracy = own["accuracy"]
         if asked["question"] == "compare":
             return {"is_at_most": [accuracy <= limit for limit in asked["thresholds"]]}
+        # Else the question is `join`.
         low = asked["low"]
         high = asked["high"]
+        # The thresholds are part of the question: others would ask for something new.
         question = repr((low, high))
         if own.setdefault("question", question) != question:
             raise ValueError("a client states its cohort once")
@@ -167,7 +177,7 @@ class Members:
                 rng = random.SystemRandom()
                 cohorts = self.selection.cohorts
                 cohort = randomise(cohort, cohorts, MEMBERSHIP_EPSILON, rng)
-            own["cohort"] = cohort
+            own["cohort"] = cohort  # drawn once: a repetition gets the same answer
         return {"cohort": own["cohort"]}
 
 

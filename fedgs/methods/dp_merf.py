@@ -61,9 +61,10 @@ class Embedding(nn.Module):
         """Draws the frequencies W, public, for vectors of `size` numbers."""
         super().__init__()
         rng = stream(seed, "random-features")
-        shape = (num_features // 2, size)
+        shape = (num_features // 2, size)  # each frequency makes a cosine and a sine
         drawn = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
         drawn = drawn / math.sqrt(variance)
+        # Not in checkpoints: they are large, and follow from the seed.
         self.register_buffer("frequencies", drawn, persistent=False)
         self.register_buffer("target", torch.zeros(classes, num_features))
 
@@ -74,8 +75,10 @@ class Embedding(nn.Module):
         """
         phases = vectors @ self.frequencies.T
         features = torch.cat([phases.cos(), phases.sin()], dim=1)
+        # cos^2 + sin^2 = 1 for each frequency, so this makes the norm of phi 1.
         scale = _BELOW / math.sqrt(len(self.frequencies))
-        return F.one_hot(labels, len(self.target)).to(features).T @ features * scale
+        one_hot = F.one_hot(labels, len(self.target)).to(features)
+        return one_hot.T @ features * scale
 
     def total(
         self, images: Images, labels: Labels, vectors_of: Callable[[Images], Tensor]
@@ -89,6 +92,7 @@ class Embedding(nn.Module):
             labels: (n,).
             vectors_of: returns what is embedded of a batch of images.
         """
+        # Features of all images at once would take 40 kB each.
         device = self.target.device
         total = torch.zeros_like(self.target)
         for rows in torch.arange(len(labels)).split(_IMAGES_AT_ONCE):
@@ -175,7 +179,9 @@ class DPMerf(Method[NetworkConfig]):
 
         Privacy: post-processing of DP output.
         """
-        _of(state).target.copy_(released.total[0, 0] / config.clients_per_round)
+        # In the state, and so in the checkpoint, from which `settle` starts.
+        mean = released.total[0, 0] / config.clients_per_round
+        _of(state).target.copy_(mean)
         state.round += 1
 
     def settle(
@@ -186,15 +192,17 @@ class DPMerf(Method[NetworkConfig]):
         Privacy: post-processing of DP output.
         """
         embedding = _of(state)
-        adam = Adam(state.generator.parameters())
+        adam = Adam(state.generator.parameters())  # `approach` sets its rate
         labels = (torch.arange(FAKES) % config.num_classes).to(config.device)
         for step in range(STEPS):
+            # A stream for each step: a fit that starts anew has the same latents.
             rng = stream(config.seed, "latent", step)
             z = sample_latents(config, rng, FAKES).to(config.device)
             vectors = _flat(state.generator(z, labels))
             rate = config.generator_learning_rate
             embedding.approach(vectors, labels, adam, rate, step)
             check(step + 1, STEPS)
+        # The fit is no run of rounds that an average would smooth.
         state.ema.load_state_dict(state.generator.state_dict())
         return True
 

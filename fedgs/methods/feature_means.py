@@ -41,16 +41,18 @@ from fedgs.methods.schedule import EVERYONE
 from fedgs.randomness import derived_seed
 from fedgs.shapes import TensorDict
 
-EXPECTED = (
-    "expected"  # what clients subtract, beside the network's tensors in a request
-)
+# Name of what clients subtract, beside the network's tensors in a request.
+EXPECTED = "expected"
 FeatureConfigT = TypeVar("FeatureConfigT", bound=FeatureConfig)
 
 
 class FeatureMeans(Method[FeatureConfigT]):
     """Clients answer with the mean features of their images, once."""
 
+    # One release is all that a phase has: losing it would lose its share of the
+    # privacy.
     commits_every_round = True
+    # A client embeds all its images, so the time would tell how many it has.
     hides_duration = True
 
     @abstractmethod
@@ -93,11 +95,14 @@ class FeatureMeans(Method[FeatureConfigT]):
         Privacy: post-processing of DP output.
         """
         network, centre = self.network(config, state)
+        # Everybody is asked, which is what a request means unless it says otherwise.
         request = Request(state.round + 1, network | {EXPECTED: centre})
+        # `finish` needs the same network: the released numbers are its features.
         return request, request
 
     def check(self, config: FeatureConfigT, request: Request) -> None:
         """Refuses a release of some clients only."""
+        # The plan has every client in this release, so no honest server asks for less.
         if (request.participants, request.trainees) != (EVERYONE, EVERYONE):
             raise UserError("request for mean features that is not to all: refused")
 
@@ -130,8 +135,13 @@ class FeatureMeans(Method[FeatureConfigT]):
         network = dict(pending.tensors)
         centre = network.pop(EXPECTED)
         found = mean_features(
-            config, network, centre, released.total[0, 0], released.noise_std
+            config,
+            network,
+            centre,
+            total=released.total[0, 0],
+            noise_std=released.noise_std,
         )
+        # Kept for later phases, whose networks are made of it; `learn` reads it there.
         state.released.append((config.method, found.tensors()))
         self.learn(config, state)
         state.round += 1
@@ -144,15 +154,19 @@ class ClassMoments(FeatureMeans[MomentConfig]):
 
     def network(self, config: MomentConfig, state: State) -> tuple[TensorDict, Tensor]:
         """Returns the model so far as a network, and what it expects."""
-        model = model_of(config, released_so_far(state), public_start(config)[0])
+        start, _ = public_start(config)
+        model = model_of(config, released_so_far(state), start)
         if config.method == "parts":
+            # Each class is cut into parts before clients measure the parts.
             model = in_parts(model)
         centre = expected(model, config.method, config.num_groups, config.num_features)
         return model.network, centre
 
     def learn(self, config: MomentConfig, state: State) -> None:
         """Sets the Gaussians of the generator and of its average."""
-        model = model_of(config, released_so_far(state), public_start(config)[0])
+        # The model is a function of all releases, so a resumed run makes the same one.
+        start, _ = public_start(config)
+        model = model_of(config, released_so_far(state), start)
         set_generator(config, model, state.generator, state.ema)
 
 
@@ -166,10 +180,14 @@ class Features(FeatureMeans[FeatureConfig]):
         if config.method == PRETRAINED:
             for generator in refined(state):
                 start = refiner_of_fonts(config)
+                # Not strict: there are no weights for other shapes or numbers of
+                # classes, which then start at random.
                 generator.refiner.load_state_dict(start, strict=False)
 
     def network(self, config: FeatureConfig, state: State) -> tuple[TensorDict, Tensor]:
         """Returns the scales of features and their means, by the generator's images."""
+        # By images that the generator draws, never by private ones: scales get no
+        # noise.
         return refinement.reference(config, state.ema)
 
     def learn(self, config: FeatureConfig, state: State) -> None:
@@ -204,7 +222,7 @@ def released_so_far(state: State) -> list[MeanFeatures]:
     return [
         MeanFeatures.of(method, tensors)
         for method, tensors in state.released
-        if method in KINDS
+        if method in KINDS  # methods of others may hand on what they like
     ]
 
 

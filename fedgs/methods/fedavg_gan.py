@@ -103,7 +103,8 @@ class FedAvgGan(Method[NetworkConfig]):
 
     def declared(self, config: NetworkConfig, round: int) -> Mapping[str, Declared]:
         """Returns the tensors of both networks under "<network>.<name>"."""
-        return {n: Declared(tuple(v.shape)) for n, v in _named(new_networks(config))}
+        named = _named(new_networks(config))
+        return {name: Declared(tuple(tensor.shape)) for name, tensor in named}
 
     def state(self, config: NetworkConfig) -> State:
         """Initialises both networks from the seed."""
@@ -124,6 +125,7 @@ class FedAvgGan(Method[NetworkConfig]):
 
     def check(self, config: NetworkConfig, request: Request) -> None:
         """Refuses a request that trains others than it asks."""
+        # Clients train within `answer`, so nobody trains who does not answer.
         if request.trainees != request.participants:
             raise UserError("request that is no round of Fed-Avg GAN: refused")
 
@@ -147,7 +149,9 @@ class FedAvgGan(Method[NetworkConfig]):
 
     def stack_size(self, config: NetworkConfig) -> int:
         """Returns how many copies train in one batched call."""
-        return discriminators.CHUNK_SIZE if config.stacked else 1
+        if config.stacked:
+            return discriminators.CHUNK_SIZE
+        return 1
 
     def finish(
         self, config: NetworkConfig, state: State, pending: None, released: Released
@@ -158,6 +162,8 @@ class FedAvgGan(Method[NetworkConfig]):
         """
         discriminator = _network(state, "discriminator")
         weights = parameters_to_vector(discriminator.parameters()).detach()
+        # By the planned number, whoever answered: a missing node makes the step
+        # smaller, and its noise no larger.
         mean = (released.total.flatten() / config.clients_per_round).to(weights)
         vector_to_parameters(weights + mean, discriminator.parameters())
         train_generator(config, state)
@@ -178,7 +184,9 @@ def new_networks(config: NetworkConfig) -> dict[str, nn.Module]:
 
 @lru_cache(maxsize=8)
 def _num_weights(config: NetworkConfig) -> int:
-    return sum(p.numel() for p in build_discriminator(config, 0).parameters())
+    # The seed decides values, not shapes, so any will do.
+    network = build_discriminator(config, rng_seed=0)
+    return sum(weights.numel() for weights in network.parameters())
 
 
 def _named(networks: Mapping[str, nn.Module]) -> list[tuple[str, Tensor]]:
@@ -207,9 +215,10 @@ def client_updates(
     """
     networks = new_networks(config)
     for key, module in networks.items():
-        module.load_state_dict(
-            {name: request.tensors[f"{key}.{name}"] for name in module.state_dict()}
-        )
+        sent = {name: request.tensors[f"{key}.{name}"] for name in module.state_dict()}
+        module.load_state_dict(sent)
+        # `_trained` makes copies of the weights, so the networks stay as they were
+        # sent.
         module.to(config.device).requires_grad_(False)
     generator = networks["generator"]
     template = networks["discriminator"]
@@ -218,10 +227,13 @@ def client_updates(
     def update(*batches: Tensor) -> Tensor:
         return _trained(config, template, start, *batches)
 
+    # Drawn client by client, so that a client's numbers do not depend on its
+    # neighbours.
     drawn = [_draw(config, generator, client, request.round) for client in clients]
     if not config.stacked:
         return torch.stack([update(*batches) for batches in drawn])
-    return vmap(update)(*[torch.stack(values) for values in zip(*drawn, strict=True)])
+    stacked = [torch.stack(values) for values in zip(*drawn, strict=True)]
+    return vmap(update)(*stacked)
 
 
 def _draw(
@@ -242,8 +254,8 @@ def _draw(
     labels = torch.from_numpy(client.labels[records]).to(config.device)
     z = sample_latents(config, rng, math.prod(shape)).to(config.device)
     fakes = generator(z, labels.flatten()).view_as(real)
-    mix = torch.from_numpy(rng.random(shape, dtype=np.float32)).to(config.device)
-    return real, labels, fakes, mix
+    mix = torch.from_numpy(rng.random(shape, dtype=np.float32))
+    return real, labels, fakes, mix.to(config.device)
 
 
 def _trained(
@@ -271,6 +283,8 @@ def _trained(
             drift_weight=0.0,
         )
 
+    # By hand, because torch's optimizers change tensors in place, which `vmap` cannot
+    # do for many clients at once.
     params = start
     rate = config.discriminator_learning_rate
     for step in range(config.discriminator_steps):
@@ -279,7 +293,9 @@ def _trained(
             name: value - rate * (grads[name] + WEIGHT_DECAY * value)
             for name, value in params.items()
         }
-    return torch.cat([(params[name] - start[name]).flatten() for name in start])
+    # In the order of `parameters_to_vector`, by which the server reads it.
+    changes = [params[name] - start[name] for name in start]
+    return torch.cat([change.flatten() for change in changes])
 
 
 # ------------------------------------------------------------------ server
@@ -295,6 +311,7 @@ def train_generator(config: NetworkConfig, state: State) -> None:
         count = config.discriminator_batch_size
         z = sample_latents(config, rng, count).to(config.device)
         labels = sample_labels(config, rng, count).to(config.device)
+        # One power iteration: forward passes only read the spectral vectors.
         advance_in_place(state.generator)
         loss = -discriminator(state.generator(z, labels), labels).mean()
         sgd.zero_grad(set_to_none=True)

@@ -138,12 +138,12 @@ class GsWgan(Method[GsWganConfig]):
         """
         # 11: 1/m sum over participants.
         average = released.total / (config.clients_per_round * config.batch_size)
+        # The generator draws pixels, so the gradient goes back to them.
         if config.dct_size is not None:
             average = from_dct(average, config.image_size)
         # 11: theta_G <- Adam(theta_G, average * J_theta G(z)).
-        jacobian_step(
-            cast(Optimizer, state.parts["adam"]), pending, average.to(pending)
-        )
+        adam = cast(Optimizer, state.parts["adam"])
+        jacobian_step(adam, pending, average.to(pending))
         models.update_ema(state.ema, state.generator, state.round, config.ema_decay)
         state.round += 1
 
@@ -153,9 +153,13 @@ class GsWgan(Method[GsWganConfig]):
         """Refuses fakes and labels outside their ranges."""
         images = request.tensors["images"]
         labels = request.tensors["labels"]
-        if not bool(((images >= 0) & (images <= 1)).all()):
+        # NaN compares false, so it is refused, too.
+        is_in_range = (images >= 0) & (images <= 1)
+        if not bool(is_in_range.all()):
             raise UserError("fakes outside [0, 1]: refused")
-        if not bool(((labels >= 0) & (labels < config.num_classes)).all()):
+        # A label is an index, and one outside would fail deep within torch.
+        is_class = (labels >= 0) & (labels < config.num_classes)
+        if not bool(is_class.all()):
             raise UserError(f"labels outside [0, {config.num_classes}): refused")
 
     def train(
@@ -170,7 +174,10 @@ class GsWgan(Method[GsWganConfig]):
         # 28: the node has the fakes of line 8, never the generator.
         fakes, labels = _fakes_of(config, request)
         own_labels = request.tensors["labels"].numpy()
-        one_set = None if config.fakes_per_round is None else own_labels
+        one_set = None
+        if config.fakes_per_round is not None:
+            # All steps draw their fakes from the one set that was sent.
+            one_set = own_labels
         nets, chunk = _stack_of(clients)
         draws = Draws(config, clients, "data", request.round, one_set)
         train_discriminators(config, nets, chunk, draws, fakes, labels)
@@ -197,13 +204,16 @@ class GsWgan(Method[GsWganConfig]):
         nets, chunk = _stack_of(clients)
         answered = slice(-config.batch_size, None)
         grads = nets.query(chunk, fakes[answered], labels[answered])
+        # Before clipping: what is cut off here costs no noise.
         if config.dct_size is not None:
             grads = to_dct(grads, config.dct_size)
         return grads
 
     def stack_size(self, config: GsWganConfig) -> int:
         """Returns how many discriminators train and answer in one batched call."""
-        return discriminators.CHUNK_SIZE if config.stacked else 1
+        if config.stacked:
+            return discriminators.CHUNK_SIZE
+        return 1
 
 
 METHOD = GsWgan()
@@ -226,8 +236,10 @@ def _stack_of(clients: Sequence[OneClient]) -> tuple[Discriminators, Positions]:
 def _latents(config: GsWganConfig, round: int) -> tuple[Latents, Labels]:
     """Draws z ~ P_z (F, latent_dim) and labels (F,) of a round; 0: the warm start."""
     rng = stream(config.seed, "latent", round)
-    z = models.sample_latents(config, rng, config.fakes_sent).to(config.device)
-    return z, models.sample_labels(config, rng, config.fakes_sent).to(config.device)
+    # One stream for both, so z is drawn first, always.
+    z = models.sample_latents(config, rng, config.fakes_sent)
+    labels = models.sample_labels(config, rng, config.fakes_sent)
+    return z.to(config.device), labels.to(config.device)
 
 
 def jacobian_step(

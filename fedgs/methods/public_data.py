@@ -39,6 +39,7 @@ def public_start(config: ResolvedConfig) -> tuple[Model | None, frozenset[bytes]
     values |= {"data": public, "num_classes": "", "classes": "all"}
     reading = RunConfig.from_flat(values | {"background": "auto"})
     images, labels, found = _read(reading)
+    # A class without public images would have no Gaussian to start from.
     counts = np.bincount(labels, minlength=config.num_classes)
     if len(counts) > config.num_classes or not counts.all():
         raise UserError(
@@ -60,6 +61,8 @@ def _read(
         records = load_records(config)
     except UserError as error:
         raise UserError(f"public_data = {config.data!r}: {error}") from error
+    # The negatives, too: a private source may have the same images on a light
+    # background.
     found = digests(records.images) | digests(255 - records.images)
     return torch.tensor(records.images), records.labels, found
 
@@ -72,5 +75,9 @@ def digests(images: NDArray[np.uint8]) -> frozenset[bytes]:
     Args:
         images: shape (N, channel, height, width).
     """
-    shown = images[images.min(axis=(1, 2, 3)) < images.max(axis=(1, 2, 3))]
-    return frozenset(blake2b(i.tobytes(), digest_size=16).digest() for i in shown)
+    # An image of one grey level shows nobody, and may well be in both data sets.
+    darkest = images.min(axis=(1, 2, 3))
+    lightest = images.max(axis=(1, 2, 3))
+    shown = images[darkest < lightest]
+    hashes = (blake2b(image.tobytes(), digest_size=16) for image in shown)
+    return frozenset(found.digest() for found in hashes)

@@ -35,15 +35,18 @@ def select(config: ResolvedConfig, round: int) -> Clients:
         rng = stream(config.schedule_seed, "selection", round)
         chosen = rng.choice(num_clients, size=count, replace=False)
         return tuple(int(client) for client in np.sort(chosen))
+    # Else `balanced`: all clients in turn, shuffled anew in each lap.
     lap, start = divmod((round - 1) * count, num_clients)
     seed = config.schedule_seed
-    slots = _balanced_lap(seed, num_clients, count, lap)[start : start + count]
+    order = _balanced_lap(seed, num_clients, count, lap)
+    slots = order[start : start + count]
     if len(slots) < count:  # the round runs over into the next lap
         following = _balanced_lap(seed, num_clients, count, lap + 1)
         slots = slots + following[: count - len(slots)]
     return tuple(sorted(slots))
 
 
+# Cached, because many rounds lie in one lap.
 @lru_cache(maxsize=4)
 def _balanced_lap(
     seed: int | str, num_clients: int, count: int, lap: int
@@ -68,14 +71,16 @@ def _balanced_lap(
 
 def trainees(config: ResolvedConfig, participants: Clients) -> Clients:
     """Returns the clients whose discriminators train in a round of the participants."""
-    trains_all = config.discriminator_training == "every_round"
-    return EVERYONE if trains_all else participants
+    if config.discriminator_training == "every_round":
+        return EVERYONE
+    return participants
 
 
 def clients_of(clients: Clients, hosted: Sequence[int]) -> list[int]:
     """Returns which of a node's hosted clients are meant by a request."""
     if clients == EVERYONE:
         return list(hosted)
+    # In the node's own order, whatever a request's is: answers are summed in it.
     wanted = set(clients)
     return [client for client in hosted if client in wanted]
 

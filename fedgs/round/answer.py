@@ -70,6 +70,8 @@ def raw_answers(
     Privacy: reads private data; output private.
     """
     method, own = phase_at(config, request.round)
+    # All training before all answers, and not client by client: trainees need not be
+    # participants.
     for group in _groups(method, own, hosted, request.trainees):
         method.train(own, group, request)
     for group in _groups(method, own, hosted, request.participants):
@@ -84,6 +86,8 @@ def raw_answers(
 
 def _of_images(values: Tensor, group: Sequence[OneClient], hosted: Hosted) -> Tensor:
     """Makes zero of what clients without images answer to the one in their place."""
+    # Who has no images is private, so such a client is asked like all others, and what
+    # it answers about none does not count.
     records = hosted.data.client_records
     rows = [row for row, own in enumerate(group) if not len(records[own.number])]
     index = torch.tensor(rows, dtype=torch.int64, device=values.device)
@@ -98,7 +102,10 @@ def _groups(
     One group at a time is in memory.
     """
     is_alone = not is_of_fedgs(method)
-    size = 1 if is_alone else method.stack_size(config)
+    if is_alone:
+        size = 1
+    else:
+        size = method.stack_size(config)
     numbers = clients_of(asked, hosted.clients)
     for first in range(0, len(numbers), size):
         group = numbers[first : first + size]
@@ -140,6 +147,7 @@ def release(
     for answer in answers:
         gradients = per_sample(config, terms, answer)
         parts.append(clip(gradients, terms.clip_bound))
+    # Two answers of one client would add 2 C where C is accounted for.
     if sum(len(part.values) for part in parts) != asked:
         raise TypeError(
             f"{config.methods}: each participating client must answer exactly once"
@@ -165,6 +173,7 @@ def per_sample(
         TypeError: it has not the shape that the terms promise, or other numbers than
             real ones. The text quotes shapes alone, which are public.
     """
+    # The bound of clipping is proved for real numbers.
     if not values.is_floating_point():
         raise TypeError(f"{config.methods}: the answer is no tensor of real numbers")
     if values.shape[1:] != terms.shape:
@@ -190,9 +199,13 @@ def summed(
         round: that was answered.
         answers: at least one.
     """
+    # Floating-point sums depend on their order, so answers are sorted: the same answers
+    # make the same bytes. In 64 bits, since a sum over many nodes would lose digits in
+    # 32.
     total = torch.zeros(terms_at(config, round).shape, dtype=torch.float64)
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
+    # Every node's noise is equally large, and variances add.
     return Released(total, answers[0].noise_std * len(answers) ** 0.5)
 
 

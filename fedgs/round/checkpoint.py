@@ -51,6 +51,7 @@ def restored_releases(
 
 def tensors_of(parts: Mapping[str, nn.Module | Optimizer]) -> TensorDict:
     """Returns the tensors of networks, and Adam's, each under "<part>.<name>"."""
+    # Tensors only, in a format that runs no code when it is read (safetensors).
     flat: TensorDict = {}
     for key, part in parts.items():
         if isinstance(part, Optimizer):
@@ -87,8 +88,12 @@ def load_moments(prefix: str, optimizer: Optimizer, tensors: TensorDict) -> None
     """Puts an optimizer of one group into the state of `moments_of`."""
     adam = optimizer.state_dict()
     number = len(adam["param_groups"][0]["params"])
-    moments = {index: under(f"{prefix}{index}.", tensors) for index in range(number)}
-    state = {index: values for index, values in moments.items() if values}
+    # A parameter that no step has changed yet has no moments.
+    state: dict[int, TensorDict] = {}
+    for index in range(number):
+        values = under(f"{prefix}{index}.", tensors)
+        if values:
+            state[index] = values
     # Rates and betas are those of the settings: only moments are in a checkpoint.
     optimizer.load_state_dict({**adam, "state": state})
 
@@ -193,6 +198,8 @@ class Session(ABC):
             with indispensable(self.folder, "the ledger's length"):
                 self.folder.record(self.ledger)  # a discarded round has an event
             return
+        # The ledger's length goes along, so that an older, shorter copy of it is
+        # noticed.
         started = time.monotonic()
         with indispensable(self.folder, f"the checkpoint of round {self.round}"):
             self.folder.save_checkpoint(self.round, self.tensors(), self.ledger)
@@ -203,8 +210,11 @@ class Session(ABC):
     @property
     def is_due(self) -> bool:
         """Whether it is time for a checkpoint: by rounds, or by what the last cost."""
-        if (every := self.config.checkpoint_every) is not None:
+        every = self.config.checkpoint_every
+        if every is not None:
             return self.round % every == 0
+        # Large states are written less often, so that writing stays a small share of
+        # the run's time.
         wait = max(CHECKPOINT_SECONDS, self.cost / CHECKPOINT_SHARE)
         return time.monotonic() - self.last > wait
 
@@ -226,6 +236,8 @@ class Session(ABC):
 
     def save_generator(self) -> None:
         """Writes the run's product: afterwards it is finished."""
-        generator, average = (network.state_dict() for network in self.networks)
+        generator, average = self.networks
         with indispensable(self.folder, "the generator"):
-            self.folder.save_generator(generator, average, self.ledger)
+            self.folder.save_generator(
+                generator.state_dict(), average.state_dict(), self.ledger
+            )

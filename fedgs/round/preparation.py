@@ -56,6 +56,7 @@ def new_run(
     Raises:
         UserError: bad input; nothing was written.
     """
+    # Last: whatever is refused above leaves no folder behind.
     resolved, data = planned_run(config, load, name)
     return RunFolder.create(resolved), data
 
@@ -132,8 +133,8 @@ def resolve(
         raise UserError(f"amplification = True: refused: {PUBLIC_SELECTION}; {remedy}")
     if data is None:
         data = load(config)
-    else:
-        data = data
+    # Before the data fill in what was left open: afterwards nobody could tell it from
+    # what the user gave.
     counted = ",".join(_counted(config))
     config = _with_partition(_with_participants(config, data.num_clients), data)
     channels, side, _ = data.images.shape[1:]
@@ -150,6 +151,7 @@ def resolve(
 
 def _counted(config: RunConfig) -> Iterator[str]:
     """Yields the settings that are left to the data, where it is the user's own."""
+    # Numbers of a published data set are public already.
     kind = config.data.partition(":")[0]
     if kind not in (*READERS, GIVEN):
         return
@@ -172,7 +174,11 @@ def _check_public(config: ResolvedConfig, data: FederatedImages) -> None:
         UserError: with their number; or as `public_start`.
     """
     _, public = public_start(config)
-    if public and (count := len(public & digests(data.images))):
+    if not public:
+        return
+    # By hashes, so that comparing all images with all others is quick.
+    count = len(public & digests(data.images))
+    if count:
         raise UserError(
             f"public_data = {config.public_data!r}: {count} of its images occur in the "
             "private data, and a start without noise would show them; give data of "
@@ -205,7 +211,7 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
     config = _with_seed(_with_participants(config, num_clients))
     resolved = with_noise(config.validate())
     check_answer(resolved)
-    public_start(resolved)
+    public_start(resolved)  # refuses data that do not fit, before anything is started
     return resolved
 
 
@@ -246,8 +252,12 @@ def fitted_to_data(
     Raises:
         UserError: as of `resolve`.
     """
+    # The seed is fixed now, because it also decides how the data are split, and they
+    # are not loaded again.
     config = with_absolute_paths(_with_seed(config))
     resolved, data = resolve(config, load=load)
+    # Over the settings as they were given, not the resolved ones: these have noise for
+    # the phases of before, and the noise is calibrated anew for the fitted ones.
     fitted = {n: v for n, v in moments_for(resolved).items() if n not in given}
     return dataclasses.replace(config, **fitted), data
 
@@ -270,7 +280,10 @@ def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:
         return config
     is_refused = config.privacy_unit == "record" or config.partitioner is not None
     is_scored = config.data == GIVEN or has_test_split(config.data)
-    share = 0.0 if is_refused or is_scored else HELD_OUT
+    if is_refused or is_scored:
+        share = 0.0
+    else:
+        share = HELD_OUT
     return dataclasses.replace(config, test_fraction=share)
 
 
@@ -308,7 +321,10 @@ def _with_partition(config: RunConfig, data: FederatedImages) -> RunConfig:
         )
     if config.partition != "auto" or config.is_dealt:
         return config
-    found = "by-client" if data.owners == "kept" else "iid"
+    if data.owners == "kept":
+        found = "by-client"
+    else:
+        found = "iid"
     return dataclasses.replace(config, partition=found)
 
 
@@ -335,24 +351,27 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
     target = config.target_epsilon
     if config.noise_multiplier is not None:
         if target is not None:
-            relation = config.relation
-            Target(target, config.delta, config.adversary, relation, selections).check()
+            # The selection of the cohort alone may have spent it already.
+            Target.of(config, selections).check()
         return ResolvedConfig.from_flat({}, config)
     if target is None:
         raise UserError(
             "noise_multiplier is unset: give --noise-multiplier (0 for a run without "
             "privacy) or --target-epsilon"
         )
+    # A plan needs some noise; the calibration does not read it.
+    plan = Plan.from_config(dataclasses.replace(config, noise_multiplier=1.0))
     noise_multiplier = calibrate_noise(
-        Plan.from_config(dataclasses.replace(config, noise_multiplier=1.0)),
-        target,
-        config.delta,
-        config.adversary,
-        config.relation,
+        plan,
+        target_epsilon=target,
+        delta=config.delta,
+        adversary=config.adversary,
+        relation=config.relation,
         selections=selections,
     )
     own = {"noise_multiplier": noise_multiplier}
     resolved = ResolvedConfig.from_flat(own, config).validate()
+    # The method states its terms itself, so what was calibrated is checked with them.
     _check_calibrated(resolved, selections)
     return resolved
 
@@ -393,7 +412,10 @@ def check_device(config: RunConfig) -> None:
     else:
         count = 0
     if config.device != "cpu" and number >= count:
-        there = f"{count} GPUs are here, from 0 on" if count else "no GPU is here"
+        if count:
+            there = f"{count} GPUs are here, from 0 on"
+        else:
+            there = "no GPU is here"
         raise UserError(f"device = {config.device}: {there}; give --device cpu")
 
 

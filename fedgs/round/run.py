@@ -135,6 +135,7 @@ class RunSession(Session):
             try:
                 yield training
             except RunStopped as error:
+                # First: the checkpoint must not have what an unfinished round changed.
                 training._discard_round()
                 training.commit()
                 if isinstance(error, BudgetSpent):  # what it bought is the product
@@ -185,6 +186,8 @@ class RunSession(Session):
         Raises:
             RunStopped: `stop` was set.
         """
+        # Engines call this before the first round as well: a run that was interrupted
+        # in the fit resumes there.
         round = self.server.round
         if round <= self._settled:
             return
@@ -193,14 +196,17 @@ class RunSession(Session):
         def check(step: int, steps: int) -> None:
             if stop.is_set():
                 raise RunStopped(f"stopped in step {step} of the generator's fit")
+            # Twenty reports: one for each of thousands of steps would flood whoever
+            # listens.
             if step % max(1, steps // 20) == 0:
-                told = {"fit_step": step, "fit_steps": steps}
-                self.report({"round": round, **told})
+                self.report({"round": round, "fit_step": step, "fit_steps": steps})
 
         if method.settle(own, self.server, check):
             self.write_picture()
         self._settled = round
 
+    # Kept, so that it is drawn and hashed once, however many nodes are prepared, and
+    # when.
     @cached_property
     def preparation(self) -> Request:
         """The request of round 0, which has nodes make discriminators.
@@ -253,6 +259,7 @@ class RunSession(Session):
         request = asked.request
         attempt = self.attempts[asked.request.round] + 1
         if nodes is not None:
+            # A sum of one node would be its release in the open, so masks need more.
             least = max(self.required(request.participants), LEAST_NODES)
             if len(nodes) < least:
                 raise RunStopped(
@@ -264,6 +271,8 @@ class RunSession(Session):
             self.config, request.round, request.participants, attempt, nodes
         )
         self._round = replace(asked, event=event)
+        # The budget before the ledger: an event that is written counts for good, even
+        # if nothing is sent.
         if self._budget is not None and not self._budget.allows(event):
             raise BudgetSpent(
                 f"stopped before round {request.round}: its release would exceed "
@@ -278,6 +287,7 @@ class RunSession(Session):
 
     def required(self, participants: Clients) -> int:
         """Returns how many nodes of a round must answer, by `min_answers`."""
+        # A round may have fewer nodes than `min_answers`, where few clients are drawn.
         planned = len(nodes_of(self.config, participants))
         return min(self.config.min_answers or planned, planned)
 
@@ -286,11 +296,21 @@ class RunSession(Session):
         buffers = {n: v.clone() for n, v in self.server.generator.named_buffers()}
         method, own = phase_at(self.config, self.server.round + 1)
         request, pending = method.begin(own, self.server)
+        # From now on these nodes count as prepared: `unprepared` names each of them
+        # once.
         if method.has_discriminators:
             self._prepared |= {*nodes_of(self.config, request.trainees)}
+        # Rounded here and not only where it is sent, so that both engines compute with
+        # the same numbers.
         request = rounded(request, self.config)
         request = replace(request, keep_round=self.committed)
-        return _Round(None, request, pending, buffers, time.monotonic())
+        return _Round(
+            event=None,
+            request=request,
+            pending=pending,
+            buffers=buffers,
+            started=time.monotonic(),
+        )
 
     def finish(
         self, answers: Sequence[NodeRelease], failures: Sequence[str] = ()
@@ -321,6 +341,7 @@ class RunSession(Session):
             return {}
         released = self._learn(self._round, self._opened(self._round, answers))
         metrics = self._metrics(self._round, len(answers), released)
+        # From here on the round is finished: a stop discards nothing any more.
         self._round = None
         self._publish(metrics)
         method = phase_at(self.config, self.server.round).method
@@ -361,6 +382,7 @@ class RunSession(Session):
             try:
                 answers = [sum_of(self.config, asked.request, answers)]
             except UserError as error:
+                # A node that lies spoils the sum, but not the run: it can be resumed.
                 raise RunStopped(
                     f"round {asked.request.round}: {error}; the round is counted and "
                     "discarded"
@@ -381,13 +403,15 @@ class RunSession(Session):
         self, asked: "_Round", num_answers: int, released: Released
     ) -> dict[str, Any]:
         """Returns the public metrics of a round that is done."""
+        # Metrics are published, so only what is public or DP output may be among them.
         metrics: dict[str, Any] = {"round": self.server.round}
         if not phase_at(self.config, self.server.round).method.hides_duration:
             metrics["seconds"] = round(time.monotonic() - asked.started, 4)
         metrics["num_answers"] = num_answers
         metrics["events"] = self.ledger.length
         metrics["release_norm"] = round(float(released.total.norm()), 6)
-        if (ratio := released.signal_to_noise) is not None:
+        ratio = released.signal_to_noise
+        if ratio is not None:  # without noise there is none
             metrics["signal_to_noise"] = ratio
         return metrics
 
@@ -400,6 +424,7 @@ class RunSession(Session):
     def _discard_round(self) -> None:
         """Puts the generator back to where the unfinished round began."""
         if self._round is not None:
+            # Not strict, for these are the buffers alone: drawing changes no weights.
             buffers = self._round.buffers
             self.server.generator.load_state_dict(buffers, strict=False)
 
@@ -427,6 +452,8 @@ def last_rounds(
     config: ResolvedConfig, events: Sequence[Event], committed: int
 ) -> dict[int, int]:
     """Returns the last committed round of each node that was needed for one."""
+    # Later events are of rounds that a resumed run repeats, from the nodes' states at
+    # the checkpoint.
     last: dict[int, int] = {}
     for event in events:
         if event.round <= committed:
@@ -457,6 +484,8 @@ def new_event(
         config.hosting, config.clients_per_round, config.min_answers
     )
     if nodes is not None:
+        # Clients of the other nodes are not asked in this attempt, so nothing is
+        # counted for them.
         if len(nodes) < len(planned):
             hosted = [c for node in nodes for c in config.hosting.hosted(node)]
             participants = clients_of(participants, hosted)
@@ -468,10 +497,14 @@ def new_event(
             counted = min(counted, len(nodes))
         else:
             counted = len(nodes)
+    if participants == EVERYONE:
+        asked = EVERYONE
+    else:
+        asked = tuple(participants)
     return Event(
         round=round,
         attempt=attempt,
-        participants=EVERYONE if participants == EVERYONE else tuple(participants),
+        participants=asked,
         num_clients=config.num_clients,
         planned_nodes=len(planned),
         counted_nodes=counted,
@@ -481,9 +514,11 @@ def new_event(
 
 def _reasons(failures: Sequence[str]) -> str:
     """Returns the first failures and the number of others, to follow a sentence."""
-    shown = "".join(f"\n{failure}" for failure in failures[:_SHOWN_FAILURES])
+    lines = [*failures[:_SHOWN_FAILURES]]
     others = len(failures) - _SHOWN_FAILURES
-    return shown + (f"\nand {others} others" if others > 0 else "")
+    if others > 0:
+        lines.append(f"and {others} others")
+    return "".join(f"\n{line}" for line in lines)
 
 
 def _say(text: str) -> None:
@@ -521,5 +556,6 @@ def stop_on_signal(go_on: str = "the same command") -> Iterator[threading.Event]
     try:
         yield stop
     finally:
+        # A program that trains twice, or has handlers of its own, gets them back.
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -140,6 +140,7 @@ def demo(output: Annotated[str, typer.Option(help="Folder of the run.")] = "") -
     """Train on handwritten digits, through Flower: `train --recipe demo`."""
     from fedgs.app.commands import train as running
 
+    # Through Flower, because the demo is to show messages between processes.
     config = replace(recipe("demo"), engine="flower", output=output)
     running.train(config, {})
 
@@ -203,6 +204,7 @@ def show_settings(
     if (Path(source) / "config.json").exists():
         from fedgs.runs.run_folder import RunFolder
 
+        # A run's settings are what it was made with; nothing can be put over them.
         reject({"config": config, **settings}, "SOURCE is a run; leave out")
         lines = as_toml(RunFolder.open(source).config)
     else:
@@ -221,6 +223,7 @@ def audit(as_json: JsonOption = False, *, given: dict[str, Any]) -> None:
     request = AuditRequest(**given)
     from fedgs.app.commands import audit as attacks
 
+    # So that a test or a release script fails with it.
     if not attacks.audit(request, as_json):
         raise typer.Exit(1)
 

@@ -78,6 +78,7 @@ def of_runs(
         settings["delta"] = delta
     if as_csv:
         more = {"json": as_json or None, "same_clients": same_clients or None}
+        # Its columns are the run's own epsilons; the flags ask for something else.
         reject(others | settings | more, "--csv states RUN as it is; leave out")
         report.show_by_round(runs)
     elif any(map(is_baseline, runs)):

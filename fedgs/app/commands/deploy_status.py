@@ -98,7 +98,8 @@ def _epsilons(run: Path) -> list[dict[str, Any]]:
 
 def show(status: Status) -> None:
     """Prints a table of a run, and one of its nodes."""
-    Table(status["run"], ("what", "now"), [*_rows(status)], numeric=False).show()
+    rows = list(_rows(status))
+    Table(status["run"], ("what", "now"), rows, numeric=False).show()
     if nodes := status.get("nodes"):
         rows = [(name, *_node_cells(node)) for name, node in nodes.items()]
         Table(f"nodes of {status['run']}", NODE_HEAD, rows, numeric=False).show()

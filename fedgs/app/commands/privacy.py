@@ -278,7 +278,10 @@ def conditions_of(statements: Sequence[Statement]) -> list[str]:
             adversary += " amplified"
         for condition in row.conditions:
             found.setdefault(condition, {})[adversary] = None
-    return [f"{condition} ({', '.join(where)})" for condition, where in found.items()]
+    lines: list[str] = []
+    for condition, adversaries in found.items():
+        lines.append(f"{condition} ({', '.join(adversaries)})")
+    return lines
 
 
 def _title(row: Statement) -> str:

@@ -167,7 +167,8 @@ def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
         else:
             kind = config.terms(round).release
         found.setdefault(kind, []).append(ratio)
-    return ", ".join(f"{kind} {fmean(own):.3g}" for kind, own in found.items())
+    means = {kind: fmean(own) for kind, own in found.items()}
+    return ", ".join(f"{kind} {mean:.3g}" for kind, mean in means.items())
 
 
 def to_quote(label: Mapping[str, Any]) -> str:
