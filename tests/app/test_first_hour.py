@@ -314,14 +314,14 @@ def test_time_of_gradients_counts_every_clients_steps(monkeypatch, given, second
         (
             {"clients": np.zeros(8, int)},
             {"noise_multiplier": 0.0, "recipe": "moments"},
-            "num_clients = 1: one owner alone",
+            "num_clients = 1:",
         ),
         (
             {},
             {"target_epsilon": 10, "delta": 0.3},
             "delta is too large to read: 0.3 is",
         ),
-        ({"labels": np.zeros(8, int)}, {}, "num_classes = 1: .* outer names are own"),
+        ({"labels": np.zeros(8, int)}, {}, "num_classes = 1:"),
         ({"labels": np.arange(8) % 2 + 1}, {}, "no image has label 0: .* subtract 1"),
         ({"labels": np.arange(8) % 2 * 3}, {}, "no image has label 1, 2: "),
     ],

@@ -111,10 +111,10 @@ def test_broken_noise_is_exit_code_1_and_membership_uses_the_test_split(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--trials", 10), "trials = 10: give --trials at least 1000"),
-        (("--rounds", 5), "rounds = 5: is for --full"),
-        (("--full", "--rounds", 0), "rounds = 0: give --rounds at least 1"),
-        (("--full",), "num_clients = 12: --full needs"),
+        (("--trials", 10), "trials = 10:"),
+        (("--rounds", 5), "rounds = 5:"),
+        (("--full", "--rounds", 0), "rounds = 0:"),
+        (("--full",), "num_clients = 12:"),
     ],
 )
 def test_bad_numbers_are_exit_code_2(run, fedgs, monkeypatch, arguments, message):

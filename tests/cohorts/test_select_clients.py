@@ -97,7 +97,7 @@ def test_private_selection_states_its_epsilon_and_cost(select):
     ("arrays", "settings", "named"),
     [
         ({}, {"partition": "iid", "num_clients": 2}, ".*cohorts are of people"),
-        ({}, {"cohort": "c.txt"}, "cohort = c.txt: cohorts are selected am"),
+        ({}, {"cohort": "c.txt"}, "cohort = c.txt:"),
         ({"clients": ["#a"] * 3 + ["b"] * 3}, {}, "client '#a': a cohort file cannot"),
         ({"labels": [0] * 6}, {}, "data = npz:.* has one class only"),
     ],

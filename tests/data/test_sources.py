@@ -43,7 +43,7 @@ def test_digits_are_1797_images_of_180_clients():
     # load_digits has the mean 4.884 of 16; 8x8 pixels in a frame of 12x12.
     expected = 4.884 / 16 * 8**2 / 12**2
     assert abs(data.images.mean() / 255 - expected) < 0.01
-    assert_refused("data = 'digits': has no test split", load_test_data, configured())
+    assert_refused("data = 'digits':", load_test_data, configured())
     larger = load(image_size=64, image_channels=3).images  # 16 in the original is 255
     assert (larger.shape, larger.max() > 240) == ((1797, 3, 64, 64), True)
     assert np.median(larger[:, :, :, 0]) == 0

@@ -34,7 +34,7 @@ def test_score_is_that_of_torchmetrics_on_the_same_splits():
 
 def test_too_few_images_for_their_neighbours_are_refused():
     given = [np.zeros(shape, "f4") for shape in ((50, 2), (5, 2))]
-    assert_refused("count = 5: .* give more than 5", manifold_scores, *given)
+    assert_refused("count = 5:", manifold_scores, *given)
 
 
 # ------------------------------------------------------------------ FID

@@ -84,7 +84,7 @@ def test_run_with_unknown_or_too_few_nodes_is_refused_at_once(peers):
     own = peers["a"]
     own.check_names(tuple("abc"))
     assert_refused("the run has d", own.check_names, tuple("abcd"))
-    assert_refused("min_peers = 3: the run has 2", own.check_names, tuple("ab"))
+    assert_refused("min_peers = 3:", own.check_names, tuple("ab"))
 
 
 @pytest.mark.parametrize("least", [1, 4])

@@ -289,9 +289,9 @@ def test_a_hostile_servers_settings_are_refused_before_joining(deploy):
     ("mode", "change", "problem"),
     [
         (EVERYONE, {"spectral_norm": True}, "= True: .* give --no-spectral-norm"),
-        (EVERYONE, {"batch_size": 4}, "batch_size: no phase of the run"),
-        (EVERYONE, {"moment_size": 4}, "moment_size: no phase of the run"),
-        (MERF, {"fakes_per_round": 8}, "fakes_per_round: no phase of the run"),
+        (EVERYONE, {"batch_size": 4}, "batch_size:"),
+        (EVERYONE, {"moment_size": 4}, "moment_size:"),
+        (MERF, {"fakes_per_round": 8}, "fakes_per_round:"),
     ],
 )
 def test_settings_that_contradict_the_method_are_refused(mode, change, problem):

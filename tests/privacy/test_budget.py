@@ -119,7 +119,7 @@ each_user = pytest.mark.parametrize(
         (FULL, (10.0, 1.5, "server", "zero-out"), "delta = 1.5"),
         (FULL, (10.0, DELTA, "unmasked", "zero-out"), "--secure-aggregation"),
         (TABLE_1, (10.0, DELTA, "server", "zero-out"), "engine = local has only relea"),
-        (AMPLIFIED, (3.0, DELTA, "secagg", "zero-out"), "secagg: sees who takes part"),
+        (AMPLIFIED, (3.0, DELTA, "secagg", "zero-out"), "secagg:"),
     ],
 )
 def test_impossible_targets_are_refused(what, plan, asked, message):
@@ -139,7 +139,7 @@ def test_targets_that_a_selection_alone_exceeds_are_refused(what):
 
 def test_no_noise_can_and_none_need_not_reach_a_target():
     everyone = (10.0, DELTA, "secagg", "zero-out", 539)
-    assert_refused("colluding = 539: give less", calibrate_noise, FULL, *everyone)
+    assert_refused("colluding = 539:", calibrate_noise, FULL, *everyone)
     rare = replace(TABLE_2, client_selection="uniform", num_rounds=1)
     words, asked = "chance to take part, 0.00115", (10.0, 0.01, "server", "zero-out")
     assert_refused(words, calibrate_noise, rare, *asked)

@@ -119,7 +119,7 @@ def test_damaged_ledgers_are_refused_but_for_a_torn_last_line(
         ({"noise_std": None}, "noise_std = None"),
         ({"round": ""}, "round = ''"),
         ({"participants": [3, 1]}, "participants"),
-        ({"participants": 7}, "participants = 7: give"),
+        ({"participants": 7}, "participants = 7:"),
         ({"source": 7}, "source"),
         ({"release": "median"}, "'median': give one of gradient, embedding"),
     ],

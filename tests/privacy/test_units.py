@@ -121,11 +121,11 @@ def test_a_program_and_the_command_line_agree_on_records(tmp_path, fedgs):
     assert told in repr(run)
     assert told in run_outcome.to_quote(label)
     given = SMALL | RECORD | ZERO_OUT | {"output": tmp_path / "no"}
-    assert_refused("relation = 'zero-out': a record", library.train, IMAGES, **given)
+    assert_refused("relation = 'zero-out':", library.train, IMAGES, **given)
     npz = tmp_path / "a.npz"
     np.savez(npz, images=IMAGES)
     words = flags(data=f"npz:{npz}", **given)
-    refused(fedgs("train", *words), "relation = 'zero-out': a record .*give --relation")
+    refused(fedgs("train", *words), "relation = 'zero-out':")
     plan = flags(recipe="moments", num_clients=6, privacy_unit="record")
     rows = json.loads(printed(fedgs("privacy", "plan", *plan, "--json")))
     assert {row["relation"] for row in rows} == {"replace-one"}

