@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import Field, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from fedgs.errors import UserError, check_utf8
 
@@ -185,6 +185,8 @@ def refuse(values: Any, problems: Iterable[Problem]) -> None:
     for name, text in problems:
         value = getattr(values, name)
         quoted = repr(value) if isinstance(value, str) else str(value)
+        if isinstance(value, tuple):  # of phases, as people write them
+            quoted = ",".join(map(str, cast(tuple[Any, ...], value)))
         shown = (
             "is unset" if value is None else f"= {shortened(quoted, MOST_CHARACTERS)}"
         )

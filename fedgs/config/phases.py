@@ -62,15 +62,14 @@ class Phase:
         """
         fields = type(self).__dataclass_fields__
         for name, kind in (("rounds", int), ("share", float)):
-            value = coerced(name, kind | None, getattr(self, name))
-            object.__setattr__(self, name, value)
-            if value is not None:
-                try:
+            try:
+                value = coerced(name, kind | None, getattr(self, name))
+                if value is not None:
                     check_range(fields[name], value)
-                except UserError as error:
-                    raise UserError(
-                        f"phases: {shortened(self.method)}: {error}"
-                    ) from None
+            except UserError as error:
+                text = f"phases: {shortened(self.method)}: {error}"
+                raise UserError(text) from None
+            object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
         """Returns the phase as one text, without settings of its own."""
@@ -101,7 +100,9 @@ def _read_text(text: str) -> tuple[Phase, ...]:
     if len(text) > MOST_TEXT:
         raise UserError(f"phases = {shortened(text)!r}: has too many characters")
     if text.startswith("["):
-        with wrap_error(ValueError, f"phases = {shortened(text)!r}", REMEDY):
+        # Brackets in brackets in brackets end in the second error.
+        errors = (ValueError, RecursionError)
+        with wrap_error(errors, f"phases = {shortened(text)!r}", REMEDY):
             value = json.loads(text)
         return read_phases(value)
     return _checked(tuple(map(_read_word, text.split(","))))
@@ -128,9 +129,8 @@ def _read_one(value: Any) -> Phase:
     for name, setting in own.items():
         if not isinstance(setting, str | int | float | bool):
             problem = "must be a text, a number or true or false"
-            raise UserError(
-                f"{shortened(name)} = {shortened(repr(setting))}: {problem}"
-            )
+            shown = f"{shortened(name)} = {shortened(repr(setting))}"
+            raise UserError(f"phases: {shown}: {problem}")
     return Phase(
         method=method,
         rounds=table.get("rounds"),
@@ -142,14 +142,15 @@ def _read_one(value: Any) -> Phase:
 def _read_word(word: str) -> Phase:
     """Reads METHOD, METHOD:SHARE or METHOD*ROUNDS:SHARE; a place has a colon too."""
     name, colon, share = word.strip().rpartition(":")
-    if not colon or not (_is_number(share) or name.partition("*")[0] in METHODS):
-        name, share = word.strip(), ""
+    has_share = colon and (_is_number(share) or name.partition("*")[0] in METHODS)
+    if not has_share:
+        name = word.strip()
     name, star, rounds = name.partition("*")
     with wrap_error(ValueError, f"phases = {shortened(word)!r}", REMEDY):
         return Phase(
             method=name,
             rounds=int(rounds) if star else None,
-            share=float(share) if share else None,
+            share=float(share) if has_share else None,
         )
 
 
