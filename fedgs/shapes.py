@@ -14,8 +14,8 @@
 
 "float" is float32, or float64 where sums are taken and in tests of formulas. A leading
 client axis n may stand before each of the first six ("stacked"). Axes of the same name
-have the same length within one call. In a phase of mean features, PerSampleGrads and Release hold
-embeddings: B = 1, and (networks, classes, features) in the place of (C, k, k).
+have the same length within one call. In a phase of mean features, PerSampleGrads and
+Release hold embeddings: B = 1, and (1, classes, features) in the place of (C, k, k).
 """
 
 from jaxtyping import Float, Float32, Int64

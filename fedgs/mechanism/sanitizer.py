@@ -10,8 +10,8 @@ nothing unsanitized can be encoded as a message
 (`fedgs.round.messages.encode_answer` takes the last one only). One release is the
 concatenation of B such sums; its sensitivity is sqrt(B) times that of one fake.
 
-An embedding of mean features is one sample as well: B = 1, and in the place of a gradient
-one vector by network, class and feature. All that is said here of gradients holds for
+An embedding of mean features is one sample as well: B = 1, and in the place of a
+gradient one vector by class and feature. All that is said here of gradients holds for
 it.
 
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Eq. 7-9 and Definition 3.3;

@@ -19,11 +19,10 @@ from command_line import flags, printed
 from fedgs.app.commands import forecast
 from fedgs.app.tables import folded
 from fedgs.config.recipes import HELD_OUT, configure, moments_for, overridden, recipe
+from fedgs.methods import phases_of
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
-from fedgs.methods import phases_of
 from fedgs.round import local
-from fedgs.methods import phases_of
 from fedgs.round.preparation import with_noise
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
