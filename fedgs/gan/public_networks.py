@@ -2,10 +2,10 @@
 
 Layers of trunks are features whose means a phase releases; a refiner is the network
 behind the Gaussians of the generator `refined`. Those of the phase
-`pretrained-features` come with the package (`python -m experiments.pretraining`): a trunk and a refiner trained
-on digits that are drawn from fonts, and the first blocks of EfficientNet-Lite0, trained
-on ImageNet by its authors. Else the trunk's weights are random numbers of a fixed seed,
-and the refiner begins as the identity.
+`pretrained-features` come with the package (`python -m experiments.pretraining`): a
+trunk and a refiner trained on digits that are drawn from fonts, and the first blocks of
+EfficientNet-Lite0, trained on ImageNet by its authors. Else the trunk's weights are
+random numbers of a fixed seed, and the refiner begins as the identity.
 
 Privacy: public. A client has the trunks from its own copy of the package, by its hash:
 no server chooses what a feature is.
