@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import Field, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from fedgs.errors import UserError, check_utf8
 
@@ -189,6 +189,8 @@ def refuse(values: Any, problems: Iterable[Problem]) -> None:
         value = getattr(values, name)
         if isinstance(value, str):
             quoted = repr(value)
+        elif isinstance(value, tuple):  # of phases, as people write them
+            quoted = ",".join(map(str, cast(tuple[Any, ...], value)))
         else:
             quoted = str(value)
         if value is None:

@@ -62,15 +62,14 @@ class Phase:
         """
         fields = type(self).__dataclass_fields__
         for name, kind in (("rounds", int), ("share", float)):
-            value = coerced(name, kind | None, getattr(self, name))
-            object.__setattr__(self, name, value)  # the class is frozen
-            if value is not None:
-                try:
+            try:
+                value = coerced(name, kind | None, getattr(self, name))
+                if value is not None:
                     check_range(fields[name], value)
-                except UserError as error:
-                    raise UserError(
-                        f"phases: {shortened(self.method)}: {error}"
-                    ) from None
+            except UserError as error:
+                text = f"phases: {shortened(self.method)}: {error}"
+                raise UserError(text) from None
+            object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
         """Returns the phase as one text, without settings of its own."""
@@ -108,7 +107,9 @@ def _read_text(text: str) -> tuple[Phase, ...]:
     if len(text) > MOST_TEXT:
         raise UserError(f"phases = {shortened(text)!r}: has too many characters")
     if text.startswith("["):
-        with wrap_error(ValueError, f"phases = {shortened(text)!r}", REMEDY):
+        # Brackets in brackets in brackets end in the second error.
+        errors = (ValueError, RecursionError)
+        with wrap_error(errors, f"phases = {shortened(text)!r}", REMEDY):
             value = json.loads(text)
         return read_phases(value)
     return _checked(tuple(map(_read_word, text.split(","))))
@@ -136,9 +137,8 @@ def _read_one(value: Any) -> Phase:
     for name, setting in own.items():
         if not isinstance(setting, str | int | float | bool):
             problem = "must be a text, a number or true or false"
-            raise UserError(
-                f"{shortened(name)} = {shortened(repr(setting))}: {problem}"
-            )
+            shown = f"{shortened(name)} = {shortened(repr(setting))}"
+            raise UserError(f"phases: {shown}: {problem}")
     return Phase(
         method=method,
         rounds=table.get("rounds"),
@@ -151,16 +151,17 @@ def _read_word(word: str) -> Phase:
     """Reads METHOD, METHOD:SHARE or METHOD*ROUNDS:SHARE; a place has a colon too."""
     name, colon, share = word.strip().rpartition(":")
     # In "module:object" no number follows the colon, unless after another one.
-    if not colon or not (_is_number(share) or name.partition("*")[0] in METHODS):
+    is_known = name.partition("*")[0] in METHODS
+    has_share = bool(colon) and (_is_number(share) or is_known)
+    if not has_share:
         name = word.strip()
-        share = ""
     name, star, rounds = name.partition("*")
     num_rounds: int | None = None
     weight: float | None = None
     with wrap_error(ValueError, f"phases = {shortened(word)!r}", REMEDY):
         if star:
             num_rounds = int(rounds)
-        if share:
+        if has_share:
             weight = float(share)
         return Phase(method=name, rounds=num_rounds, share=weight)
 

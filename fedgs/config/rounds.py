@@ -43,10 +43,7 @@ def rounds_alike(config: Settings) -> tuple[RoundsAlike, ...]:
     Raises:
         UserError: too many rounds, or a setting that the terms need is unset.
     """
-    if config.num_rounds > MOST_ROUNDS:
-        raise UserError(
-            f"num_rounds = {config.num_rounds}: give --num-rounds at most {MOST_ROUNDS}"
-        )
+    check_rounds(config)
     found: list[RoundsAlike] = []
     starts = config.first_rounds
     for index in range(len(config.phases)):
@@ -58,6 +55,18 @@ def rounds_alike(config: Settings) -> tuple[RoundsAlike, ...]:
             else:
                 found.append(RoundsAlike(first=round, num_rounds=1, terms=terms))
     return tuple(found)
+
+
+def check_rounds(config: Settings) -> None:
+    """Refuses a run whose rounds are too many to be asked for their terms.
+
+    Raises:
+        UserError: names the number.
+    """
+    if config.num_rounds > MOST_ROUNDS:
+        raise UserError(
+            f"num_rounds = {config.num_rounds}: give --num-rounds at most {MOST_ROUNDS}"
+        )
 
 
 def terms_at(config: Settings, round: int) -> Terms:

@@ -16,7 +16,7 @@ from fedgs.config.fields import Scalar, again, entry, refuse, shortened
 from fedgs.config.method_settings import GsWganSettings, NetworkSettings, settings_of
 from fedgs.config.phases import Phase, read_phases, written
 from fedgs.config.plugins import GS_WGAN, settings_of_method
-from fedgs.config.rounds import with_open_settings
+from fedgs.config.rounds import check_rounds, with_open_settings
 from fedgs.config.settings import (
     REFERENCE_NUM_ROUNDS,
     WITH_ROUNDS,
@@ -154,7 +154,7 @@ class RunConfig(Settings):
             before = int(inherited.get("num_rounds", REFERENCE_NUM_ROUNDS))
             values["num_rounds"] = num_rounds_of(phases, before)
         made = class_of(cls, methods_of(phases))
-        known = {spec.name for spec in dataclasses.fields(made)}
+        known = {spec.name for spec in dataclasses.fields(made)} - {"phase_index"}
         check_names(values, known, phases)
         # A base may be of a class with more settings.
         inherited = {name: inherited[name] for name in inherited if name in known}
@@ -245,7 +245,7 @@ def _at_phase(config: ConfigT, index: int) -> ConfigT:
                 f"{name}: is in a table of phases, but all phases have it; give it "
                 "outside of them"
             )
-    check_names(dict(phase.settings), names, (phase,))
+    check_names(dict(phase.settings), names - {*BESIDE}, (phase,))
     values: dict[str, Any] = {
         name: getattr(config, name) for name in names if hasattr(config, name)
     }
@@ -268,6 +268,7 @@ def _cost_at_run_noise(config: RunConfig) -> float:
     # change no cost.
     known = with_open_settings(config)
     plain = dataclasses.replace(known, noise_multiplier=1.0)
+    check_rounds(plain)
     total = 0.0
     for round in range(1, after - first + 1):
         terms = plain.phase_terms(round)

@@ -147,7 +147,7 @@ class Settings:
     num_clients: int | None = option(
         None,
         "Federation",
-        "Number of clients (units of privacy), K. Default: every client in the data.",
+        "Number of clients (units of privacy). Default: every client in the data.",
         traits=("clients", "mechanism"),
         at_least=1,
     )
@@ -168,7 +168,7 @@ class Settings:
     clients_per_node: int = option(
         1,
         "Federation",
-        "Number of clients that one node hosts, P. The node adds noise to their sum.",
+        "Number of clients on one node, which adds noise once to their sum.",
         traits=("mechanism",),
         at_least=1,
     )

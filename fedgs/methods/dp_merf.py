@@ -154,7 +154,13 @@ class DPMerf(Method[NetworkConfig]):
     def state(self, config: NetworkConfig) -> State:
         """Initialises the generator from the seed, and no target."""
         generator = build_generator(config, derived_seed(config.seed, "generator"))
-        return State.of(generator.to(config.device), embedding=_embedding(config))
+        state = State.of(generator.to(config.device))
+        self.join(config, state)
+        return state
+
+    def join(self, config: NetworkConfig, state: State) -> None:
+        """Adds the embedding, which has the released mean."""
+        state.parts["embedding"] = _embedding(config)
 
     def begin(self, config: NetworkConfig, state: State) -> tuple[Request, None]:
         """Asks for embeddings."""

@@ -108,11 +108,15 @@ class FedAvgGan(Method[NetworkConfig]):
 
     def state(self, config: NetworkConfig) -> State:
         """Initialises both networks from the seed."""
-        networks = new_networks(config)
-        for network in networks.values():
-            network.to(config.device)
-        networks["discriminator"].requires_grad_(False)
-        return State.of(**networks)
+        state = State.of(new_networks(config)["generator"].to(config.device))
+        self.join(config, state)
+        return state
+
+    def join(self, config: NetworkConfig, state: State) -> None:
+        """Adds the discriminator that all share."""
+        discriminator = new_networks(config)["discriminator"]
+        state.parts["discriminator"] = discriminator.to(config.device)
+        discriminator.requires_grad_(False)
 
     def begin(self, config: NetworkConfig, state: State) -> tuple[Request, None]:
         """Returns both networks as they are; draws nothing.

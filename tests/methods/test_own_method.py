@@ -3,19 +3,22 @@
 import dataclasses
 import json
 import sys
-import threading
 from html import unescape
 from pathlib import Path
 
 import pytest
 
 from command_line import flags, printed, refused
-from fedgs.data.load import load_data
 from fedgs.files import read_tensors
-from fedgs.round import local
-from fedgs.round.run import RunStopped
+from fedgs.privacy.accountant import statements, statements_of_runs
+from fedgs.privacy.gaussian import epsilon_from_mu
+from fedgs.privacy.plan import Plan
+from fedgs.privacy.same_clients import Run
+from fedgs.round.run import BudgetSpent, RunStopped
 from fedgs.runs.run_folder import RunFolder
-from simulated_grid import FakeGrid, start
+from runs import attempts, events, train
+from simulated_grid import FakeGrid, product, start
+from tiny import FULL_PARTICIPATION
 
 OWN = "own_means:METHOD"
 GIVEN = {"recipe": OWN, "data": "digits", "num_clients": 12, "clients_per_node": 4}
@@ -58,41 +61,6 @@ def test_sixty_lines_get_the_whole_frame(own, fedgs, tmp_path, monkeypatch):
     assert json.loads(printed(fedgs(*words)))["holds"]
 
 
-def test_as_one_phase_of_two_it_needs_to_know_nothing_of_phases(
-    own, fedgs, tmp_path, monkeypatch
-):
-    """Half of the privacy each: ledger, budget, masks and resume for nothing."""
-    monkeypatch.setenv("FEDGS_METHODS", OWN)
-    given = GIVEN | {"recipe": "gs-wgan", "output": tmp_path / "run"}
-    given |= {"phases": f"{OWN}*1:0.5,gs-wgan*2:0.5", "generator": "gaussian"}
-    given |= {"warm_start_rounds": 1, "image_size": 16, "dct_size": 4}
-    out = printed(fedgs("train", *flags(**given)))
-    assert f"1 round of {OWN} (50 %), 2 rounds of gs-wgan (50 % of" in out
-    rows = json.loads(printed(fedgs("privacy", "of", tmp_path / "run", "--json")))
-    assert 7.9 < min(row["epsilon"] for row in rows) <= 8
-    folder = RunFolder.open(tmp_path / "run")
-    kinds = [event.release for event in folder.read_ledger().events]
-    assert kinds == ["embedding", "gradient", "gradient"]
-    # Stopped after its own phase, it goes on to the same bytes; masked, too.
-    other = dataclasses.replace(folder.config, output=str(tmp_path / "again"))
-    again = RunFolder.create(other)
-    stop = threading.Event()
-    data = load_data(other)
-    with pytest.raises(RunStopped):
-        local.train(again, data, lambda metrics: stop.set(), stop)
-    assert len(again.read_ledger().events) == 1
-    local.train(again, data, lambda metrics: None, threading.Event())
-    masked = {"output": str(tmp_path / "masked"), "engine": "flower"}
-    third = RunFolder.create(dataclasses.replace(folder.config, **masked))
-    start(third, FakeGrid(3))
-    ends = [
-        read_tensors(each.path / "generator.safetensors")[0]
-        for each in (folder, again, third)
-    ]
-    for tensors in ends[1:]:
-        assert all((ends[0][name] == tensors[name]).all() for name in ends[0])
-
-
 SETTINGS = """
 from dataclasses import dataclass
 from fedgs.config.fields import option
@@ -132,3 +100,63 @@ def test_its_own_settings_have_a_table_and_nobody_elses(
     shown = unescape((tmp_path / "report.html").read_text())
     assert f"# in a TOML file: ['{OWN}'] weight = 2.0" in shown
     assert "--weight" not in shown
+
+
+# ------------------------------------------------------------------ a phase of two
+
+SHARES = {"phases": f"{OWN}*1:0.5,gs-wgan*2:2", "num_rounds": 3}
+TWO = FULL_PARTICIPATION | SHARES | {"clip_bound": 1.0, "target_epsilon": 30.0}
+TWO |= {"generator": "gaussian", "latent": "normal", "noise_multiplier": 1.0}
+
+
+@pytest.fixture
+def trusted(own, monkeypatch) -> None:
+    """The page's method, whose place the user trusts."""
+    monkeypatch.delitem(sys.modules, "own_means", raising=False)
+    monkeypatch.setenv("FEDGS_METHODS", OWN)
+
+
+def test_as_a_phase_of_two_it_needs_to_know_nothing_of_phases(trusted, create):
+    """Engines, resumes and the ledger: the page's code is the one of a whole run."""
+    local = create("local", **TWO, engine="local")
+    train(local)
+    flower = create("flower", **TWO)
+
+    def stop(metrics: dict) -> None:
+        if metrics["round"] == 2:
+            raise RunStopped("here")
+
+    with pytest.raises(RunStopped, match="here"):
+        start(flower, FakeGrid(3), stop)
+    start(RunFolder.open(flower.path), FakeGrid(3, num_workers=2))
+    assert product(flower) == product(local)
+    sent = events(local)
+    assert [event.release for event in sent] == ["embedding", "gradient", "gradient"]
+    assert [event.batch_size for event in sent] == [1, 4, 4]
+    # Of a node, replace-one: shares of mu^2, over both phases.
+    stds = [event.noise_std for event in sent]
+    costs = [e.batch_size * (2 / s) ** 2 for e, s in zip(sent, stds, strict=True)]
+    assert costs == pytest.approx([0.5, 1.0, 1.0])
+    done = statements_of_runs([Run(local.config, sent)], 1e-5)
+    planned = statements(Plan.from_config(local.config), 1e-5)
+    assert [row.epsilon for row in done] == pytest.approx(
+        [row.epsilon for row in planned]
+    )
+
+
+def test_as_a_phase_of_two_its_sums_are_masked_and_its_budget_ends(trusted, create):
+    masked = TWO | {"secure_aggregation": True}
+    local = create("local", **masked, engine="local")
+    train(local)
+    flower = create("flower", **masked)
+    start(flower, FakeGrid(3))
+    assert product(flower) == product(local)
+    assert {event.kind for event in events(flower)} == {"discrete"}
+    # Room for the first phase, and for one of the two rounds of the second.
+    cost = 0.5 + 1.5 * 1.0
+    target = epsilon_from_mu((cost / 3) ** 0.5, 1e-5)
+    own = {"target_epsilon": target, "relation": "replace-one"}
+    short = create("short", **TWO | own)
+    with pytest.raises(BudgetSpent, match="before round 3"):
+        start(short, FakeGrid(3))
+    assert attempts(short) == [(1, 1), (2, 1)]

@@ -10,7 +10,7 @@ import torch
 
 from fedgs.gan.features import KINDS, embedding, mean_features
 from fedgs.mechanism.quantization import release_step
-from fedgs.methods import new_state, phase_at
+from fedgs.methods import dp_merf, new_state, phase_at
 from fedgs.methods.base import Released, Request, State
 from fedgs.methods.feature_means import EXPECTED, released_so_far
 from fedgs.privacy.client_limits import ClientRefused, Limits
@@ -23,9 +23,11 @@ from fedgs.round.messages import (
     encode_request,
 )
 from fedgs.round.node import Node
+from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import events, train
+from simulated_grid import FakeGrid, product, start
 from tiny import (
     FULL_PARTICIPATION,
     MOMENTS,
@@ -328,3 +330,34 @@ def test_most_signal_is_that_of_answers_which_agree(round):
     # As of a sum with noise, whose own part is taken off.
     loud = Released(total * 100, terms.noise_std * 3**0.5).signal_to_noise
     assert (loud + 1) / 100**2 == pytest.approx(most_signal_to_noise(config, round))
+
+
+# ------------------------------------------------------------------ many phases
+
+
+@pytest.mark.parametrize("last", ["fedavg-gan", "dp-merf", "gs-wgan"])
+def test_every_method_may_follow_phases_of_moments_and_resumes_there(
+    create, monkeypatch, last
+):
+    monkeypatch.setattr(dp_merf, "NUM_FEATURES", 64)
+    monkeypatch.setattr(dp_merf, "STEPS", 4)
+    own = {name: value for name, value in MOMENTS.items() if name != "phases"}
+    if last == "gs-wgan":
+        own |= FULL_PARTICIPATION
+    own |= {"phases": f"means:0.5,scatter,{last}", "num_rounds": 4}
+    own |= {"spectral_norm": False}
+    whole = create("whole", **own, engine="local")
+    train(whole)
+    run = create("run", **own)
+    for round in (1, 2, 3):  # a phase ends, or goes on
+
+        def stop(metrics: dict, after: int = round) -> None:
+            if metrics["round"] == after:
+                raise RunStopped("here")
+
+        with pytest.raises(RunStopped, match="here"):
+            start(RunFolder.open(run.path), FakeGrid(3), stop)
+    start(RunFolder.open(run.path), FakeGrid(3))
+    assert product(run) == product(whole)
+    assert events(run) == events(whole)
+    assert len(events(run)) == 4
