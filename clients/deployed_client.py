@@ -471,6 +471,7 @@ class HostedImages:
         self.labels = data.labels
         self.client_records = dict(zip(hosted, data.client_records, strict=True))
         self.client_names = dict(zip(hosted, names, strict=True))
+        self.client_cohorts = dict(zip(hosted, data.client_cohorts, strict=False))
 
     of = FederatedImages.of  # reads these four attributes and no others
 

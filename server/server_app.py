@@ -26,6 +26,7 @@ from flwr.serverapp import Grid, ServerApp
 from clients.flower_speed import hasten_pulls
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
+from fedgs.diagnosis.conclusion import conclude
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.files import inside, make_folder, write_json
@@ -144,6 +145,9 @@ def main(grid: Grid, context: Context) -> None:
             stack.enter_context(stop.on_signals())
         with recorded_outcome(flower / "result.json", ended):
             strategy.start(grid)
+            for comparison in (conclude(folder) or {}).get("comparisons", ()):
+                name = comparison["suspicious"]
+                log(INFO, "%s: %s", name, comparison["sentence"])
 
 
 def log_progress(folder: RunFolder, metrics: dict[str, Any]) -> None:

@@ -69,33 +69,25 @@ def forecast(*given: Any, **settings: Any) -> dict[str, str]:
     return found
 
 
-def debug(
-    recipe: str | None = None, dry_run: bool = False, **asked: Any
-) -> dict[str, Any]:
-    """Compares two cohorts' generators, as `fedgs debug`; returns the diagnosis.
+def debug(dry_run: bool = False, **asked: Any) -> dict[str, Any] | None:
+    """Compares groups of clients, as `fedgs debug`; returns the diagnosis.
 
-    Privacy: releases (epsilon, delta)-DP output; events: in the runs' ledgers.
+    Privacy: releases (epsilon, delta)-DP output; event: in the run's ledger.
 
     Args:
-        recipe: of the runs.
-        dry_run: only say what the plan can find.
-        **asked: flags and settings; the engine is `local` unless given.
+        dry_run: only say what the plan can find; returns None.
+        **asked: flags and settings.
 
     Raises:
         UserError: bad input; nothing was trained.
     """
     given, settings = _split(
         asked,
-        debug_request.DebugRequest,
+        debug_request.Compared,
         debug_request.PlantedBug,
         debug_request.OwnSuspects,
     )
-    # `output` alone continues an earlier call, which takes no settings.
-    if asked.keys() != {"output"}:
-        # As `fedgs.train`: a program trains in its own process unless it asks for
-        # Flower.
-        settings = {"engine": "local"} | settings
-    return bug_detection.from_flags(given, recipe, None, settings, dry_run)
+    return bug_detection.from_flags(given, None, settings, dry_run)
 
 
 def _place(run: Run) -> Path:
@@ -114,8 +106,8 @@ def _split(
     for name, value in asked.items():
         if name not in names:
             settings[name] = value
-        elif name in debug_request.COHORTS:
-            own[name] = Path(value)
+        elif isinstance(value, Path):
+            own[name] = str(value)
         else:
             own[name] = value
     check_names(settings)

@@ -81,6 +81,9 @@ def data_problems(config: Settings) -> Iterator[Problem]:
     if config.cohort is not None and is_shuffled:
         why = f"partition = {config.partition} makes clients that no file can name"
         yield "cohort", f"{why}; leave one of the two out"
+    if config.cohorts is not None and is_shuffled:
+        why = f"partition = {config.partition} makes clients that no file can name"
+        yield "cohorts", f"{why}; leave one of the two out"
     if config.partitioner is not None and is_shuffled:
         why = f"would replace the clients of {config.partitioner}"
         yield "partition", f"{why}; leave one of the two out"

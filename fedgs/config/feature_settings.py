@@ -2,6 +2,7 @@
 
     means, scatter, moments, parts   a Gaussian for each class, or for each part of it
     features, pretrained-features    a refiner behind them, by layers of public networks
+    group-means                      class means of groups of clients, to compare them
 
 `fedgs.methods.feature_means` runs them. This module imports no tensor library.
 """
@@ -18,6 +19,9 @@ from fedgs.errors import UserError
 # embedding is shorter, so none is shorter than a clip bound of at most this.
 MASS = 2.0
 MOST_FEATURES = 1_000_000  # of one image
+# Of each cohort: the fewest that a test at 0.05 needs, and C(12, 6) / 2 = 462 splits.
+FEWEST_GROUPS = 4
+MOST_GROUPS = 6
 SPLITS = 2  # a class is cut across its longest axes, so many of them
 # Layers of the networks that make features (`fedgs.gan.public_networks`), four of each:
 # means over 7 x 7 fields of channels, squares over 4 x 4, means over 4 x 4, a last
@@ -109,8 +113,8 @@ class FeatureSettings(Settings):
 
 
 @dataclass(frozen=True)
-class MomentSettings(FeatureSettings):
-    """Settings of means, scatter, moments and parts."""
+class LowFrequencySettings(FeatureSettings):
+    """Settings of methods that release low frequencies of images."""
 
     moment_size: int = option(
         10,
@@ -126,6 +130,21 @@ class MomentSettings(FeatureSettings):
         Those of a grey image as long as no data have been read.
         """
         return (self.image_channels or 1) * self.moment_size**2
+
+    def problems(self) -> Iterator[Problem]:
+        """Yields whether images have fewer frequencies."""
+        yield from super().problems()
+        most = self.image_size or max(IMAGE_SIZES)
+        if self.moment_size > most:
+            yield (
+                "moment_size",
+                f"give --moment-size at most {most}, the side of an image",
+            )
+
+
+@dataclass(frozen=True)
+class MomentSettings(LowFrequencySettings):
+    """Settings of means, scatter, moments and parts."""
 
     @property
     def num_features(self) -> int:
@@ -152,12 +171,6 @@ class MomentSettings(FeatureSettings):
         if self.public_data is not None and self.latent_dim > self.moment_features:
             most = f"the {self.moment_features} low frequencies of moment_size"
             yield "latent_dim", f"give --latent-dim at most {most}"
-        most = self.image_size or max(IMAGE_SIZES)
-        if self.moment_size > most:
-            yield (
-                "moment_size",
-                f"give --moment-size at most {most}, the side of an image",
-            )
         if self.num_features > MOST_FEATURES:
             if self.method == "scatter":
                 name = "moment_size"
@@ -199,3 +212,142 @@ class PretrainedSettings(TrunkSettings):
     """Settings of `pretrained-features`: networks that have seen public images."""
 
     public_images = ("ImageNet", "fonts")
+
+
+@dataclass(frozen=True)
+class GroupMeansSettings(LowFrequencySettings):
+    """Settings of `group-means`: which groups of clients are compared, by what rule.
+
+    Without `healthy`, every node is a site, and sites are compared. With it, the two
+    cohorts of clients are, whichever nodes they live on.
+    """
+
+    healthy: str | None = option(
+        None,
+        "Debugging",
+        "The cohort to compare with: a value in the clients' files of cohorts. "
+        "Default: nodes are compared with each other.",
+    )
+    suspicious: str | None = option(
+        None,
+        "Debugging",
+        "The cohort that may have a bug: a value in the clients' files of cohorts, or "
+        "without --healthy the name of a node. Default: every node in turn.",
+    )
+    groups: int = option(
+        FEWEST_GROUPS,
+        "Debugging",
+        "Groups that each cohort or node is divided into, 4 to 6.",
+        at_least=FEWEST_GROUPS,
+        at_most=MOST_GROUPS,
+    )
+    clients_per_group: int | None = option(
+        None,
+        "Debugging",
+        "Clients of each group of a node; the others are not used. Default: as many as "
+        "the smallest node has.",
+        at_least=2,
+    )
+    alpha: float = option(
+        0.05, "Debugging", "False-positive rate of a verdict.", above=0, below=1
+    )
+    min_effect: float = option(
+        0.25, "Debugging", "Share of images that is a bug.", above=0, below=1
+    )
+
+    @property
+    def compares_nodes(self) -> bool:
+        """Whether nodes are compared, and not cohorts of clients wherever they live."""
+        return self.healthy is None
+
+    @property
+    def num_blocks(self) -> int:
+        """Groups of clients in one release: those of a node, or of both cohorts."""
+        if self.compares_nodes:
+            return self.groups
+        return 2 * self.groups
+
+    @property
+    def group_size(self) -> int:
+        """Clients of each group of a node, where nodes are compared.
+
+        Raises:
+            UserError: num_clients is unset.
+        """
+        hosting = self.hosting
+        nodes = range(hosting.num_nodes)
+        smallest = min(len(hosting.hosted(node)) for node in nodes)
+        return self.clients_per_group or smallest // self.groups
+
+    @property
+    def num_features(self) -> int:
+        """Features of one image in the release, without the one of its number."""
+        return self.moment_features
+
+    def phase_terms(self, round: int) -> Terms:
+        """Returns one embedding of all groups, by group, class and feature.
+
+        A client's is zero but in the block of its own group, so that one clip bound and
+        one noise are those of all groups.
+
+        Source: docs/privacy.md, "One release for all groups".
+        """
+        return Terms(
+            release="embedding",
+            noise_multiplier=self.known_noise,
+            clip_bound=self.clip_bound,
+            shape=(1, self.num_blocks, self.num_groups, 1 + self.num_features),
+            num_groups=self.num_blocks,
+            is_by_node=self.compares_nodes,
+        )
+
+    def problems(self) -> Iterator[Problem]:
+        """Yields which settings do not say what is compared with what."""
+        yield from super().problems()
+        if len(self.phases) > 1:
+            yield "phases", f"{self.method} is a run by itself; give it alone"
+        if self.healthy is not None and self.suspicious is None:
+            yield "healthy", "needs the cohort to compare; give --suspicious too"
+        if self.healthy is not None and self.healthy == self.suspicious:
+            yield "suspicious", "is the healthy cohort; give --suspicious another one"
+        if self.compares_nodes:
+            yield from self._problems_of_nodes()
+        elif self.nodes is None and self.cohorts is None:
+            yield "healthy", "give --cohorts, the file that says who is in which cohort"
+
+    def _problems_of_nodes(self) -> Iterator[Problem]:
+        why = "nodes are compared with each other"
+        if self.secure_aggregation:
+            yield (
+                "secure_aggregation",
+                f"{why}, and the sum over all of them shows none; leave it out, or "
+                "give --healthy and --suspicious",
+            )
+        if self.min_answers is not None:
+            yield "min_answers", f"{why}, so all have to answer; leave it out"
+        if self.num_clients is None:
+            return
+        if self.num_nodes < 2:
+            yield (
+                "num_clients",
+                f"{why}, and there is one; give --clients-per-node less",
+            )
+        titles = self.site_names
+        if self.suspicious is not None and self.suspicious not in titles:
+            yield "suspicious", f"give --suspicious one of {', '.join(titles)}"
+        smallest = min(len(self.hosting.hosted(j)) for j in range(self.num_nodes))
+        if self.groups * self.group_size > smallest or not self.group_size:
+            yield (
+                "clients_per_group",
+                f"the smallest node has {smallest} clients for {self.groups} groups; "
+                "give --clients-per-group less, or leave that node out",
+            )
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """What the nodes are called, in their order.
+
+        Raises:
+            UserError: num_clients is unset.
+        """
+        return self.node_names or tuple(map(str, range(self.num_nodes)))

@@ -19,6 +19,7 @@ from fedgs.errors import UserError
 
 TRUSTED_VARIABLE = "FEDGS_METHODS"  # "module:object", comma-separated
 GS_WGAN = "gs-wgan"
+GROUP_MEANS = "group-means"
 COHORT_CLASSIFIER = "cohort-classifier"
 CENTRAL = "central"  # the method of runs of central baselines
 # Of a run's setting `method`: each an object of `fedgs.methods.base.Method`.
@@ -31,6 +32,7 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "parts": "fedgs.methods.feature_means:PARTS",
         "features": "fedgs.methods.feature_means:FEATURES",
         "pretrained-features": "fedgs.methods.feature_means:PRETRAINED_FEATURES",
+        GROUP_MEANS: "fedgs.methods.group_means:METHOD",
         "fedavg-gan": "fedgs.methods.fedavg_gan:METHOD",
         "dp-merf": "fedgs.methods.dp_merf:METHOD",
         COHORT_CLASSIFIER: "fedgs.methods.cohort_classifier:METHOD",
@@ -48,6 +50,7 @@ _SETTINGS: Mapping[str, str] = MappingProxyType(
         "parts": "fedgs.config.feature_settings:MomentSettings",
         "features": "fedgs.config.feature_settings:TrunkSettings",
         "pretrained-features": "fedgs.config.feature_settings:PretrainedSettings",
+        GROUP_MEANS: "fedgs.config.feature_settings:GroupMeansSettings",
     }
 )
 # Of a `Method`.

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedgs.config.feature_settings import OF_FEATURES, OF_TRUNKS
 from fedgs.config.phases import Phase, read_phases
-from fedgs.config.plugins import GS_WGAN, METHODS, load, settings_of_method
+from fedgs.config.plugins import GROUP_MEANS, GS_WGAN, METHODS, load, settings_of_method
 from fedgs.config.rounds import with_open_settings
 from fedgs.config.run_config import RunConfig, check_names, methods_of
 from fedgs.config.settings import (
@@ -184,6 +184,11 @@ def class_means() -> RunConfig:
     return _recipe(base=moments(), phases="means:1.0", num_rounds=1, moment_size=6)
 
 
+def group_means() -> RunConfig:
+    """The class means of every group of clients in one release: `fedgs debug`."""
+    return _recipe(base=moments(), phases=GROUP_MEANS, num_rounds=1, moment_size=6)
+
+
 def demo() -> RunConfig:
     """Feature means, then rounds of GS-WGAN, at the size of scikit-learn's digits."""
     smaller = {"clients_per_node": 90, "moment_size": 6, "seed": 0}
@@ -272,6 +277,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "fedavg-gan": partial(of_method, "fedavg-gan"),
     "dp-merf-federated": partial(of_method, "dp-merf"),
     CLASS_MEANS: class_means,
+    GROUP_MEANS: group_means,
 }
 
 

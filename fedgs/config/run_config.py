@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
 
 from fedgs.config.checks import CHECKS
-from fedgs.config.feature_settings import FeatureSettings, MomentSettings
+from fedgs.config.feature_settings import (
+    FeatureSettings,
+    GroupMeansSettings,
+    LowFrequencySettings,
+    MomentSettings,
+)
 from fedgs.config.fields import Scalar, again, entry, refuse, shortened
 from fedgs.config.method_settings import GsWganSettings, NetworkSettings, settings_of
 from fedgs.config.phases import Phase, read_phases, written
@@ -399,14 +404,26 @@ class FeatureConfig(ResolvedConfig, FeatureSettings):
 
 
 @dataclass(frozen=True)
-class MomentConfig(FeatureConfig, MomentSettings):
+class LowFrequencyConfig(FeatureConfig, LowFrequencySettings):
+    """What a phase that releases low frequencies uses."""
+
+
+@dataclass(frozen=True)
+class MomentConfig(LowFrequencyConfig, MomentSettings):
     """What a phase of moments uses."""
+
+
+@dataclass(frozen=True)
+class GroupMeansConfig(LowFrequencyConfig, GroupMeansSettings):
+    """What a phase of group means uses."""
 
 
 _TYPED: dict[type[ResolvedConfig], type[Settings]] = {
     GsWganConfig: GsWganSettings,
     NetworkConfig: NetworkSettings,
     MomentConfig: MomentSettings,
+    GroupMeansConfig: GroupMeansSettings,
+    LowFrequencyConfig: LowFrequencySettings,
     FeatureConfig: FeatureSettings,
     ResolvedConfig: Settings,
 }

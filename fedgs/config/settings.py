@@ -35,7 +35,10 @@ REFERENCE_NUM_ROUNDS = 20_000
 WITH_ROUNDS = "feature-means-gs-wgan"  # the default recipe, and rounds after it
 GIVEN = "given"  # the setting `data` where a program gave the images itself
 IMAGE_SIZES = (16, 28, 32, 64)  # sides that generators and discriminators are made for
-GROUPS = ("Data", "Federation", "Privacy", "Training", "GS-WGAN", "Model", "Runtime")
+GROUPS = (
+    *("Data", "Federation", "Privacy", "Training", "GS-WGAN", "Debugging", "Model"),
+    "Runtime",
+)
 
 PARTS_OF_CLASS = 4  # Gaussians of each class, where a phase releases parts
 # More are mistakes of a key: arrays of them overflow before they are refused.
@@ -141,6 +144,21 @@ class Settings:
         "Use only the clients that this text file names, one a line; num_clients "
         "counts them.",
         traits=("of_client", "stays", "path"),
+    )
+
+    cohorts: str | None = option(
+        None,
+        "Data",
+        "CSV file with a line `owner,cohort` for each client, after that header: a "
+        "value of its own, such as the version of its app. No server reads it.",
+        traits=("of_client", "stays", "path"),
+    )
+    cohort_value: str | None = option(
+        None,
+        "Data",
+        "Use only the clients with this value in the file of cohorts; num_clients "
+        "counts them.",
+        traits=("mechanism",),
     )
 
     # Federation
@@ -357,7 +375,7 @@ class Settings:
     checkpoint_every: int | None = entry(None, traits=("free",), at_least=1)  # rounds
     selection_hash: str = entry("", traits=("stays",))  # of `selection_key`
     corruption: str = entry("none", choices=CORRUPTIONS)  # a planted bug
-    corruption_unit: str = entry("client", choices=("client", "image"))
+    corruption_unit: str = entry("client", choices=("client", "image", "node"))
     corruption_fraction: float = entry(0.5, at_least=0, at_most=1)  # of these units
     corruption_seed: int | None = entry(None, at_least=0)  # `seed` when unset
 

@@ -20,12 +20,17 @@ class Terms:
         clip_bound: C > 0, the largest L2 norm of what one client adds to one sample.
         shape: (B, channels, rows, columns): B gradients in their basis, or, with B = 1,
             one embedding by network, class and feature, or one update as a row.
+        num_groups: groups of clients that are compared; 1 where all are one.
+        is_by_node: each node's release is used and published by itself, and not only
+            the sum over nodes, so that no other node's noise protects its clients.
     """
 
     release: str = entry(choices=("gradient", "embedding", "update"))
     noise_multiplier: float = entry(at_least=0)
     clip_bound: float = entry(above=0)
     shape: tuple[int, int, int, int] = entry()
+    num_groups: int = entry(1, at_least=1)
+    is_by_node: bool = False
 
     def __post_init__(self) -> None:
         """Refuses terms that bound nothing, whichever method they are of."""

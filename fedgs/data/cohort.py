@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgs.cohorts.client_groups import read_client_cohorts
 from fedgs.cohorts.cohort_file import Cohort, read_cohort
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
@@ -18,7 +19,7 @@ def for_all_clients(config: RunConfig) -> RunConfig:
 
     `num_clients` then counts clients of the cohort, so it must not cut the data before.
     """
-    if config.cohort is None:
+    if config.cohort is None and config.cohorts is None:
         return config
     # A cohort names owners, so that only a partition by owner can have its clients.
     unset = {"num_clients": "", "node_sizes": "", "partition": "by-client"}
@@ -64,10 +65,19 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
         UserError: an unreadable file, names that the data does not have, or fewer than
             num_clients.
     """
-    if config.cohort is None:
+    if (config.cohort, config.cohorts) == (None, None):
         return data
-    wanted = set(cohort_of_data(Path(config.cohort), data).names)
-    check_num_clients(config, len(wanted), f"cohort = {config.cohort} has", "clients")
+    if config.cohorts is not None:
+        data = _with_cohorts(Path(config.cohorts), data)
+    wanted = set(data.client_names)
+    where = f"data = {data.name} has"
+    if config.cohort is not None:
+        wanted = set(cohort_of_data(Path(config.cohort), data).names)
+        where = f"cohort = {config.cohort} has"
+    if config.cohort_value is not None:
+        wanted &= _names_with(config.cohort_value, data)
+        where = f"cohort_value = {config.cohort_value} has"
+    check_num_clients(config, len(wanted), where, "clients")
     # In the data's order, whatever the file's is: a run then depends on who is in it.
     kept = [i for i, name in enumerate(data.client_names) if name in wanted]
     kept = kept[: config.num_clients]
@@ -79,4 +89,36 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
         client_records=tuple(data.client_records[i] for i in kept),
         client_names=tuple(data.client_names[i] for i in kept),
         client_test_records=tests,
+        client_cohorts=tuple(
+            data.client_cohorts[i] for i in kept if data.client_cohorts
+        ),
     )
+
+
+def _with_cohorts(path: Path, data: FederatedImages) -> FederatedImages:
+    """Returns data that know the cohort of each client, by the owner's own file."""
+    cohorts = read_client_cohorts(path)
+    unknown = sorted(cohorts.keys() - set(data.client_names))
+    if unknown:
+        raise UserError(
+            f"cohorts = {path}: data = {data.name} has no owner "
+            f"{first_n(map(repr, unknown))} ({len(unknown)} of {len(cohorts)} "
+            "names); give --cohorts a file of this data's owners"
+        )
+    of_clients = tuple(cohorts.get(name) for name in data.client_names)
+    return dataclasses.replace(data, client_cohorts=of_clients)
+
+
+def _names_with(value: str, data: FederatedImages) -> set[str]:
+    """Returns the names of the clients whose cohort has a value."""
+    names = {
+        name
+        for name, cohort in zip(data.client_names, data.client_cohorts, strict=False)
+        if cohort is not None and cohort.value == value
+    }
+    if not names:
+        raise UserError(
+            f"cohort_value = {value}: no client has it; give one that the file of "
+            "--cohorts has"
+        )
+    return names

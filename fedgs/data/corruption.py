@@ -1,7 +1,8 @@
 """Bugs put into the data on purpose, for experiments that have to find them.
 
 A bug of the list in `transformations` is put into all images of a client that is drawn
-with probability `corruption_fraction`, or into every image by its own draw. A client's
+with probability `corruption_fraction`, into every image by its own draw, or into all
+clients of one node. A client's
 draw depends on the seed and its name alone, so that a cohort of some clients, or a run
 of the first K, has the same ones corrupted. Nothing here reaches the server.
 
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgs.config.placement import hosting
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import to_float
 from fedgs.data.records import Records
@@ -41,16 +43,32 @@ def corrupted(config: RunConfig, name: str, count: int) -> NDArray[np.bool_]:
     """
     if config.corruption == "none":
         return np.zeros(count, bool)
-    seed = config.corruption_seed
-    if seed is None:
-        seed = config.seed
-    if seed is None:
-        raise UserError(f"seed is unset: corruption = {config.corruption} needs --seed")
+    if config.corruption_unit == "node":
+        return np.ones(count, bool)
+    seed = _seed(config)
     # Of its name alone, so that it does not matter who else is there.
     rng = stream(seed, f"corruption/{name}")
     if config.corruption_unit == "client":
         return np.full(count, rng.random() < config.corruption_fraction)
     return rng.random(count) < config.corruption_fraction
+
+
+def spoilt_node(config: RunConfig, num_nodes: int) -> int:
+    """Returns the node whose clients have the bug, where the settings spoil one.
+
+    Privacy: public, as `corrupted`.
+
+    Raises:
+        UserError: the seed is unset.
+    """
+    return int(stream(_seed(config), "corruption-node").integers(num_nodes))
+
+
+def _seed(config: RunConfig) -> int:
+    for seed in (config.corruption_seed, config.seed):
+        if seed is not None:
+            return seed
+    raise UserError(f"seed is unset: corruption = {config.corruption} needs --seed")
 
 
 def corrupted_clients(config: RunConfig, names: Sequence[str]) -> NDArray[np.bool_]:
@@ -69,7 +87,8 @@ def corrupted_clients(config: RunConfig, names: Sequence[str]) -> NDArray[np.boo
         UserError: single images are corrupted, or the seed is unset.
     """
     if config.corruption != "none" and config.corruption_unit != "client":
-        raise UserError("corruption_unit = image: no client is corrupted as a whole")
+        unit = config.corruption_unit
+        raise UserError(f"corruption_unit = {unit}: no client is corrupted as a whole")
     return np.array([corrupted(config, name, 1)[0] for name in names])
 
 
@@ -99,6 +118,12 @@ def corrupt(
     if not images.flags.writeable:  # as those that the process keeps
         images = images.copy()
     labels = records.labels.copy()  # they may be shared as well, and are small
+    if config.corruption_unit == "node":
+        # The seed draws one node, all of whose clients have the bug.
+        nodes = hosting(len(names), config.clients_per_node, config.node_sizes)
+        hosted = nodes.hosted(spoilt_node(config, nodes.num_nodes))
+        names = [names[client] for client in hosted]
+        client_records = [client_records[client] for client in hosted]
     (bug,) = (known for known in TRANSFORMATIONS if known.name == config.corruption)
     for own, name in zip(client_records, names, strict=True):
         chosen = own[corrupted(config, name, len(own))]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgs.cohorts.client_groups import CohortOfClient
+
 
 @dataclass(frozen=True, eq=False)
 class ClientImages:
@@ -49,6 +51,8 @@ class FederatedImages:
         name: the setting `data` that it was loaded from.
         client_test_records: the records that each client holds out of training, which
             may be none; empty where the clients are not the data's own.
+        client_cohorts: what the file of cohorts says of each client, None of one that it
+            does not name; empty without such a file.
         owners: "kept" where the clients are the owners that the data name, "cut" where
             such owners are cut into shards; "" where the data name none.
 
@@ -70,6 +74,7 @@ class FederatedImages:
     num_classes: int
     name: str
     client_test_records: tuple[NDArray[np.int64], ...] = ()
+    client_cohorts: tuple[CohortOfClient | None, ...] = ()
     owners: str = ""
 
     def __post_init__(self) -> None:

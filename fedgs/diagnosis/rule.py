@@ -5,10 +5,10 @@ Imports no tensor library: the command line reads its flags from here.
 
 from dataclasses import dataclass
 
+from fedgs.config.feature_settings import FEWEST_GROUPS as FEWEST_GROUPS
+from fedgs.config.feature_settings import MOST_GROUPS as MOST_GROUPS
 from fedgs.config.fields import check_ranges, flag
 
-FEWEST_GROUPS = 4
-MOST_GROUPS = 6  # C(12, 6) / 2 = 462 splits
 INTERVAL_CONFIDENCE = 0.95
 
 

@@ -282,6 +282,7 @@ def mean_features(
     centre: Tensor,
     total: Tensor,
     noise_std: float,
+    num_clients: int | None = None,
 ) -> MeanFeatures:
     """Makes means of the images' features out of the noisy sum of all embeddings.
 
@@ -299,13 +300,14 @@ def mean_features(
         centre: that they subtracted.
         total: sum over clients, shape (groups, 1 + features), float64.
         noise_std: of each number in `total`, at least 0.
+        num_clients: that the sum is over, at most; None is all of the run.
 
     Source: docs/privacy.md, "Embedding releases".
     """
     length = math.sqrt(len(total))  # of the first feature of all groups, over MASS
     mass = total[:, 0] / MASS  # of every group; noise may make it negative
     # Clipping leaves this at most, and a weight below its own noise says nothing.
-    most = config.num_clients * config.clip_bound / (MASS * length)
+    most = (num_clients or config.num_clients) * config.clip_bound / (MASS * length)
     least = max(LEAST_WEIGHT * most, noise_std / (MASS * length))
     weight = float(mass.mean().clamp(least, most))
     shares = (mass / weight).clamp_min(LEAST_SHARE)  # 1 where all are alike

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedgs.config.feature_settings import SPLITS
-from fedgs.config.run_config import MomentConfig
+from fedgs.config.run_config import LowFrequencyConfig, MomentConfig
 from fedgs.config.settings import PARTS_OF_CLASS
 from fedgs.gan.features import (
     IMAGES_AT_ONCE,
@@ -95,7 +95,7 @@ def model_of(
         start: the model of public images, where there are any.
     """
     if start is None:
-        model = _blank(config)
+        model = blank(config)
     else:
         model = start
     for release in releases:
@@ -195,7 +195,7 @@ def _alike_beside_the_axes(
     return overall + (centre - overall @ to_axes) @ back
 
 
-def _blank(config: MomentConfig) -> Model:
+def blank(config: LowFrequencyConfig) -> Model:
     """Returns the model that knows nothing."""
     classes = config.num_classes
     size = config.moment_features
@@ -325,8 +325,16 @@ def symmetric(values: Tensor, size: int) -> Tensor:
     return matrices
 
 
+def in_pixels(config: LowFrequencyConfig, frequencies: Tensor) -> Tensor:
+    """Returns images (..., C, S, S) of low frequencies (..., d), not cut off."""
+    block = (config.image_channels, config.moment_size, config.moment_size)
+    return from_dct(frequencies.unflatten(-1, block), config.image_size)
+
+
 @torch.no_grad()
-def set_generator(config: MomentConfig, model: Model, *generators: Generator) -> None:
+def set_generator(
+    config: LowFrequencyConfig, model: Model, *generators: Generator
+) -> None:
     """Gives generators the model's Gaussians: mean + factor^T z in pixels.
 
     Variances that noise made negative are 0.
@@ -341,13 +349,8 @@ def set_generator(config: MomentConfig, model: Model, *generators: Generator) ->
     if model.shares is None:
         copies = config.num_parts
 
-    def in_pixels(frequencies: Tensor) -> Tensor:
-        block = (config.image_channels, config.moment_size, config.moment_size)
-        repeated = frequencies.repeat_interleave(copies, 0)
-        return from_dct(repeated.unflatten(-1, block), config.image_size)
-
-    mean = in_pixels(model.mean)
-    factor = in_pixels(factor)
+    mean = in_pixels(config, model.mean.repeat_interleave(copies, 0))
+    factor = in_pixels(config, factor.repeat_interleave(copies, 0))
     for generator in generators:
         if not isinstance(generator, GeneratorGaussian):
             raise TypeError("moments determine no other generator")

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedgs.cohorts.client_groups import CohortOfClient
 from fedgs.config.fields import Scalar
 from fedgs.config.placement import Placement
 from fedgs.config.run_config import ResolvedConfig
@@ -189,10 +190,12 @@ class OneClient(ClientImages):
         discriminators: a stack that holds its discriminator; None where a method has
             none. A method that is not of fedgs gets a stack of this one alone.
         position: the place of its discriminator in that stack.
+        group: of the groups that are compared, the one that it is in; None: in none.
     """
 
     discriminators: Discriminators | None = None
     position: int = 0
+    group: int | None = None
 
     def tensors(self, device: str) -> tuple[Images, Labels]:
         """Returns the images (n, C, S, S), float32 in [0, 1], and labels (n,).
@@ -211,12 +214,14 @@ class Hosted(NamedTuple):
         clients: those that it hosts.
         node_id: its index.
         discriminators: of its clients, in their order; None where a method has none.
+        groups: of its clients, in their order; empty where none are compared.
     """
 
     data: FederatedImages
     clients: Sequence[int]
     node_id: int
     discriminators: Discriminators | None = None
+    groups: Sequence[int | None] = ()
 
     def only(self, client: int, is_alone: bool) -> OneClient:
         """Returns one of the hosted clients, with its own data.
@@ -234,8 +239,19 @@ class Hosted(NamedTuple):
         if nets is not None and is_alone:
             nets = nets.only(position)
             position = 0
+        group = None
+        if self.groups:
+            group = self.groups[self.clients.index(client)]
         own = self.data.of(client)
-        return OneClient(own.number, own.name, own.images, own.labels, nets, position)
+        return OneClient(
+            number=own.number,
+            name=own.name,
+            images=own.images,
+            labels=own.labels,
+            discriminators=nets,
+            position=position,
+            group=group,
+        )
 
 
 class Released(NamedTuple):
@@ -244,10 +260,13 @@ class Released(NamedTuple):
     Attributes:
         total: the sanitized sum over all participants, (B, ...), float64.
         noise_std: of each number in it.
+        by_node: the releases that were added up, by node; none unless the terms say
+            `is_by_node`, for only then they are accounted for.
     """
 
     total: Tensor
     noise_std: float
+    by_node: Mapping[int, Tensor] = MappingProxyType({})
 
     @property
     def signal_to_noise(self) -> float | None:
@@ -335,6 +354,25 @@ class Method(ABC, Generic[ConfigT]):
         Raises:
             UserError: the text quotes nothing of the request.
         """
+
+    def groups(
+        self,
+        config: ConfigT,
+        names: Sequence[str],
+        cohorts: Sequence[CohortOfClient | None],
+        least: int,
+    ) -> Sequence[int | None]:
+        """Returns the group of each client of a node, where groups are compared.
+
+        Privacy: reads private data; output private.
+
+        Args:
+            config: of the phase.
+            names: public names of the node's clients, in their order.
+            cohorts: what the node's own file says of each; empty without one.
+            least: clients below which a group is left out.
+        """
+        return ()
 
     def train(
         self, config: ConfigT, clients: Sequence[OneClient], request: Request

@@ -13,6 +13,9 @@ Every key may be left out; an unknown one is an error:
     allow_embeddings = false      # true: releases of class means of features, too
     allow_updates = false         # true: releases of updates of a shared network, too
                                   #   (Fed-Avg GAN)
+    allow_groups = false          # true: releases that tell groups of clients apart,
+                                  #   to compare them, or a run on one cohort alone
+    min_clients_per_group = 10    # on this node; a smaller group is left out
     image_size = 28               # exactly this side of the square fakes
     image_channels = 1            # exactly this
     num_classes = 10              # exactly this; labels lie in [0, num_classes)
@@ -30,7 +33,7 @@ what a request claims. `fedgs.privacy.client_ledger` keeps the count.
 Source: docs/privacy.md, "A client that limits itself".
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -80,6 +83,9 @@ class Limits:
         allow_embeddings: whether a run may have phases of mean features; all other
             limits of a release hold for theirs as well.
         allow_updates: whether a run may be one of Fed-Avg GAN; likewise.
+        allow_groups: whether a run may compare groups of clients, or be of one cohort.
+        min_clients_per_group: clients of each group of a node, at least; where cohorts
+            are compared, a smaller group is left out, and the server is not told.
         min_honest_nodes: how many nodes of every secure aggregation add their noise and
             tell it to nobody, this client's own included; None: aggregation is not
             trusted.
@@ -103,6 +109,8 @@ class Limits:
     allow_seeded_noise: bool = False
     allow_embeddings: bool = False
     allow_updates: bool = False
+    allow_groups: bool = False
+    min_clients_per_group: int = entry(10, at_least=1)
     min_honest_nodes: int | None = entry(None, at_least=2)
     state_dir: Path | None = None
 
@@ -242,6 +250,7 @@ class Limits:
         if not self.allow_updates:
             remedy = f"gs-wgan, or {_ALLOW_UPDATES}"
             yield "allow_updates", "phases", "update" not in kinds, remedy
+        yield from self._demands_of_groups(config, all_terms)
         only = self.clip_bound
         if only is not None:
             holds = all(terms.clip_bound == only for terms in all_terms)
@@ -262,6 +271,26 @@ class Limits:
         # Not even the first release would fit: better said before than in the run.
         holds = dearest <= self.most_mu_squared
         yield "client_epsilon", "noise_multiplier", holds, "more, for a single release"
+
+    def _demands_of_groups(
+        self, config: ResolvedConfig, all_terms: Sequence[Terms]
+    ) -> Iterator[tuple[str, str, bool, str]]:
+        """Yields the same of groups of clients, by what is public of them."""
+        if not self.allow_groups:
+            is_one = all(terms.num_groups == 1 for terms in all_terms)
+            remedy = f"other phases, or {_ALLOW_GROUPS}"
+            yield "allow_groups", "phases", is_one, remedy
+            holds = config.cohort_value is None
+            yield "allow_groups", "cohort_value", holds, f"none, or {_ALLOW_GROUPS}"
+        most = max(terms.num_groups for terms in all_terms)
+        smallest = min(len(config.hosting.hosted(j)) for j in range(config.num_nodes))
+        if most > 1:
+            least = self.min_clients_per_group
+            holds = smallest >= least * most
+            remedy = (
+                f"nodes of {least * most} clients, {least} for each of {most} groups"
+            )
+            yield "min_clients_per_group", "num_clients", holds, remedy
 
     def check_num_clients(self, number: int) -> None:
         """Refuses a run that gives a deployed node another number of clients.
@@ -303,6 +332,8 @@ ALLOW_ALL = Limits(
     allow_seeded_noise=True,
     allow_embeddings=True,
     allow_updates=True,
+    allow_groups=True,
+    min_clients_per_group=1,
     min_noise_multiplier=0,
 )
 _FILE = "in the client's limits file"
@@ -310,4 +341,5 @@ _REPLACE_ONE = f'set relation = "replace-one" {_FILE}'
 _ALLOW_NO_NOISE = f"set min_noise_multiplier = 0 {_FILE} to allow less"
 _ALLOW_SEEDED = f"set allow_seeded_noise = true {_FILE} to allow it"
 _ALLOW_EMBEDDINGS = f"set allow_embeddings = true {_FILE} to allow them"
+_ALLOW_GROUPS = f"set allow_groups = true {_FILE} to allow groups of clients"
 _ALLOW_UPDATES = f"set allow_updates = true {_FILE} to allow its updates"

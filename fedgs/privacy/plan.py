@@ -188,6 +188,7 @@ class Plan:
         public_conditions: as in `RunConfig`, after what one unit is.
         releases: of all rounds in their order, from the terms of the run's method;
             empty where all rounds are alike.
+        is_by_node: whether a release of one node is published by itself.
 
     Raises:
         UserError: values that are out of range or contradict each other.
@@ -211,6 +212,7 @@ class Plan:
     noise_source: str = "os"
     public_conditions: tuple[str, ...] = ()
     releases: tuple[Releases, ...] = ()
+    is_by_node: bool = False
 
     def __post_init__(self) -> None:
         """Checks the values with the rules of `RunConfig`."""
@@ -218,6 +220,7 @@ class Plan:
         # No settings of a run: they follow from the others.
         del values["public_conditions"]
         del values["releases"]
+        del values["is_by_node"]
         values["client_selection"] = self.client_selection or "uniform"
         if values.pop("noise_source") not in ("os", "seeded"):
             raise UserError(f"noise_source = {self.noise_source!r}: give os or seeded")
@@ -244,9 +247,11 @@ class Plan:
             values["noise_source"] = "os"
         releases = _releases(config)
         values["batch_size"] = releases[-1].batch_size
+        all_terms = [alike.terms for alike in rounds_alike(with_open_settings(config))]
         return cls(
             public_conditions=(config.unit_condition, *config.public_conditions),
             releases=releases,
+            is_by_node=any(terms.is_by_node for terms in all_terms),
             **values,
         )
 
@@ -267,6 +272,8 @@ class Plan:
     @property
     def counted_nodes(self) -> int:
         """Nodes of any round whose noise counts: the fewest that m clients live on."""
+        if self.is_by_node:
+            return 1
         return counted_nodes(self.hosting, self.clients_per_round, self.min_answers)
 
     def law(

@@ -202,11 +202,16 @@ def summed(
     # Floating-point sums depend on their order, so answers are sorted: the same answers
     # make the same bytes. In 64 bits, since a sum over many nodes would lose digits in
     # 32.
-    total = torch.zeros(terms_at(config, round).shape, dtype=torch.float64)
+    terms = terms_at(config, round)
+    total = torch.zeros(terms.shape, dtype=torch.float64)
     for answer in sorted(answers, key=lambda answer: answer.node_id):
         total += answer.values.double()
+    by_node: dict[int, Tensor] = {}
+    if terms.is_by_node:
+        by_node = {answer.node_id: answer.values.double() for answer in answers}
     # Every node's noise is equally large, and variances add.
-    return Released(total, answers[0].noise_std * len(answers) ** 0.5)
+    noise_std = answers[0].noise_std * len(answers) ** 0.5
+    return Released(total, noise_std, by_node)
 
 
 def most_signal_to_noise(config: ResolvedConfig, round: int) -> float:

@@ -10,7 +10,7 @@ is put together from four parts, and does nothing but call them in the right ord
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgs.config.run_config import ResolvedConfig
@@ -210,8 +210,23 @@ class Node:
             clients=self.hosted,
             node_id=self.node_id,
             discriminators=self.state.discriminators,
+            groups=self._groups(request.round),
         )
         return answer_of(self.config, hosted, request)
+
+    def _groups(self, round: int) -> Sequence[int | None]:
+        """Returns the groups of the hosted clients, where a round compares groups."""
+        method, own = phase_at(self.config, round)
+        return method.groups(
+            own,
+            names=[self.data.client_names[client] for client in self.hosted],
+            cohorts=[
+                self.data.client_cohorts[client]
+                for client in self.hosted
+                if self.data.client_cohorts
+            ],
+            least=self.limits.permitted.min_clients_per_group,
+        )
 
     def _has_room_after(self, round: int) -> bool:
         """Tells whether the clients' limits permit a release in the next round."""

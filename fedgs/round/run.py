@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from fedgs.cohorts.cohort_file import selection_costs
+from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.mechanism.masks import LEAST_NODES
@@ -483,6 +484,8 @@ def new_event(
     counted = counted_nodes(
         config.hosting, config.clients_per_round, config.min_answers
     )
+    if terms_at(config, round).is_by_node:
+        counted = 1  # a node's own release is published, and has its noise alone
     if nodes is not None:
         # Clients of the other nodes are not asked in this attempt, so nothing is
         # counted for them.

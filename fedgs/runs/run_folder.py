@@ -6,8 +6,9 @@
     checkpoint/   server state by round; checkpoint.json commits last
     ledger.json   how long the ledger is, and its head; see `RunFolder.record`
     ledger-behind.txt  of a deployed run whose ledger lacks what its clients released
-    private/      mode 0700: selection.key, which decides who takes part in a round, and
-                  the simulated clients' discriminators, by node and round
+    private/      mode 0700: selection.key, which decides who takes part in a round,
+                  cohorts.csv, which cohort each client is in, and the simulated
+                  clients' discriminators, by node and round
     baseline.json    of a run of a method outside fedgs: the method and its settings
 
 A checkpoint is whole or absent: node states are written first, then the server's
@@ -43,6 +44,7 @@ if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs 
 
 FORMAT_VERSION = 3
 COHORT = "cohort.txt"
+COHORTS = "private/cohorts.csv"
 CHECKPOINT = "checkpoint/checkpoint.json"
 LEDGER_RECORD = "ledger.json"
 BASELINE = "baseline.json"
@@ -150,6 +152,11 @@ class RunFolder:
             if config.cohort is not None:
                 files.write_atomically(staging / COHORT, _cohort_file(config.cohort))
                 config = dataclasses.replace(config, cohort=str(path / COHORT))
+            if config.cohorts is not None:
+                # Private: it says of each client in which cohort it is.
+                table = files.read_bytes(Path(config.cohorts))
+                files.write_atomically(staging / COHORTS, table)
+                config = dataclasses.replace(config, cohorts=str(path / COHORTS))
             config = _with_selection_key(config, selection_key, staging)
             flat = {**config.to_flat(), "counted": config.counted}
             files.write_json(staging / "config.json", flat)
@@ -195,6 +202,8 @@ class RunFolder:
         # The folder may have been moved since it was written.
         if config.cohort is not None:
             config = dataclasses.replace(config, cohort=str(path / COHORT))
+        if config.cohorts is not None:
+            config = dataclasses.replace(config, cohorts=str(path / COHORTS))
         key = _read_selection_key(path, config.selection_hash)
         return cls(path, dataclasses.replace(config, selection_key=key))
 

@@ -18,7 +18,8 @@ from fedgs.app.cli import deploy_flags, extensions, privacy_flags
 from fedgs.app.commands.audit_request import AuditRequest
 from fedgs.app.commands.sample_request import SampleRequest
 from fedgs.app.debug.debug_request import (
-    DebugRequest,
+    OF_DEBUG,
+    Compared,
     OwnSuspects,
     PlantedBug,
     planted,
@@ -265,10 +266,9 @@ def inspect_data(
 
 
 @app.command()
-@settings_flags(*MOST_USED, defaults={"engine": "flower"}, has_set=True)
-@request_flags(PlantedBug, OwnSuspects, DebugRequest, has_defaults=False)
+@settings_flags(*MOST_USED, *OF_DEBUG, has_set=True)
+@request_flags(Compared, PlantedBug, OwnSuspects, has_defaults=False)
 def debug(
-    recipe: RecipeOption = None,
     config: ConfigOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what can be found at all; no run.")
@@ -277,14 +277,15 @@ def debug(
     given: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
-    """Compare two cohorts' generators: which bug explains how they differ?
+    """Compare groups of clients, or nodes: which bug explains how they differ?
 
-    With --output of an earlier call alone: go on. The recipe is class-means, whatever
-    else is given, and the engine is Flower.
+    One release of the class means of every group: the recipe is group-means. With
+    --output of an earlier call alone: go on, or judge it again by --alpha and
+    --min-effect.
     """
     from fedgs.app.debug import bug_detection
 
-    bug_detection.from_flags(given, recipe, config, settings, dry_run)
+    bug_detection.from_flags(given, config, settings, dry_run)
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """What `fedgs train`, `resume` and `sample` do."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.cohorts.selection import PLAN
 from fedgs.config.recipes import described, is_fitted
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
+from fedgs.diagnosis.conclusion import conclude
 from fedgs.errors import wrap_error
 from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy_label import privacy_label
@@ -36,9 +37,15 @@ from fedgs.runs.sample_files import Output, check_output
 from server.launch import flower_engine
 
 console = Console()
+Check = Callable[[ResolvedConfig, FederatedImages], None]
 
 
-def train(config: RunConfig, given: Mapping[str, Any], is_dry: bool = False) -> None:
+def train(
+    config: RunConfig,
+    given: Mapping[str, Any],
+    is_dry: bool = False,
+    check: Check | None = None,
+) -> None:
     """Creates a run folder and trains in it.
 
     Args:
@@ -46,19 +53,20 @@ def train(config: RunConfig, given: Mapping[str, Any], is_dry: bool = False) -> 
         given: the user's own settings, which stay where the recipe is fitted to the
             data.
         is_dry: only says what a run would do and cost.
+        check: called with the run's settings and data before anything is written.
 
     Raises:
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early or failed (code 1).
     """
-    planned = _planned(config, given, is_dry)
+    planned = _planned(config, given, is_dry, check)
     if planned is not None:
         folder, data = planned
         run_to_end(folder, data)
 
 
 def _planned(
-    config: RunConfig, given: Mapping[str, Any], is_dry: bool
+    config: RunConfig, given: Mapping[str, Any], is_dry: bool, check: Check | None
 ) -> tuple[RunFolder, FederatedImages | None] | None:
     """Returns a new run folder and what the local engine trains on; None of a dry run.
 
@@ -74,6 +82,8 @@ def _planned(
         # Fitting changes nothing about the data, so they are not loaded again.
         load = lambda config: loaded  # noqa: E731
     resolved, data = planned_run(config, load, name)
+    if check is not None:
+        check(resolved, data)
     if is_dry:
         folder = None
     else:
@@ -213,6 +223,7 @@ def run_to_end(
             if other or not folder.is_finished:
                 raise
             say(f"the budget is spent, so the run is complete: {end}")
+        conclude(folder)  # writes a diagnosis where groups are compared
     show_end(path, trusted)
 
 

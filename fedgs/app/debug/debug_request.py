@@ -1,30 +1,28 @@
-"""What `fedgs debug` is asked for: its flags beside the settings of the runs.
+"""What `fedgs debug` is asked for: its flags beside the settings of the run.
 
 Imports no tensor library: the command line reads the flags from here at every start.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fedgs.config.fields import check_ranges, flag
+from fedgs.config.fields import flag
 from fedgs.config.settings import CORRUPTIONS
-from fedgs.diagnosis.rule import FEWEST_GROUPS, MOST_GROUPS, Rule
 from fedgs.errors import UserError, reject
 
-COHORTS = ("healthy", "suspicious")
 # What --bug accepts, and the corruption that it plants. Augenstein et al. call the
 # inversion of pixels flip; "invert" is left out so that it has one name here. "none"
 # stands last in the error that lists them: it is the experiment without a bug.
 _OWN_NAMES = [name for name in CORRUPTIONS if name not in ("none", "invert")]
 BUGS = {"flip": "invert", **{name: name for name in _OWN_NAMES}, "none": "none"}
-_MOST_SAMPLES = 1000  # of a generator: the kernel of 12 groups then takes about 2 GB
+# Settings of the run that `fedgs debug` has flags for.
+OF_DEBUG = ("cohorts", "groups", "clients_per_group", "alpha", "min_effect")
 
 
 @dataclass(frozen=True)
 class PlantedBug:
-    """The experiment: which clients' images are spoilt on purpose, and how."""
+    """The experiment: whose images are spoilt on purpose, and how."""
 
     bug: str | None = flag(
         None, "An experiment: plant flip, rotate, mirror, blur, ... or none."
@@ -65,43 +63,41 @@ class OwnSuspects:
 
 
 @dataclass(frozen=True)
-class DebugRequest(Rule):
-    """What is compared and how; each flag's help says what it is.
-
-    Attributes:
-        groups: G of each cohort.
-        is_experiment: whether the planted bug, or none, is known to be the truth.
+class Compared:
+    """Which clients are compared with which; `fedgs deploy debug` has it too.
 
     Raises:
-        UserError: a value out of range, or one cohort without the other.
+        UserError: nothing says what is compared, or two flags do.
     """
 
-    healthy: Path | None = flag(None, "Your cohort: a file of client names.")
-    suspicious: Path | None = flag(None, "The cohort to compare with it.")
-    groups: int = flag(
-        4,
-        "Generators of each cohort, 4 to 6.",
-        at_least=FEWEST_GROUPS,
-        at_most=MOST_GROUPS,
+    healthy: str | None = flag(
+        None, "The cohort to compare with: a file of client names, or a value."
     )
-    clients_per_group: int | None = flag(
-        None, "As many as there are when unset.", at_least=2
+    suspicious: str | None = flag(
+        None, "The cohort that may have a bug, likewise; or alone the name of a node."
     )
-    samples_per_group: int = flag(
-        500, "Images drawn from each generator.", at_least=50, at_most=_MOST_SAMPLES
-    )
-    is_experiment: bool = False
+    each: bool = flag(False, "Compare every node with all others.")
 
     def __post_init__(self) -> None:
-        """Checks what needs no data."""
-        check_ranges(self)
-        problem = "compares two cohorts; give"
-        if self.healthy is not None and self.suspicious is None:
-            raise UserError(f"healthy = {self.healthy}: {problem} --suspicious too")
-        if self.suspicious is not None and self.healthy is None:
-            raise UserError(f"suspicious = {self.suspicious}: {problem} --healthy too")
+        """Checks that it is one question."""
+        if self.each:
+            own = {"healthy": self.healthy, "suspicious": self.suspicious}
+            reject(own, "--each compares every node with all others; leave out")
+        elif self.suspicious is None:
+            if self.healthy is not None:
+                raise UserError(f"healthy = {self.healthy}: give --suspicious too")
+            raise UserError(
+                "suspicious is unset: give --healthy and --suspicious, two files of "
+                "client names (`fedgs select-clients` makes them) or two values of "
+                "--cohorts; or --each, to compare every node with all others"
+            )
 
     @property
-    def rule(self) -> Rule:
-        """Of the verdict."""
-        return Rule(self.alpha, self.min_effect)
+    def settings(self) -> dict[str, Any]:
+        """The run's settings that say the same, where cohorts are values or nodes."""
+        if self.each:
+            return {}
+        found: dict[str, Any] = {"suspicious": self.suspicious}
+        if self.healthy is not None:
+            found["healthy"] = self.healthy
+        return found

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from fedgs.app.commands.forecast import target
 from fedgs.app.commands.terminal import say
-from fedgs.config.recipes import CLASS_MEANS, signal_of
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.plugins import GROUP_MEANS
+from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import read_json
 from fedgs.privacy.accountant import statements
@@ -88,24 +88,21 @@ def _first_sure(right: Sequence[int], trials: Sequence[int]) -> int | None:
 
 
 def is_measured(config: ResolvedConfig) -> bool:
-    """Tells whether the table is of such runs: class means and nothing else."""
-    return [phase.method for phase in config.phases] == ["means"]
+    """Tells whether the table is of such runs: group means and nothing else."""
+    return [phase.method for phase in config.phases] == [GROUP_MEANS]
 
 
 def show(config: ResolvedConfig) -> None:
     """Prints which bugs a plan can find, and what would suffice for the others.
 
     Args:
-        config: of one group's run.
+        config: of the run.
 
     Raises:
         UserError: it can find none.
     """
     if not is_measured(config):
-        say(
-            "power: not measured for these settings, only for --recipe "
-            f"{CLASS_MEANS}; --dry-run with it says what that would find"
-        )
+        say(f"power: not measured for these settings, only for {GROUP_MEANS}")
         return
     table = stored()
     powers = of_plan(_signal(config), table)
@@ -116,7 +113,7 @@ def show(config: ResolvedConfig) -> None:
     if all(power.now == NO for power in powers.values()):
         raise UserError(
             f"target_epsilon = {config.target_epsilon or 'unset'}: with "
-            f"{config.num_clients} clients in a group the noise hides every bug "
+            f"{group_size(config)} clients in a group the noise hides every bug "
             "(docs/debugging.md); the least that suffices for one is "
             f"{_plan(config, least)}"
         )
@@ -141,7 +138,8 @@ def _lines(
     if config.target_epsilon is not None:
         noise = target(config)
     yield (
-        f"power: {config.num_clients} clients in each group, {noise}. By {trials} "
+        f"power: {group_size(config)} clients in each group, {noise}{_of_nodes(config)}. "
+        f"By {trials} "
         "trials a bug on digits of fonts with this noise, the bug in all images of "
         "one cohort:"
     )
@@ -177,25 +175,62 @@ def _share(config: ResolvedConfig) -> float:
     return min(1.0, math.sqrt(CLASSES / config.num_classes))
 
 
+def group_size(config: ResolvedConfig) -> int:
+    """Returns how many clients a group has: of cohorts, if they are equally large."""
+    own = config.at_phase(0)
+    assert isinstance(own, GroupMeansConfig)
+    if own.compares_nodes:
+        return own.group_size
+    return config.num_clients // own.num_blocks
+
+
+def _noise_of_group(config: ResolvedConfig) -> float:
+    """Returns the noise multiplier of one group's sum.
+
+    Every node adds noise to the block of every group, also of those of which it hosts
+    few clients; where nodes are compared, a group has the noise of its own node alone.
+    """
+    own = config.at_phase(0)
+    assert isinstance(own, GroupMeansConfig)
+    if own.compares_nodes:
+        return config.noise_multiplier
+    return config.noise_multiplier * config.num_nodes**0.5
+
+
+def _of_nodes(config: ResolvedConfig) -> str:
+    """Returns what more than one node costs, in words."""
+    factor = _noise_of_group(config) / (config.noise_multiplier or 1.0)
+    if factor <= 1:
+        return ""
+    return (
+        f", {factor:.3g} times it in every group, since each of the {config.num_nodes} "
+        "nodes adds its own"
+    )
+
+
 def _signal(config: ResolvedConfig) -> float:
-    return signal_of(config) * _share(config)
+    noise = _noise_of_group(config)
+    if not noise:
+        return math.inf
+    return group_size(config) / noise * _share(config)
 
 
 def _plan(config: ResolvedConfig, level: float) -> str:
     """Returns what reaches a signal: more clients, or a larger epsilon."""
     # The inverse of `_signal`: what the run's own signal must be for this level.
     level = level / _share(config)
-    # The signal is the number of clients over the noise multiplier.
-    clients = math.ceil(level * config.noise_multiplier)
-    epsilon = epsilon_of(config, config.num_clients / level)
+    clients = math.ceil(level * _noise_of_group(config))
+    # Of all nodes together the noise is so much less.
+    factor = level * _noise_of_group(config) / group_size(config)
+    epsilon = epsilon_of(config, config.noise_multiplier / factor)
     text = f"{clients} clients in each group"
     if epsilon is None or epsilon > MOST_EPSILON:
         return text
-    return f"{text}, or epsilon {upper(epsilon, 2)} with {config.num_clients}"
+    return f"{text}, or epsilon {upper(epsilon, 2)} with {group_size(config)}"
 
 
 def epsilon_of(config: ResolvedConfig, noise_multiplier: float) -> float | None:
-    """Returns the epsilon of a group's run with other noise, for its own adversary."""
+    """Returns the epsilon of the run with other noise, for its own adversary."""
     other = dataclasses.replace(config, noise_multiplier=noise_multiplier)
     rows = statements(Plan.from_config(other), config.delta)
     found: list[float] = []

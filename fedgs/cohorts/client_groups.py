@@ -1,0 +1,132 @@
+"""Groups of clients that are compared: which one each client of a node is in.
+
+A client is in a cohort: that of its node, or the value that the node's own file of
+cohorts has for it. A cohort is divided into G groups by a hash of the clients' names
+and the run's public seed. The file is CSV, with a header:
+
+    owner,cohort
+    ann,v1
+    bob,v2
+
+A third column, part, from 0 to G - 1, says itself which group it is. This module
+imports no tensor library.
+
+Source: docs/privacy.md, "One release for all groups".
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedgs.config.feature_settings import GroupMeansSettings
+from fedgs.errors import UserError, wrap_error
+from fedgs.files import read_text
+from fedgs.randomness import derived_seed
+
+HEADER = ["owner", "cohort"]
+PART = "part"
+
+
+class CohortOfClient(NamedTuple):
+    """What a file of cohorts says of one client.
+
+    Attributes:
+        value: of its cohort.
+        part: which of the cohort's groups it is in; None: its name decides.
+    """
+
+    value: str
+    part: int | None = None
+
+
+def read_client_cohorts(path: Path) -> dict[str, CohortOfClient]:
+    """Reads a file of cohorts.
+
+    Privacy: reads private data; output private. It stays with who owns the file.
+
+    Args:
+        path: of the CSV file.
+
+    Returns:
+        Client name to its cohort.
+
+    Raises:
+        UserError: unreadable, of other columns, empty, or a client twice.
+    """
+    where = f"cohorts = {path}"
+    remedy = "give --cohorts a CSV file whose first line is owner,cohort"
+    with wrap_error(Exception, f"{where}: cannot be read", remedy):
+        header, *rows = csv.reader(read_text(path).splitlines(), strict=True)
+    if header not in (HEADER, [*HEADER, PART]):
+        raise UserError(f"{where}: the first line is {','.join(header)!r}; {remedy}")
+    found: dict[str, CohortOfClient] = {}
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(header) or not row[0]:
+            raise UserError(f"{where}: line {number}: give {','.join(header)}")
+        owner, value, *part = row
+        if owner in found:
+            raise UserError(f"{where}: line {number}: the owner is there twice")
+        with wrap_error(ValueError, f"{where}: line {number}", "give part a number"):
+            found[owner] = CohortOfClient(value, *map(int, part))
+    if not found:
+        raise UserError(f"{where}: names no owner; give a line for each")
+    return found
+
+
+def groups_of(
+    config: GroupMeansSettings,
+    names: Sequence[str],
+    cohorts: Sequence[CohortOfClient | None],
+    least: int = 1,
+) -> list[int | None]:
+    """Returns the group of each client of a node, None of one that is in none.
+
+    Where nodes are compared, all groups of all nodes have the same number of clients,
+    so that they are exchangeable as long as nodes do not differ. In cohorts, nothing
+    that is decided about a client depends on another one's cohort, but whether its
+    group is too small to be told.
+
+    Privacy: reads private data; output private: it stays on the node.
+
+    Args:
+        config: what is compared, and the public seed.
+        names: public names of the node's clients, in their order.
+        cohorts: of each client; empty where nodes are compared.
+        least: clients of a group on this node, below which it is left out.
+
+    Returns:
+        For each client a number below `num_blocks`: those of the suspicious cohort come
+        after those of the healthy one.
+
+    Raises:
+        UserError: cohorts are compared, and the node has no file of them.
+    """
+    seed = config.seed or 0
+    order = sorted(
+        range(len(names)),
+        key=lambda place: derived_seed(seed, f"group/{names[place]}"),
+    )
+    ranks = {place: rank for rank, place in enumerate(order)}
+    groups: list[int | None] = []
+    if config.compares_nodes:
+        for place in range(len(names)):
+            group = ranks[place] // config.group_size
+            groups.append(group if group < config.groups else None)
+        return groups
+    if not cohorts:
+        raise UserError(
+            f"healthy = {config.healthy}: cohorts is unset, so that nothing says which "
+            "cohort a client is in; give --cohorts, a CSV file of owner,cohort"
+        )
+    first_of = {config.healthy: 0, config.suspicious: config.groups}
+    for place, cohort in enumerate(cohorts):
+        if cohort is None or cohort.value not in first_of:
+            groups.append(None)
+            continue
+        # By the rank among all clients of the node, whatever cohorts these are in.
+        part = ranks[place] if cohort.part is None else cohort.part
+        groups.append(first_of[cohort.value] + part % config.groups)
+    sizes = Counter(groups)
+    return [group if sizes[group] >= least else None for group in groups]

@@ -1,0 +1,169 @@
+"""What a finished run of group means says: a verdict, in words, and pictures.
+
+In the run folder:
+
+    groups/*.npz      mean picture and label of every class, of each group of clients
+    diagnosis.png     a row for each cohort or node, a column for each class
+    diagnosis.json    what was compared, the verdicts and what they rest on; last
+
+Privacy: post-processing of DP output.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig
+from fedgs.data.corruption import spoilt_node
+from fedgs.data.transformations import TRANSFORMATIONS, Transformation
+from fedgs.diagnosis import words
+from fedgs.diagnosis.diagnosis import Diagnosis, diagnose
+from fedgs.diagnosis.rule import Rule
+from fedgs.diagnosis.sites import SiteVerdict, compare_sites
+from fedgs.evaluation.images import LabelledImages
+from fedgs.files import make_folder, replacing, write_json
+from fedgs.methods.group_means import groups_released
+from fedgs.round.checkpoint import restored_releases
+from fedgs.runs.run_folder import RunFolder, versions
+from fedgs.runs.sample_files import save_images
+
+DIAGNOSIS = "diagnosis.json"
+PICTURE = "diagnosis.png"
+FORMAT = 4
+THE_OTHERS = "all others"
+
+Samples = Mapping[str, Sequence[LabelledImages]]  # of each cohort's groups
+
+
+def conclude(
+    folder: RunFolder, rule: Rule | None = None, suspects: Sequence[Transformation] = ()
+) -> dict[str, Any] | None:
+    """Compares the groups of a finished run, and writes what they differ in.
+
+    Args:
+        folder: of the run.
+        rule: another one than that of its settings: it judges what is released
+            already, so it costs no epsilon.
+        suspects: the user's own, beside the catalogue.
+
+    Returns:
+        The content of diagnosis.json; None of a run that compares no groups, or that is
+        not finished.
+
+    Raises:
+        UserError: a suspect fails, or the folder is broken.
+    """
+    config = folder.config.at_phase(0)
+    if not isinstance(config, GroupMeansConfig) or not folder.is_finished:
+        return None
+    samples = samples_of(folder, config)
+    rule = rule or Rule(config.alpha, config.min_effect)
+    entries = (*TRANSFORMATIONS, *suspects)
+    comparisons = list(_comparisons(config, samples, rule, entries))
+    make_folder(folder.path / "groups")
+    for cohort, groups in samples.items():
+        for number, (images, labels) in enumerate(groups):
+            path = folder.path / "groups" / f"{cohort}-{number}.npz"
+            with replacing(path) as file:
+                np.savez_compressed(file, images=images, labels=labels)
+    _draw(folder, samples)
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "comparisons": comparisons,
+        "conditions": words.conditions(folder.config, config),
+        "planted": planted(folder.config, config),
+        "picture": PICTURE,
+        "rows": list(samples),
+        "versions": versions(),
+    }
+    # Last, because its existence says that all others are there.
+    write_json(folder.path / DIAGNOSIS, content)
+    return content
+
+
+def samples_of(folder: RunFolder, config: GroupMeansConfig) -> Samples:
+    """Returns the mean pictures of every cohort's groups, as a run released them.
+
+    Privacy: post-processing of DP output.
+    """
+    committed = folder.committed()
+    tensors = {}
+    if committed is not None:
+        _, tensors = committed
+    samples: dict[str, list[LabelledImages]] = {}
+    releases = restored_releases(folder.config, tensors)
+    for group in groups_released(config, releases):
+        labels = np.arange(len(group.images))
+        own = LabelledImages(group.images.numpy(), labels)
+        samples.setdefault(group.cohort, []).append(own)
+    return samples
+
+
+def _comparisons(
+    config: GroupMeansConfig,
+    samples: Samples,
+    rule: Rule,
+    entries: Sequence[Transformation],
+) -> Iterator[dict[str, Any]]:
+    """Yields each comparison as JSON values: who, with whom, and the diagnosis."""
+    how: dict[str, Any] = {
+        "num_classes": config.num_classes,
+        "rule": rule,
+        "entries": entries,
+        "frequencies": config.moment_size,
+    }
+    if config.suspicious is None:
+        for verdict in compare_sites(samples, **how).values():
+            yield _of_site(verdict)
+        return
+    suspicious = samples[config.suspicious]
+    others = [own for name, own in samples.items() if name != config.suspicious]
+    healthy = [group for groups in others for group in groups]
+    diagnosis = diagnose(healthy, suspicious, **how)
+    names = config.suspicious, config.healthy or THE_OTHERS
+    yield _as_json(names, diagnosis, words.sentence(diagnosis, *names))
+
+
+def _of_site(verdict: SiteVerdict) -> dict[str, Any]:
+    names = verdict.site, THE_OTHERS
+    sentence = words.sentence_of_site(verdict, THE_OTHERS)
+    return _as_json(names, verdict.diagnosis, sentence) | {
+        "p": verdict.p,
+        "is_named": verdict.is_named,
+        "alternatives": list(verdict.alternatives),
+    }
+
+
+def _as_json(
+    names: tuple[str, str], diagnosis: Diagnosis, sentence: str
+) -> dict[str, Any]:
+    suspicious, healthy = names
+    return {
+        "suspicious": suspicious,
+        "healthy": healthy,
+        "sentence": sentence,
+        **words.with_titles(diagnosis),
+    }
+
+
+def planted(config: ResolvedConfig, own: GroupMeansConfig) -> dict[str, Any] | None:
+    """Returns the bug that an experiment planted; None without one.
+
+    Privacy: public, of settings.
+    """
+    if config.corruption == "none":
+        return None
+    where = f"{config.corruption_fraction:g} of the {config.corruption_unit}s"
+    if config.corruption_unit == "node":
+        where = own.site_names[spoilt_node(config, config.num_nodes)]
+    return {"bug": config.corruption, "where": where}
+
+
+def _draw(folder: RunFolder, samples: Samples) -> None:
+    """Writes a row for each cohort: the mean picture of each class, over its groups."""
+    rows = [
+        np.mean([images for images, _ in groups], axis=0) for groups in samples.values()
+    ]
+    images = np.concatenate(rows).astype(np.float32)
+    save_images(folder.path / PICTURE, images, columns=len(rows[0]))

@@ -1,0 +1,217 @@
+"""A diagnosis in words: who differs, in what, how surely, and what was not tested."""
+
+from typing import Any
+
+from fedgs.config.run_config import GroupMeansConfig, RunConfig
+from fedgs.data.transformations import TRANSFORMATIONS
+from fedgs.diagnosis.catalogue import HEALTHY, SUSPICIOUS
+from fedgs.diagnosis.diagnosis import (
+    CLEARED,
+    DIFFERS,
+    MORE_THAN_ONE,
+    NAMED,
+    OTHER,
+    PART,
+    POSSIBLE,
+    UNDECIDED,
+    Diagnosis,
+    Suspect,
+)
+from fedgs.diagnosis.rule import INTERVAL_CONFIDENCE
+from fedgs.diagnosis.sites import SiteVerdict
+
+TITLES = {OTHER: "any difference", **{t.name: t.words for t in TRANSFORMATIONS}}
+FOUND = (NAMED, POSSIBLE, PART)
+
+
+def sentence(diagnosis: Diagnosis, suspicious: str, healthy: str) -> str:
+    """Returns the verdict in words, with its error rate and what was not tested.
+
+    Args:
+        diagnosis: of the two.
+        suspicious: what the suspicious cohort is called.
+        healthy: what the other one is called.
+    """
+    rate = (
+        "Where both are alike, any bug is named with probability at most "
+        f"{diagnosis.false_positive_rate:.3g} (exact, 1 of {diagnosis.num_splits} "
+        f"splits of the groups is {1 / diagnosis.num_splits:.3g})."
+    )
+    verdict = _verdict(diagnosis, suspicious, healthy)
+    return f"{verdict} {rate} {_not_tested(diagnosis)}"
+
+
+def sentence_of_site(verdict: SiteVerdict, others: str) -> str:
+    """Returns what a comparison of all sites says of one of them, in words.
+
+    Args:
+        verdict: of the site.
+        others: what those that it was compared with are called.
+    """
+    text = _verdict(verdict.diagnosis, verdict.site, others)
+    if verdict.alternatives:
+        names = " or ".join((verdict.site, *verdict.alternatives))
+        text += f" It may as well be another site that differs: {names}."
+    return f"{text} {_not_tested(verdict.diagnosis)}"
+
+
+def _verdict(diagnosis: Diagnosis, suspicious: str, healthy: str) -> str:
+    found = [s for s in diagnosis.ranking if s.decision in FOUND]
+    cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == CLEARED]
+    # In an average of images nobody can see how many of them were spoilt. There a bug
+    # is looked for in parts of the clients, so its share is one of clients.
+    if diagnosis.draws_averages:
+        unit = "clients"
+    else:
+        unit = "images"
+    limit = f"{diagnosis.rule.min_effect:.0%} of the {unit} or more"
+    excluded = f"Excluded, each in {limit}: {', '.join(cleared) or 'nothing'}."
+    # This verdict is the only one in which two bugs are found and both are true. In all
+    # others several that are found are alternatives, hence "or" below.
+    if diagnosis.verdict == MORE_THAN_ONE:
+        names = " and ".join(title(s.bug) for s in found)
+        return f"More than one bug: no single one explains the difference, {names} do."
+    if found:
+        words = " or ".join(
+            f"{title(s.bug)} ({_degree(s)}{_effect(s, diagnosis)})" for s in found
+        )
+        whose = f"{suspicious} or of {healthy} are, relative to the other's,"
+        # A cohort is accused only if every candidate accuses the same one. Inversion
+        # and turns accuse none, because the opposite change undoes them.
+        spoilt = found[0].spoilt
+        if spoilt and all(suspect.spoilt == spoilt for suspect in found):
+            named = {SUSPICIOUS: suspicious, HEALTHY: healthy}[spoilt]
+            whose = f"{named} are, relative to the other's,"
+        return f"The images of {whose} {words}."
+    # "None" must not be read as proof that the cohorts are alike, so it says what was
+    # excluded and what was not.
+    if diagnosis.verdict == "none":
+        return (
+            f"Nothing differs significantly. {excluded} A difference that these "
+            "samples are too few to show is not excluded."
+        )
+    if diagnosis.verdict == OTHER:
+        return (
+            f"{suspicious} and {healthy} are different, but not by anything that is "
+            "known here: "
+            f"{where(diagnosis)}.{_closest(diagnosis)} {excluded}"
+        )
+    return f"Undecided: {_why(diagnosis)}."
+
+
+def _why(diagnosis: Diagnosis) -> str:
+    # No data could have been significant then, so nothing else needs to be explained.
+    least = 1 / diagnosis.num_splits
+    if diagnosis.rule.alpha < least:
+        return (
+            f"alpha = {diagnosis.rule.alpha:g} is below the attainable p, {least:.3g}"
+        )
+    why = "the samples neither show nor exclude a bug"
+    if not diagnosis.has_learned:
+        why += "; the generators have learned too little of the pictures"
+    if any(s.decision == DIFFERS for s in diagnosis.ranking):
+        why += f"; the cohorts differ, {where(diagnosis)}.{_closest(diagnosis)}"
+    return why.rstrip(".")
+
+
+def _closest(diagnosis: Diagnosis) -> str:
+    """Returns the entry that explains most of a difference, though not enough."""
+    best = diagnosis.ranking[0]
+    if best.fit is None or best.effect is None:
+        return ""
+    return (
+        f" The closest entry is {title(best.bug)} ({_effect(best, diagnosis)}): it "
+        f"explains {min(1.0, best.fit):.0%} of the squared distance."
+    )
+
+
+def _not_tested(diagnosis: Diagnosis) -> str:
+    """Returns what the verdict does not speak about."""
+    open_ones = [title(s.bug) for s in diagnosis.ranking if s.decision == UNDECIDED]
+    # Without this, a reader would take a verdict for a statement about every bug.
+    text = "Not tested: anything that is not in the catalogue"
+    if any(s.decision == NAMED for s in diagnosis.ranking):
+        text += ", and a smaller bug beside this one"
+    if open_ones and diagnosis.verdict in ("none", OTHER):
+        text += f"; not excluded, as these samples cannot tell: {', '.join(open_ones)}"
+    return f"{text}. Look at the picture."
+
+
+def title(bug: str) -> str:
+    """Returns a bug in words; a function of the user's by its name."""
+    return TITLES.get(bug, f"changed as by {bug}")
+
+
+def where(diagnosis: Diagnosis) -> str:
+    """Returns the classes and features in which the cohorts differ most."""
+    # The differences are sorted, the largest first.
+    features = [found.name for found in diagnosis.differences if found.of == "feature"]
+    classes = [found.name for found in diagnosis.differences if found.of == "class"]
+    return (
+        f"most in {', '.join(features[:2])}, and in the classes "
+        f"{', '.join(classes[:3])}"
+    )
+
+
+def with_titles(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Returns the diagnosis as JSON values, with a title for each suspect."""
+    content = diagnosis.to_json()
+    for row, suspect in zip(content["ranking"], diagnosis.ranking, strict=True):
+        row["title"] = title(suspect.bug)
+    return content
+
+
+def _degree(suspect: Suspect) -> str:
+    if suspect.degree is None:
+        return ""
+    return f"about {suspect.degree}, "
+
+
+def _effect(suspect: Suspect, diagnosis: Diagnosis) -> str:
+    # In averages, noise makes the strength of a bug smaller by an unknown amount. So it
+    # is no share, and its interval must not be read as one of 95 %.
+    if diagnosis.draws_averages:
+        word = "strength as drawn"
+        level = ""
+    else:
+        word = "share"
+        level = f"{INTERVAL_CONFIDENCE:.0%} "
+    text = f"{word} unknown"
+    if suspect.effect is not None:
+        text = f"{word} {suspect.effect:.2f}"
+    if suspect.interval is None:
+        return text
+    low, high = suspect.interval
+    return f"{text}, {level}interval {low:.2f} to {high:.2f}"
+
+
+def conditions(config: RunConfig, own: GroupMeansConfig) -> list[str]:
+    """Returns what a verdict rests on, in plain sentences.
+
+    Args:
+        config: of the run.
+        own: of its phase.
+    """
+    alike = "are one population, processed alike"
+    if own.compares_nodes:
+        exchangeable = (
+            f"All groups have {own.group_size} clients and the same noise, so they are "
+            f"exchangeable where the nodes {alike}. Once a node that differs is taken "
+            "out, the same holds for those that are left; that the right one is taken "
+            "out first is a model and no theorem."
+        )
+    else:
+        exchangeable = (
+            f"The groups of both cohorts are exchangeable where the cohorts {alike} "
+            "and equally large. Clients were put into groups by a hash of their names."
+        )
+    return [
+        f"The null hypothesis of the exact test: {exchangeable}",
+        "Cohorts and sites may differ in more than pre-processing. The permutation "
+        "test alone would notice that; a bug is named only if it explains most of the "
+        "difference and its share of the images is large.",
+        "Which one is spoilt the pictures say only of a bug that nothing undoes: an "
+        "inverted or turned cohort may be the healthy one. Look at the picture.",
+        "A bug is excluded as far as the pictures show the data: much noise makes it "
+        "undecided, and may make it smaller.",
+    ]

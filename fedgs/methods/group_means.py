@@ -1,0 +1,185 @@
+"""Group means: the class means of every group of clients, in one release.
+
+    server                                        node, for its clients
+    begin --- nothing but the settings -------->  answer: mean features, in the block of
+                                                    the client's own group, else zero
+    finish <----- the sum over all clients -----  (each clipped as a whole, noise once)
+
+A client is in one group at most, so that its answer is one vector however many groups
+there are: one clip bound, one sensitivity and one noise are those of all groups. Which
+group it is in, only its node knows (`fedgs.cohorts.client_groups`). Where nodes are
+compared, each node's own release is looked at, and its noise alone protects.
+
+What the groups differ in says `fedgs.diagnosis`.
+
+Source: docs/privacy.md, "One release for all groups".
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedgs.cohorts.client_groups import CohortOfClient, groups_of
+from fedgs.config.feature_settings import GroupMeansSettings
+from fedgs.config.plugins import GROUP_MEANS
+from fedgs.config.run_config import GroupMeansConfig
+from fedgs.config.terms import Terms
+from fedgs.errors import UserError
+from fedgs.gan.features import embedding, mean_features
+from fedgs.gan.models import build_generator
+from fedgs.gan.moments import blank, in_pixels, set_generator
+from fedgs.methods.base import Declared, Method, OneClient, Released, Request, State
+from fedgs.methods.schedule import EVERYONE
+from fedgs.randomness import derived_seed
+from fedgs.shapes import Images, TensorDict
+
+TARGET = "target"
+
+
+class GroupMeans(Method[GroupMeansConfig]):
+    """Clients answer once, each in the block of its own group."""
+
+    Settings = GroupMeansSettings
+    # The one release is all that the run has.
+    commits_every_round = True
+    # A client embeds all its images, so the time would tell how many it has.
+    hides_duration = True
+
+    def terms(self, config: GroupMeansConfig, round: int) -> Terms:
+        """Returns one embedding of all groups, clipped to C."""
+        return config.phase_terms(round)
+
+    def state(self, config: GroupMeansConfig) -> State:
+        """Makes the generator of all groups together, which knows nothing yet."""
+        seed = derived_seed(config.seed, "generator")
+        return State.of(build_generator(config, seed).to(config.device))
+
+    def declared(self, config: GroupMeansConfig, round: int) -> Mapping[str, Declared]:
+        """Returns no tensors: the settings say everything."""
+        return {}
+
+    def begin(self, config: GroupMeansConfig, state: State) -> tuple[Request, None]:
+        """Asks all clients for their features.
+
+        Privacy: public.
+        """
+        return Request(state.round + 1, {}), None
+
+    def check(self, config: GroupMeansConfig, request: Request) -> None:
+        """Refuses a release of some clients only."""
+        if (request.participants, request.trainees) != (EVERYONE, EVERYONE):
+            raise UserError("request for group means that is not to all: refused")
+
+    def groups(
+        self,
+        config: GroupMeansConfig,
+        names: Sequence[str],
+        cohorts: Sequence[CohortOfClient | None],
+        least: int,
+    ) -> Sequence[int | None]:
+        """Returns `fedgs.cohorts.client_groups.groups_of`."""
+        return groups_of(config, names, cohorts, least)
+
+    def answer(
+        self, config: GroupMeansConfig, client: OneClient, request: Request
+    ) -> Tensor:
+        """Returns the client's embedding in the block of its group, all else zero.
+
+        Privacy: reads private data; output private.
+        """
+        answered = torch.zeros(config.phase_terms(1).shape, dtype=torch.float64)
+        if client.group is None:
+            return answered
+        images, labels = client.tensors(config.device)
+        # Of features as they are, from which nothing is taken off.
+        centre = torch.zeros(config.num_groups, config.num_features)
+        network = {"mean": centre.to(config.device)}
+        own = embedding("means", network, network["mean"], images, labels)
+        answered[0, client.group] = own.cpu()
+        return answered
+
+    def finish(
+        self,
+        config: GroupMeansConfig,
+        state: State,
+        pending: None,
+        released: Released,
+    ) -> None:
+        """Keeps the means of each group, and draws the generator from all of them.
+
+        Privacy: post-processing of DP output.
+        """
+        blocks = released.total[0]
+        noise_std = released.noise_std
+        if config.compares_nodes:
+            # The groups of a node stand in its own release, with its own noise.
+            in_order = sorted(released.by_node)
+            blocks = torch.cat([released.by_node[node][0] for node in in_order])
+            noise_std = config.phase_terms(1).noise_std
+        targets = torch.stack(
+            [_mean_features(config, block, noise_std) for block in blocks]
+        )
+        state.released.append((GROUP_MEANS, {TARGET: targets}))
+        model = dataclasses.replace(blank(config), mean=targets.double().mean(0))
+        set_generator(config, model, state.generator, state.ema)
+        state.round += 1
+
+
+METHOD = GroupMeans()
+
+
+class Group(NamedTuple):
+    """One group of clients, as the release shows it.
+
+    Attributes:
+        cohort: the node's name, or the cohort's value.
+        part: which of the cohort's groups it is, from 0.
+        images: the mean picture of each class, shape (classes, C, S, S), in [0, 1].
+    """
+
+    cohort: str
+    part: int
+    images: Images
+
+
+def groups_released(
+    config: GroupMeansConfig, releases: Sequence[tuple[str, TensorDict]]
+) -> list[Group]:
+    """Returns what a run has released of every group; nothing before its release.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        config: of the run's one phase.
+        releases: as in `State.released`.
+    """
+    targets = [own[TARGET] for method, own in releases if method == GROUP_MEANS]
+    if not targets:
+        return []
+    cohorts = config.site_names
+    if config.healthy is not None and config.suspicious is not None:
+        cohorts = (config.healthy, config.suspicious)
+    pictures = in_pixels(config, targets[-1]).clamp(0, 1)
+    return [
+        Group(
+            cohort=cohorts[number // config.groups],
+            part=number % config.groups,
+            images=images,
+        )
+        for number, images in enumerate(pictures)
+    ]
+
+
+def _mean_features(config: GroupMeansConfig, block: Tensor, noise_std: float) -> Tensor:
+    """Returns the mean features of one group's classes, (classes, features)."""
+    centre = torch.zeros(config.num_groups, config.num_features)
+    most = config.num_clients
+    if config.compares_nodes:
+        most = config.group_size
+    found = mean_features(
+        config, {}, centre, total=block, noise_std=noise_std, num_clients=most
+    )
+    return found.target
