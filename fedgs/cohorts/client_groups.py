@@ -16,7 +16,7 @@ Source: docs/privacy.md, "One release for all groups".
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,24 +109,43 @@ def groups_of(
         key=lambda place: derived_seed(seed, f"group/{names[place]}"),
     )
     ranks = {place: rank for rank, place in enumerate(order)}
-    groups: list[int | None] = []
     if config.compares_nodes:
-        for place in range(len(names)):
-            group = ranks[place] // config.group_size
-            groups.append(group if group < config.groups else None)
-        return groups
+        groups = _of_ranks(config, [ranks[place] for place in range(len(names))])
+    else:
+        groups = _of_cohorts(config, cohorts, ranks)
+    sizes = Counter(groups)
+    return [group if sizes[group] >= least else None for group in groups]
+
+
+def _of_ranks(config: GroupMeansSettings, ranks: Sequence[int]) -> list[int | None]:
+    """Returns groups of one size; who is left over is in none."""
+    groups: list[int | None] = []
+    for rank in ranks:
+        group = rank // config.group_size
+        groups.append(group if group < config.groups else None)
+    return groups
+
+
+def _of_cohorts(
+    config: GroupMeansSettings,
+    cohorts: Sequence[CohortOfClient | None],
+    ranks: Mapping[int, int],
+) -> list[int | None]:
+    """Returns groups by the values of the node's own file."""
     if not cohorts:
         raise UserError(
             f"healthy = {config.healthy}: cohorts is unset, so that nothing says which "
             "cohort a client is in; give --cohorts, a CSV file of owner,cohort"
         )
     first_of = {config.healthy: 0, config.suspicious: config.groups}
+    groups: list[int | None] = []
     for place, cohort in enumerate(cohorts):
         if cohort is None or cohort.value not in first_of:
             groups.append(None)
             continue
         # By the rank among all clients of the node, whatever cohorts these are in.
-        part = ranks[place] if cohort.part is None else cohort.part
+        part = cohort.part
+        if part is None:
+            part = ranks[place]
         groups.append(first_of[cohort.value] + part % config.groups)
-    sizes = Counter(groups)
-    return [group if sizes[group] >= least else None for group in groups]
+    return groups

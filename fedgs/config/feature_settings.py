@@ -274,10 +274,7 @@ class GroupMeansSettings(LowFrequencySettings):
         Raises:
             UserError: num_clients is unset.
         """
-        hosting = self.hosting
-        nodes = range(hosting.num_nodes)
-        smallest = min(len(hosting.hosted(node)) for node in nodes)
-        return self.clients_per_group or smallest // self.groups
+        return self.clients_per_group or self.hosting.smallest // self.groups
 
     @property
     def num_features(self) -> int:
@@ -292,12 +289,16 @@ class GroupMeansSettings(LowFrequencySettings):
 
         Source: docs/privacy.md, "One release for all groups".
         """
+        size = None
+        if self.compares_nodes and self.num_clients is not None:
+            size = self.group_size
         return Terms(
             release="embedding",
             noise_multiplier=self.known_noise,
             clip_bound=self.clip_bound,
             shape=(1, self.num_blocks, self.num_groups, 1 + self.num_features),
             num_groups=self.num_blocks,
+            clients_per_group=size,
             is_by_node=self.compares_nodes,
         )
 
@@ -335,7 +336,7 @@ class GroupMeansSettings(LowFrequencySettings):
         titles = self.site_names
         if self.suspicious is not None and self.suspicious not in titles:
             yield "suspicious", f"give --suspicious one of {', '.join(titles)}"
-        smallest = min(len(self.hosting.hosted(j)) for j in range(self.num_nodes))
+        smallest = self.hosting.smallest
         if self.groups * self.group_size > smallest or not self.group_size:
             yield (
                 "clients_per_group",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fedgs.config.feature_settings import MomentSettings
+from fedgs.config.feature_settings import GroupMeansSettings, MomentSettings
 from fedgs.config.fields import Problem, Trait, option, scalar_type
 from fedgs.config.settings import GROUPS, IMAGE_SIZES, MOST_WIDTH, Settings, types_of
 from fedgs.config.terms import Terms
@@ -160,7 +160,7 @@ class GsWganSettings(NetworkSettings):
 
 
 @dataclass(frozen=True)
-class KnownSettings(GsWganSettings, MomentSettings):
+class KnownSettings(GsWganSettings, MomentSettings, GroupMeansSettings):
     """All settings that people set, whichever methods a run has; for their fields."""
 
 

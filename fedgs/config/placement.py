@@ -56,6 +56,13 @@ class Placement:
         """Most clients on one node."""
         return max(self.sizes, default=min(self.clients_per_node, self.num_clients))
 
+    @property
+    def smallest(self) -> int:
+        """Fewest clients on one node."""
+        if self.sizes:
+            return min(self.sizes)
+        return len(self.hosted(self.num_nodes - 1))
+
     def hosted(self, node_id: int) -> range:
         """Returns the clients of a node, from 0 to `num_nodes` - 1."""
         if self.sizes:

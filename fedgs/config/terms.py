@@ -21,6 +21,7 @@ class Terms:
         shape: (B, channels, rows, columns): B gradients in their basis, or, with B = 1,
             one embedding by network, class and feature, or one update as a row.
         num_groups: groups of clients that are compared; 1 where all are one.
+        clients_per_group: of each node, where that is public; else None.
         is_by_node: each node's release is used and published by itself, and not only
             the sum over nodes, so that no other node's noise protects its clients.
     """
@@ -30,6 +31,7 @@ class Terms:
     clip_bound: float = entry(above=0)
     shape: tuple[int, int, int, int] = entry()
     num_groups: int = entry(1, at_least=1)
+    clients_per_group: int | None = entry(None, at_least=1)
     is_by_node: bool = False
 
     def __post_init__(self) -> None:

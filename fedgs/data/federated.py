@@ -51,8 +51,8 @@ class FederatedImages:
         name: the setting `data` that it was loaded from.
         client_test_records: the records that each client holds out of training, which
             may be none; empty where the clients are not the data's own.
-        client_cohorts: what the file of cohorts says of each client, None of one that it
-            does not name; empty without such a file.
+        client_cohorts: what the file of cohorts says of each client, None of one that
+            it does not name; empty without such a file.
         owners: "kept" where the clients are the owners that the data name, "cut" where
             such owners are cut into shards; "" where the data name none.
 

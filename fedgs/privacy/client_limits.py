@@ -282,15 +282,12 @@ class Limits:
             yield "allow_groups", "phases", is_one, remedy
             holds = config.cohort_value is None
             yield "allow_groups", "cohort_value", holds, f"none, or {_ALLOW_GROUPS}"
-        most = max(terms.num_groups for terms in all_terms)
-        smallest = min(len(config.hosting.hosted(j)) for j in range(config.num_nodes))
-        if most > 1:
-            least = self.min_clients_per_group
-            holds = smallest >= least * most
-            remedy = (
-                f"nodes of {least * most} clients, {least} for each of {most} groups"
-            )
-            yield "min_clients_per_group", "num_clients", holds, remedy
+        # Where the sizes of groups are not public, the node leaves small ones out.
+        sizes = [terms.clients_per_group for terms in all_terms]
+        fewest = min((size for size in sizes if size is not None), default=None)
+        least = self.min_clients_per_group
+        holds = fewest is None or fewest >= least
+        yield "min_clients_per_group", "groups", holds, f"groups of {least} clients"
 
     def check_num_clients(self, number: int) -> None:
         """Refuses a run that gives a deployed node another number of clients.

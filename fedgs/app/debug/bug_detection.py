@@ -133,7 +133,8 @@ def debug(
     with tempfile.TemporaryDirectory() as folder:
         if compared.healthy is not None and config.cohorts is None:
             # Copied into the run folder, as any cohort of a run.
-            config = as_settings(Path(folder), compared, config, config.at_phase(0))
+            own: Any = config.at_phase(0)
+            config = as_settings(Path(folder), compared, config, own)
         train.train(config, {}, dry_run, check)
     if dry_run:
         return None
@@ -150,7 +151,7 @@ def resume(
     Args:
         path: the folder.
         suspects: see `debug`.
-        changed: fields of `Rule` from now on: the release stays, and no epsilon is spent.
+        changed: fields of `Rule` from now on: the release stays, at no epsilon.
 
     Raises:
         UserError: no such folder, or another process trains in it.
@@ -168,7 +169,9 @@ def _shown(
     changed: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Writes the diagnosis of a finished run, and prints it."""
-    values = {name: vars(folder.config).get(name) for name in RULE} | {**changed}
+    settings = folder.config.to_flat()
+    values: dict[str, Any] = {name: settings.get(name) for name in RULE}
+    values |= changed
     content = None
     if folder.config.method == GROUP_MEANS:
         content = conclude(folder, Rule(**values), suspects)

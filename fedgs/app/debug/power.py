@@ -138,8 +138,8 @@ def _lines(
     if config.target_epsilon is not None:
         noise = target(config)
     yield (
-        f"power: {group_size(config)} clients in each group, {noise}{_of_nodes(config)}. "
-        f"By {trials} "
+        f"power: {group_size(config)} clients in each group, {noise}"
+        f"{_of_nodes(config)}. By {trials} "
         "trials a bug on digits of fonts with this noise, the bug in all images of "
         "one cohort:"
     )
