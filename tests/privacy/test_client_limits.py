@@ -9,8 +9,8 @@ import pytest
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
-from refusals import assert_refused
 from groups import of_cohorts, of_nodes
+from refusals import assert_refused
 from tiny import tiny_config
 
 
