@@ -8,7 +8,7 @@ from PIL import Image
 
 from fedgs.diagnosis.conclusion import DIAGNOSIS, FORMAT, PICTURE
 from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
-from fedgs.diagnosis.words import with_titles
+from fedgs.diagnosis.wording import with_titles
 from fedgs.files import write_json
 from fedgs.gan.models import build_generator
 from fedgs.methods.schedule import select
