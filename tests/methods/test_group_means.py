@@ -15,7 +15,7 @@ from torch import Tensor
 from fedgs.cohorts.client_groups import CohortOfClient
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.diagnosis.conclusion import samples_of
+from fedgs.diagnosis.conclusion import groups_in, samples_of
 from fedgs.files import read_tensors
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import new_state, phase_at
@@ -68,7 +68,7 @@ def test_every_groups_pictures_are_those_of_a_run_on_its_clients_alone(
     tmp_path, mode, more
 ):
     config, data = made(mode, tmp_path, **QUIET | more)
-    samples = samples_of(finished(config, data), phase_of(config))
+    samples = samples_of(groups_in(finished(config, data), phase_of(config)))
     of_groups = members(config, data)
     assert sum(map(len, samples.values())) == len(of_groups) == 8
     means = ONCE | QUIET | more | {"phases": "means"}
@@ -150,6 +150,30 @@ def test_a_nodes_own_release_is_kept_only_where_nodes_are_compared(tmp_path):
         for answer in answers[:count]:
             own = released.by_node[answer.node_id]
             assert torch.equal(own, answer.values.double())
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_a_cohort_of_which_the_release_shows_no_client_is_not_compared(tmp_path, noise):
+    """As of a deployment whose clients' files have no such value: noise is no bug."""
+    more = {"healthy": "absent", "noise_multiplier": noise}
+    folder = finished(*made("cohorts", tmp_path, **more))
+    assert_refused("'absent': the release shows no client there", conclude, folder)
+    assert not (folder.path / "diagnosis.json").exists()
+
+
+def test_groups_of_few_clients_and_of_many_have_the_same_noise(tmp_path):
+    """Else the noise of a small cohort would look like a bug of its images."""
+    data = people()
+    few = ("p00", "p05", "p10", "p15", "p20")
+    values = {name: ("v1", "v2")[name in few] for name in data.client_names}
+    file = write_cohorts(tmp_path / "own.csv", values)
+    exact, *others = (
+        released_targets(of_cohorts(file, noise_multiplier=0.1 * bool(seed), noise_seed=seed), data)
+        for seed in range(16)
+    )
+    noise = torch.stack(others) - exact
+    by_cohort = [noise[:, :4].std(), noise[:, 4:].std()]
+    assert by_cohort[0] == pytest.approx(by_cohort[1], rel=0.3)
 
 
 # ------------------------------------------------------------------ sensitivity
