@@ -130,8 +130,8 @@ def _of_site(verdict: SiteVerdict) -> dict[str, Any]:
     sentence = sentences.sentence_of_site(verdict, THE_OTHERS)
     return _as_json(names, verdict.diagnosis, sentence) | {
         "p": verdict.p,
-        "is_named": verdict.is_named,
-        "alternatives": list(verdict.alternatives),
+        "is_accused": verdict.is_accused,
+        "rivals": list(verdict.rivals),
     }
 
 
