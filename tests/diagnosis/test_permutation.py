@@ -104,10 +104,11 @@ def test_jackknife_of_a_mean_is_welchs_interval():
     def gap(healthy, suspicious):
         return suspicious @ x / suspicious.sum(1) - healthy @ x / healthy.sum(1)
 
-    estimate, interval = jackknife(gap, 5, 0.9)
+    estimate, interval = jackknife(gap, np.repeat([0, 1], 5), 0.9)
     welch = stats.ttest_ind(x[5:], x[:5], equal_var=False).confidence_interval(0.9)
     assert estimate == pytest.approx(x[5:].mean() - x[:5].mean())
     assert interval == pytest.approx((welch.low, welch.high))
     # A statistic that is undefined somewhere has none.
-    found = jackknife(lambda h, s: np.where(h.sum(1) < 4, math.nan, 1.0), 4, 0.95)
+    cohorts = np.repeat([0, 1], 4)
+    found = jackknife(lambda h, s: np.where(h.sum(1) < 4, math.nan, 1.0), cohorts, 0.95)
     assert found == (1.0, None)
