@@ -199,14 +199,10 @@ class CohortSamples:
         """The true cohort of every group: 0 is healthy, 1 suspicious."""
         return self.rows[0].astype(np.int64)
 
-    def rolled(self, places: int) -> "CohortSamples":
-        """Returns the same groups, of which others are suspicious.
-
-        Args:
-            places: by which the suspicious groups lie further on, in a circle.
-        """
+    def split_by(self, rows: Rows) -> "CohortSamples":
+        """Returns the same groups, of which others are suspicious: see `rows`."""
         found = copy.copy(self)
-        found.rows = np.roll(self.rows, places, axis=1)
+        found.rows = rows
         return found
 
     def _split(self, means: Array) -> list[Array]:

@@ -249,7 +249,7 @@ def judge(
         has_shared_start: see `diagnose`.
     """
     rows = samples.rows
-    squared, any_difference = _differences_of_splits(samples)
+    squared, any_difference = differences_of_splits(samples)
     found = _explanations(samples, candidates, rule)
     most = _most(found)
     adjusted = permutation.closed_test({**most, OTHER: any_difference})
@@ -293,10 +293,12 @@ def judge(
     )
 
 
-def _differences_of_splits(samples: CohortSamples) -> tuple[Array, Array]:
+def differences_of_splits(samples: CohortSamples) -> tuple[Array, Array]:
     """Returns the squared distance of the features, and the test for any difference.
 
     Pictures alone, and features of classes: what either sees is a difference.
+
+    Privacy: post-processing of DP output.
     """
     of_pictures = permutation.distances(samples.kernel, samples.rows) ** 2
     of_features = permutation.distances(samples.grams.sum(0), samples.rows) ** 2

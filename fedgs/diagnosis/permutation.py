@@ -58,10 +58,7 @@ def splits(num_suspicious: int, num_healthy: int | None = None) -> Rows:
     num_healthy = num_healthy or num_suspicious
     total = num_healthy + num_suspicious
     if _count(num_suspicious, num_healthy) > MOST_SPLITS:
-        rng = stream(0, "permutation/splits")
-        # The order of random numbers is a random order of the groups.
-        order = rng.random((MOST_SPLITS, total)).argsort(axis=1)
-        found = order < num_suspicious
+        found = _random_orders(total) < num_suspicious
         found[0] = np.arange(total) >= num_healthy
         return found
     first = int(num_healthy == num_suspicious)
@@ -71,6 +68,34 @@ def splits(num_suspicious: int, num_healthy: int | None = None) -> Rows:
     for row, groups in zip(found, reversed(chosen), strict=True):
         row[list(groups)] = True
     return found
+
+
+def arrangements(num_sites: int, num_groups: int) -> NDArray[np.int64]:
+    """Returns ways to put all groups into sites of G; of more than two random ones.
+
+    Args:
+        num_sites: R, at least 2.
+        num_groups: G of each site, at least 2.
+
+    Returns:
+        The site of every group, shape (number of arrangements, R G). The first row is
+        the true one, site by site. Of two sites all `splits`; else `MOST_SPLITS`.
+
+    >>> arrangements(2, 2)[0], arrangements(3, 4).shape
+    (array([0, 0, 1, 1]), (5000, 12))
+    """
+    if num_sites == 2:
+        return splits(num_groups).astype(np.int64)
+    found = _random_orders(num_sites * num_groups) // num_groups
+    found[0] = np.repeat(np.arange(num_sites), num_groups)
+    return found
+
+
+def _random_orders(num_groups: int) -> NDArray[np.int64]:
+    """Returns `MOST_SPLITS` random orders of all groups, always the same."""
+    rng = stream(0, "permutation/splits")
+    # The order of random numbers is a random order of the groups.
+    return rng.random((MOST_SPLITS, num_groups)).argsort(axis=1)
 
 
 def _count(num_suspicious: int, num_healthy: int) -> int:
