@@ -13,6 +13,8 @@ Every key may be left out; an unknown one is an error:
     allow_embeddings = false      # true: releases of class means of features, too
     allow_updates = false         # true: releases of updates of a shared network, too
                                   #   (Fed-Avg GAN)
+    allow_selection = false       # true: counts of clients below an accuracy, too; the
+                                  #   updates of their classifier need allow_updates
     image_size = 28               # exactly this side of the square fakes
     image_channels = 1            # exactly this
     num_classes = 10              # exactly this; labels lie in [0, num_classes)
@@ -80,6 +82,7 @@ class Limits:
         allow_embeddings: whether a run may have phases of mean features; all other
             limits of a release hold for theirs as well.
         allow_updates: whether a run may be one of Fed-Avg GAN; likewise.
+        allow_selection: whether a run may count clients by their accuracy; likewise.
         min_honest_nodes: how many nodes of every secure aggregation add their noise and
             tell it to nobody, this client's own included; None: aggregation is not
             trusted.
@@ -103,6 +106,7 @@ class Limits:
     allow_seeded_noise: bool = False
     allow_embeddings: bool = False
     allow_updates: bool = False
+    allow_selection: bool = False
     min_honest_nodes: int | None = entry(None, at_least=2)
     state_dir: Path | None = None
 
@@ -242,6 +246,9 @@ class Limits:
         if not self.allow_updates:
             remedy = f"gs-wgan, or {_ALLOW_UPDATES}"
             yield "allow_updates", "phases", "update" not in kinds, remedy
+        if not self.allow_selection:
+            remedy = f"other phases, or {_ALLOW_SELECTION}"
+            yield "allow_selection", "phases", "count" not in kinds, remedy
         only = self.clip_bound
         if only is not None:
             holds = all(terms.clip_bound == only for terms in all_terms)
@@ -303,6 +310,7 @@ ALLOW_ALL = Limits(
     allow_seeded_noise=True,
     allow_embeddings=True,
     allow_updates=True,
+    allow_selection=True,
     min_noise_multiplier=0,
 )
 _FILE = "in the client's limits file"
@@ -311,3 +319,4 @@ _ALLOW_NO_NOISE = f"set min_noise_multiplier = 0 {_FILE} to allow less"
 _ALLOW_SEEDED = f"set allow_seeded_noise = true {_FILE} to allow it"
 _ALLOW_EMBEDDINGS = f"set allow_embeddings = true {_FILE} to allow them"
 _ALLOW_UPDATES = f"set allow_updates = true {_FILE} to allow its updates"
+_ALLOW_SELECTION = f"set allow_selection = true {_FILE} to allow counts of clients"
