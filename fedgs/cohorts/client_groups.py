@@ -8,7 +8,12 @@ and the run's public seed. The file is CSV, with a header:
     ann,v1
     bob,v2
 
-A third column, part, from 0 to G - 1, says itself which group it is. This module
+A third column, part, from 0 to G - 1, says itself which group it is.
+
+Nothing that is decided about a client may depend on another one's cohort: else one
+client would move the answers of others, and a release tell more than its noise hides.
+So a small group is not left out of a release. Whether a node's file has only cohorts
+that are large enough is asked once, before it takes part (`check_sizes`). This module
 imports no tensor library.
 
 Source: docs/privacy.md, "One release for all groups".
@@ -16,11 +21,11 @@ Source: docs/privacy.md, "One release for all groups".
 
 import csv
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedgs.config.feature_settings import GroupMeansSettings
+from fedgs.config.feature_settings import MOST_GROUPS, GroupMeansSettings
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_text
 from fedgs.randomness import derived_seed
@@ -68,8 +73,9 @@ def read_client_cohorts(path: Path) -> dict[str, CohortOfClient]:
         owner, value, *part = row
         if owner in found:
             raise UserError(f"{where}: line {number}: the owner is there twice")
-        with wrap_error(ValueError, f"{where}: line {number}", "give part a number"):
-            found[owner] = CohortOfClient(value, *map(int, part))
+        if not all(text.isdecimal() for text in part):
+            raise UserError(f"{where}: line {number}: give part a number from 0 on")
+        found[owner] = CohortOfClient(value, *map(int, part))
     if not found:
         raise UserError(f"{where}: names no owner; give a line for each")
     return found
@@ -79,14 +85,12 @@ def groups_of(
     config: GroupMeansSettings,
     names: Sequence[str],
     cohorts: Sequence[CohortOfClient | None],
-    least: int = 1,
 ) -> list[int | None]:
     """Returns the group of each client of a node, None of one that is in none.
 
     Where nodes are compared, all groups of all nodes have the same number of clients,
-    so that they are exchangeable as long as nodes do not differ. In cohorts, nothing
-    that is decided about a client depends on another one's cohort, but whether its
-    group is too small to be told.
+    so that they are exchangeable as long as nodes do not differ. In cohorts, a
+    client's group follows from its own cohort, and from all names of the node.
 
     Privacy: reads private data; output private: it stays on the node.
 
@@ -94,7 +98,6 @@ def groups_of(
         config: what is compared, and the public seed.
         names: public names of the node's clients, in their order.
         cohorts: of each client; empty where nodes are compared.
-        least: clients of a group on this node, below which it is left out.
 
     Returns:
         For each client a number below `num_blocks`: those of the suspicious cohort come
@@ -110,11 +113,35 @@ def groups_of(
     )
     ranks = {place: rank for rank, place in enumerate(order)}
     if config.compares_nodes:
-        groups = _of_ranks(config, [ranks[place] for place in range(len(names))])
-    else:
-        groups = _of_cohorts(config, cohorts, ranks)
-    sizes = Counter(groups)
-    return [group if sizes[group] >= least else None for group in groups]
+        return _of_ranks(config, [ranks[place] for place in range(len(names))])
+    return _of_cohorts(config, cohorts, ranks)
+
+
+def check_sizes(cohorts: Iterable[CohortOfClient | None], least: int) -> None:
+    """Refuses a file of cohorts with one that cannot fill its groups on this node.
+
+    As many groups as a run may have are counted, whatever a run asks for: so no server
+    can find out by questions of its own how large a cohort is.
+
+    Privacy: reads private data; that a node takes part tells that nothing is refused.
+
+    Args:
+        cohorts: what the file says of each client; an empty value is no cohort.
+        least: clients of each group, on average over groups.
+
+    Raises:
+        UserError: for the node's own eyes, as it names a cohort and its size.
+    """
+    if least <= 1:
+        return
+    sizes = Counter(cohort.value for cohort in cohorts if cohort and cohort.value)
+    for value, size in sizes.items():
+        if size < MOST_GROUPS * least:
+            raise UserError(
+                f"cohorts: {size} clients are {value!r}, too few for {MOST_GROUPS} "
+                f"groups of min_clients_per_group = {least}; leave their cohort empty "
+                "in the file, or set a smaller min_clients_per_group in the limits file"
+            )
 
 
 def _of_ranks(config: GroupMeansSettings, ranks: Sequence[int]) -> list[int | None]:

@@ -360,7 +360,6 @@ class Method(ABC, Generic[ConfigT]):
         config: ConfigT,
         names: Sequence[str],
         cohorts: Sequence[CohortOfClient | None],
-        least: int,
     ) -> Sequence[int | None]:
         """Returns the group of each client of a node, where groups are compared.
 
@@ -370,7 +369,6 @@ class Method(ABC, Generic[ConfigT]):
             config: of the phase.
             names: public names of the node's clients, in their order.
             cohorts: what the node's own file says of each; empty without one.
-            least: clients below which a group is left out.
         """
         return ()
 

@@ -78,10 +78,9 @@ class GroupMeans(Method[GroupMeansConfig]):
         config: GroupMeansConfig,
         names: Sequence[str],
         cohorts: Sequence[CohortOfClient | None],
-        least: int,
     ) -> Sequence[int | None]:
         """Returns `fedgs.cohorts.client_groups.groups_of`."""
-        return groups_of(config, names, cohorts, least)
+        return groups_of(config, names, cohorts)
 
     def answer(
         self, config: GroupMeansConfig, client: OneClient, request: Request

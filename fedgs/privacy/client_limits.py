@@ -15,7 +15,7 @@ Every key may be left out; an unknown one is an error:
                                   #   (Fed-Avg GAN)
     allow_groups = false          # true: releases that tell groups of clients apart,
                                   #   to compare them, or a run on one cohort alone
-    min_clients_per_group = 10    # on this node; a smaller group is left out
+    min_clients_per_group = 10    # on this node, and of a run on one cohort alone
     allow_selection = false       # true: counts of clients below an accuracy, too; the
                                   #   updates of their classifier need allow_updates
     image_size = 28               # exactly this side of the square fakes
@@ -86,8 +86,9 @@ class Limits:
             limits of a release hold for theirs as well.
         allow_updates: whether a run may be one of Fed-Avg GAN; likewise.
         allow_groups: whether a run may compare groups of clients, or be of one cohort.
-        min_clients_per_group: clients of each group of a node, at least; where cohorts
-            are compared, a smaller group is left out, and the server is not told.
+        min_clients_per_group: clients of each group of a node, at least; of a run on
+            one cohort, all of its clients. Where cohorts are compared, the client's own
+            file is refused if one of them has too few for so large groups.
         allow_selection: whether a run may count clients by their accuracy; likewise.
         min_honest_nodes: how many nodes of every secure aggregation add their noise and
             tell it to nobody, this client's own included; None: aggregation is not
@@ -289,19 +290,31 @@ class Limits:
             yield "allow_groups", "phases", is_one, remedy
             holds = config.cohort_value is None
             yield "allow_groups", "cohort_value", holds, f"none, or {_ALLOW_GROUPS}"
-        # Where the sizes of groups are not public, the node leaves small ones out.
+        # Where sizes are not public, `fedgs.cohorts.client_groups.check_sizes` looks.
         sizes = [terms.clients_per_group for terms in all_terms]
         fewest = min((size for size in sizes if size is not None), default=None)
         least = self.min_clients_per_group
         holds = fewest is None or fewest >= least
         yield "min_clients_per_group", "groups", holds, f"groups of {least} clients"
 
-    def check_num_clients(self, number: int) -> None:
-        """Refuses a run that gives a deployed node another number of clients.
+    def check_num_clients(self, number: int, cohort_value: str | None) -> None:
+        """Refuses a run that gives a deployed node an unsuitable number of clients.
+
+        Args:
+            number: of the node's clients in the run.
+            cohort_value: as in `Settings`: the one that all of them have, if any.
 
         Raises:
             ClientRefused: names both numbers.
         """
+        least = self.min_clients_per_group
+        if cohort_value is not None and number < least:
+            raise ClientRefused(
+                "min_clients_per_group",
+                f"cohort_value = {cohort_value}: the run gives this node {number} "
+                f"clients: outside the client's limit min_clients_per_group = {least}; "
+                "have the server ask for a larger cohort",
+            )
         if self.num_clients is not None and self.num_clients != number:
             raise ClientRefused(
                 "num_clients",

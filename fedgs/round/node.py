@@ -225,7 +225,6 @@ class Node:
                 for client in self.hosted
                 if self.data.client_cohorts
             ],
-            least=self.limits.permitted.min_clients_per_group,
         )
 
     def _has_room_after(self, round: int) -> bool:
