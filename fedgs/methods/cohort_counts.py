@@ -143,9 +143,8 @@ class CohortCounts(Method[CountConfig]):
         if config.below is not None:
             is_at_most.append(accuracy <= low)
         if config.above is not None:
-            is_at_most.append(
-                not accuracy > high
-            )  # who holds out nothing is no `above`
+            # Also of NaN: who holds out nothing is not above.
+            is_at_most.append(not accuracy > high)
         signs = 2.0 * torch.tensor(is_at_most, dtype=torch.float32) - 1.0
         return (_step(config) * signs)[None, None, None]
 
