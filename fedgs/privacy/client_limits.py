@@ -16,6 +16,8 @@ Every key may be left out; an unknown one is an error:
     allow_groups = false          # true: releases that tell groups of clients apart,
                                   #   to compare them, or a run on one cohort alone
     min_clients_per_group = 10    # on this node, and of a run on one cohort alone
+    allow_selection = false       # true: counts of clients below an accuracy, too; the
+                                  #   updates of their classifier need allow_updates
     image_size = 28               # exactly this side of the square fakes
     image_channels = 1            # exactly this
     num_classes = 10              # exactly this; labels lie in [0, num_classes)
@@ -87,6 +89,7 @@ class Limits:
         min_clients_per_group: clients of each group of a node, at least; of a run on
             one cohort, all of its clients. Where cohorts are compared, the client's own
             file is refused if one of them has too few for so large groups.
+        allow_selection: whether a run may count clients by their accuracy; likewise.
         min_honest_nodes: how many nodes of every secure aggregation add their noise and
             tell it to nobody, this client's own included; None: aggregation is not
             trusted.
@@ -112,6 +115,7 @@ class Limits:
     allow_updates: bool = False
     allow_groups: bool = False
     min_clients_per_group: int = entry(10, at_least=1)
+    allow_selection: bool = False
     min_honest_nodes: int | None = entry(None, at_least=2)
     state_dir: Path | None = None
 
@@ -252,6 +256,9 @@ class Limits:
             remedy = f"gs-wgan, or {_ALLOW_UPDATES}"
             yield "allow_updates", "phases", "update" not in kinds, remedy
         yield from self._demands_of_groups(config, all_terms)
+        if not self.allow_selection:
+            remedy = f"other phases, or {_ALLOW_SELECTION}"
+            yield "allow_selection", "phases", "count" not in kinds, remedy
         only = self.clip_bound
         if only is not None:
             holds = all(terms.clip_bound == only for terms in all_terms)
@@ -344,6 +351,7 @@ ALLOW_ALL = Limits(
     allow_updates=True,
     allow_groups=True,
     min_clients_per_group=1,
+    allow_selection=True,
     min_noise_multiplier=0,
 )
 _FILE = "in the client's limits file"
@@ -353,3 +361,4 @@ _ALLOW_SEEDED = f"set allow_seeded_noise = true {_FILE} to allow it"
 _ALLOW_EMBEDDINGS = f"set allow_embeddings = true {_FILE} to allow them"
 _ALLOW_GROUPS = f"set allow_groups = true {_FILE} to allow groups of clients"
 _ALLOW_UPDATES = f"set allow_updates = true {_FILE} to allow its updates"
+_ALLOW_SELECTION = f"set allow_selection = true {_FILE} to allow counts of clients"

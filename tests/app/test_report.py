@@ -126,7 +126,7 @@ def test_a_diagnosis_answers_first(folders):
 
 
 def test_every_site_has_a_card_and_those_that_differ_are_first(tmp_path):
-    alike = compared_site("north", verdict="none", is_named=False, p=1.0)
+    alike = compared_site("north", verdict="none", is_accused=False, p=1.0)
     sites = [alike, compared_site("south")]
     rows = ["north", "south"]
     run = make_diagnosed(tmp_path / "run", comparisons=sites, rows=rows, planted=None)
@@ -156,7 +156,7 @@ def test_verdicts_in_words(verdict, answer, kind):
 
 
 def test_a_site_that_may_not_be_the_one_that_differs_is_not_accused():
-    answer, kind = verdict_of(compared_site("south", is_named=False))
+    answer, kind = verdict_of(compared_site("south", is_accused=False))
     assert (answer, kind) == ("Perhaps, or another site. Bug: inverted", "unsure")
 
 

@@ -33,6 +33,7 @@ KEYS = {
 KEYS |= dict.fromkeys(("max_batch_size", "image_size", "image_channels"), 32)
 KEYS |= dict.fromkeys(("num_classes", "num_clients", "max_fakes"), 3)
 KEYS |= dict.fromkeys(("allow_seeded_noise", "allow_embeddings", "allow_updates"), True)
+KEYS |= {"allow_selection": True}
 KEYS |= {"min_honest_nodes": 5, "state_dir": "counts"}
 KEYS |= {"allow_groups": True, "min_clients_per_group": 3}
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from fedgs.diagnosis.conclusion import DIAGNOSIS, FORMAT, PICTURE
 from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
-from fedgs.diagnosis.wording import with_titles
+from fedgs.diagnosis.sentences import with_titles
 from fedgs.files import write_json
 from fedgs.gan.models import build_generator
 from fedgs.methods.schedule import select
@@ -76,5 +76,5 @@ def compared(**changes: object) -> dict[str, object]:
 
 def compared_site(name: str, **changes: object) -> dict[str, object]:
     """What diagnosis.json says of one of several sites."""
-    of_site = {"healthy": "all others", "p": 0.03, "is_named": True, "alternatives": []}
+    of_site = {"healthy": "all others", "p": 0.03, "is_accused": True, "rivals": []}
     return compared(suspicious=name) | of_site | changes

@@ -1,5 +1,6 @@
 """`fedgs deploy`: server and clients on different machines; docs/deployment.md."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from fedgs.app.flags import (
     request_flags,
     settings_flags,
 )
+from fedgs.cohorts.selection_settings import Thresholds
 from fedgs.config.method_settings import settings_with
 from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
@@ -26,6 +28,9 @@ OF_CLIENT = settings_with("of_client")
 # What the submitter decides about a run: where the data lie is each client's own
 # matter. The server sees no data, so the number of classes has to be given.
 SUBMITTED = (*(name for name in MOST_USED if name not in OF_CLIENT), "num_classes")
+# The same of a selection of clients, which decides noise and rounds.
+SELECTING = ("image_size", "num_classes", "num_clients", "clients_per_node")
+SELECTING += ("node_sizes", "relation", "output", "seed")
 # How a client reads its own data. Where they lie is a flag of `ClientOptions`.
 CLIENT_DATA = tuple(name for name in OF_CLIENT if name != "data")
 
@@ -87,6 +92,22 @@ def submit(
     from fedgs.app.commands import deploy
 
     deploy.submit(Submission(**given), recipe, config, settings)
+
+
+@app.command()
+@settings_flags(*SELECTING, has_set=True)
+@request_flags(Submission, Thresholds)
+def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Select clients by accuracy, privately; who is in which cohort stays with them.
+
+    The run's cohorts.json has thresholds and noisy counts, a client's cohorts.csv the
+    cohort of each owner. `deploy submit --resume RUN` continues it.
+    """
+    from fedgs.app.commands import deploy
+
+    of_submission = {spec.name for spec in fields(Submission)} & given.keys()
+    submission = Submission(**{name: given.pop(name) for name in of_submission})
+    deploy.select_clients(submission, given, settings)
 
 
 @app.command()

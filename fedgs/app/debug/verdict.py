@@ -52,7 +52,7 @@ def sites_table(content: Mapping[str, Any]) -> Table:
     for comparison in content["comparisons"]:
         best = comparison["ranking"][0]
         shown = ["", ""]
-        if comparison["is_named"] or comparison["alternatives"]:
+        if comparison["is_accused"] or comparison["rivals"]:
             shown = [best["title"], _with_interval(best["effect"], best["interval"])]
         name = comparison["suspicious"]
         rows.append([name, comparison["verdict"], *shown, cell(comparison["p"])])

@@ -91,8 +91,8 @@ def verdict_of(comparison: Mapping[str, Any]) -> tuple[str, str]:
     named = " or ".join(titles.get(bug, bug) for bug in bugs)
     answer, kind = VERDICTS.get(verdict, (f"Bug: {named}", "bad"))
     # Of a site, the comparison of all sites says whether it is the one that differs.
-    is_named = comparison.get("is_named", True)
-    if kind == "bad" and not is_named:
+    is_accused = comparison.get("is_accused", True)
+    if kind == "bad" and not is_accused:
         return f"Perhaps, or another site. {answer}", "unsure"
     return answer, kind
 
