@@ -69,8 +69,8 @@ def conclude(
     entries = (*TRANSFORMATIONS, *suspects)
     comparisons = list(_comparisons(config, samples, rule, entries))
     make_folder(folder.path / "groups")
-    for cohort, groups in samples.items():
-        for number, (images, labels) in enumerate(groups):
+    for cohort, own in samples.items():
+        for number, (images, labels) in enumerate(own):
             path = folder.path / "groups" / f"{cohort}-{number}.npz"
             with replacing(path) as file:
                 np.savez_compressed(file, images=images, labels=labels)
@@ -118,9 +118,9 @@ def _check_seen(groups: Sequence[Group]) -> None:
     # Where no cohort is seen, the noise hides all of them, and no bug is named.
     if absent and any(clear.values()):
         raise UserError(
-            f"{first_n(map(repr, absent))}: the release shows no client there, so there "
-            "is nothing to compare; give --healthy and --suspicious values that the "
-            "clients' files of cohorts have, or leave such a node out"
+            f"{first_n(map(repr, absent))}: the release shows no client there, which "
+            "nothing can be compared with; give --healthy and --suspicious values that "
+            "the clients' files of cohorts have, or leave such a node out"
         )
 
 
