@@ -4,6 +4,7 @@ import dataclasses
 import math
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +27,12 @@ from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
 from fedgs.privacy_label import privacy_label
 from fedgs.round.answer import answer_of, summed
+from fedgs.round.local import LocalNodes
 from fedgs.round.node import Node
 from fedgs.round.preparation import with_noise
 from fedgs.round.run import new_event
 from fedgs.runs import epsilons
+from fedgs.runs.run_folder import RunFolder
 from groups import (
     CLIENTS,
     ONCE,
@@ -42,9 +45,11 @@ from groups import (
     people,
     phase_of,
     write_cohorts,
+    write_people,
 )
 from refusals import assert_refused
-from runs import events
+from runs import events, train
+from simulated_grid import FakeGrid, product, start
 from tests.support.ledgers import statements_from_ledger
 from tiny import changed, next_request, tiny_config
 
@@ -361,6 +366,76 @@ def test_calibrated_noise_of_compared_nodes_is_that_of_one_node(tmp_path, advers
         noise[mode] = with_noise(planned).noise_multiplier
     ratio = noise["nodes"] / noise["cohorts"]
     assert ratio == pytest.approx(2**0.5 if adversary == "release" else 1.0, rel=1e-3)
+
+
+# ------------------------------------------------------------------ engines, resuming
+
+
+@pytest.fixture
+def own_run(tmp_path):
+    """Makes the run folder of a mode on data in a file, in a folder of its own."""
+
+    def own_run(mode: str, name: str, **settings: object) -> RunFolder:
+        place = tmp_path / name
+        place.mkdir()
+        given = {"data": write_people(place / "people.npz")} | settings
+        config, _ = made(mode, place, **given)
+        return RunFolder.create(config)
+
+    return own_run
+
+
+def what_is_left(folder: RunFolder) -> list[Any]:
+    """Generators, groups and the ledger of a finished run."""
+    content = conclude(folder)
+    assert content is not None
+    groups = sorted((folder.path / "groups").iterdir())
+    images = [np.load(path)["images"].tobytes() for path in groups]
+    return [product(folder), images, content["comparisons"], events(folder)]
+
+
+@pytest.mark.usefixtures("server_process", "clock")
+@pytest.mark.parametrize("mode", MODES)
+def test_both_engines_give_the_same_bytes_and_the_same_verdict(own_run, mode):
+    local = own_run(mode, "local", num_workers=3)
+    train(local)
+    flower = own_run(mode, "flower", engine="flower")
+    start(flower, FakeGrid(flower.config.num_nodes))
+    assert what_is_left(flower) == what_is_left(local)
+
+
+class Killed(KeyboardInterrupt):
+    """Stands for a process that is killed."""
+
+
+def killed(*arguments: object) -> None:
+    raise Killed
+
+
+# By what was not done any more: nothing was asked, or an answer was not kept.
+FAULTS = {
+    "before the release": (LocalNodes, "answers"),
+    "after the answers": (RunFolder, "save_checkpoint"),
+    "after the checkpoint": (RunFolder, "append_metrics"),
+}
+
+
+@pytest.mark.usefixtures("server_process")
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_run_resumes_to_the_same_bytes(own_run, mode, fault):
+    whole = own_run(mode, "whole")
+    train(whole)
+    broken = own_run(mode, "broken")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*FAULTS[fault], killed)
+        with pytest.raises(Killed):
+            train(broken)
+    assert conclude(broken) is None
+    train(RunFolder.open(broken.path))
+    assert what_is_left(broken)[:3] == what_is_left(whole)[:3]
+    # What a release may have told counts, whether it was kept or not.
+    assert 1 <= len(events(broken)) <= 2
 
 
 # ------------------------------------------------------------------ bad input

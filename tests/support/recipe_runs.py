@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.recipes import RECIPES, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.gan import refinement
@@ -17,6 +18,7 @@ from fedgs.methods import dp_merf
 from fedgs.privacy.plan import Plan
 from fedgs.round.preparation import resolve, with_noise
 from fedgs.runs.run_folder import RunFolder
+from groups import CLIENTS, write_people
 from runs import train
 from simulated_grid import FakeGrid, start
 from tiny import SIDE, strokes, write_tiny_npz
@@ -109,7 +111,10 @@ def _noise(config: RunConfig) -> dict[str, Any]:
 def _data(config: RunConfig, place: Path) -> dict[str, Any]:
     """Writes the tiny data into a folder; returns the settings that name them."""
     own: dict[str, Any] = {"image_size": SIDE}
-    if config.partition == "iid":  # is of shards of images that have no owners
+    if config.method == GROUP_MEANS:  # groups of a node need some clients
+        own |= {"data": write_people(place / "people.npz"), "num_clients": CLIENTS}
+        own["clients_per_node"] = CLIENTS // 2
+    elif config.partition == "iid":  # is of shards of images that have no owners
         own["data"] = _unowned(place / "tiny.npz", seed=0)
     else:
         own["data"] = write_tiny_npz(place / "tiny.npz")
