@@ -41,6 +41,19 @@ class CohortOfClient(NamedTuple):
     part: int | None = None
 
 
+class InGroup(NamedTuple):
+    """Where a client answers, and how much of its answer is told.
+
+    Attributes:
+        number: of its group, from 0.
+        weight: what its clipped answer is multiplied by, above 0 and at most 1; the
+            same for all of the group's clients on this node.
+    """
+
+    number: int
+    weight: float = 1.0
+
+
 def read_client_cohorts(path: Path) -> dict[str, CohortOfClient]:
     """Reads a file of cohorts.
 
@@ -80,13 +93,13 @@ def groups_of(
     names: Sequence[str],
     cohorts: Sequence[CohortOfClient | None],
     least: int = 1,
-) -> list[int | None]:
+) -> list[InGroup | None]:
     """Returns the group of each client of a node, None of one that is in none.
 
     Where nodes are compared, all groups of all nodes have the same number of clients,
     so that they are exchangeable as long as nodes do not differ. In cohorts, nothing
-    that is decided about a client depends on another one's cohort, but whether its
-    group is too small to be told.
+    that is decided about a client depends on another one's cohort, but the weight of
+    its group.
 
     Privacy: reads private data; output private: it stays on the node.
 
@@ -94,7 +107,7 @@ def groups_of(
         config: what is compared, and the public seed.
         names: public names of the node's clients, in their order.
         cohorts: of each client; empty where nodes are compared.
-        least: clients of a group on this node, below which it is left out.
+        least: clients of a group on this node, below which nothing of it is told.
 
     Returns:
         For each client a number below `num_blocks`: those of the suspicious cohort come
@@ -110,11 +123,37 @@ def groups_of(
     )
     ranks = {place: rank for rank, place in enumerate(order)}
     if config.compares_nodes:
+        # Their sizes are public, and the clients' limits have looked at them.
         groups = _of_ranks(config, [ranks[place] for place in range(len(names))])
+        weights = dict.fromkeys(groups, 1.0)
     else:
         groups = _of_cohorts(config, cohorts, ranks)
-    sizes = Counter(groups)
-    return [group if sizes[group] >= least else None for group in groups]
+        sizes = Counter(groups)
+        weights = {group: weight_of(size, least) for group, size in sizes.items()}
+    found: list[InGroup | None] = []
+    for group in groups:
+        if group is None or weights[group] == 0:
+            found.append(None)
+        else:
+            found.append(InGroup(group, weights[group]))
+    return found
+
+
+def weight_of(size: int, least: int) -> float:
+    """Returns the weight of the clients of a group: 0 of one that is too small.
+
+    Times the size of the group it is `size - least + 1`, or 0. That grows by 1 at most
+    with each client, so whoever joins or leaves a group moves the sum of its answers by
+    C at most, though the weights of all others in it change. If small groups were left
+    out and all others told in full, one client could move `least` C.
+
+    Args:
+        size: clients of the group on this node, at least 1.
+        least: the fewest of which anything is told, at least 1.
+
+    Source: docs/privacy.md, "One release for all groups".
+    """
+    return max(0, size - least + 1) / size
 
 
 def _of_ranks(config: GroupMeansSettings, ranks: Sequence[int]) -> list[int | None]:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedgs.cohorts.client_groups import CohortOfClient, groups_of
+from fedgs.cohorts.client_groups import CohortOfClient, InGroup, groups_of
 from fedgs.config.feature_settings import GroupMeansSettings
 from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.run_config import GroupMeansConfig
@@ -79,7 +79,7 @@ class GroupMeans(Method[GroupMeansConfig]):
         names: Sequence[str],
         cohorts: Sequence[CohortOfClient | None],
         least: int,
-    ) -> Sequence[int | None]:
+    ) -> Sequence[InGroup | None]:
         """Returns `fedgs.cohorts.client_groups.groups_of`."""
         return groups_of(config, names, cohorts, least)
 
@@ -97,8 +97,11 @@ class GroupMeans(Method[GroupMeansConfig]):
         # Of features as they are, from which nothing is taken off.
         centre = torch.zeros(config.num_groups, config.num_features)
         network = {"mean": centre.to(config.device)}
-        own = embedding("means", network, network["mean"], images, labels)
-        answered[0, client.group] = own.cpu()
+        own = embedding("means", network, network["mean"], images, labels).cpu()
+        # Clipped already here: the weight shortens what clipping has left of it.
+        length = own.norm().clamp_min(config.clip_bound)
+        shortened = own * (config.clip_bound / length)
+        answered[0, client.group.number] = client.group.weight * shortened
         return answered
 
     def finish(

@@ -15,7 +15,7 @@ Every key may be left out; an unknown one is an error:
                                   #   (Fed-Avg GAN)
     allow_groups = false          # true: releases that tell groups of clients apart,
                                   #   to compare them, or a run on one cohort alone
-    min_clients_per_group = 10    # on this node; a smaller group is left out
+    min_clients_per_group = 10    # on this node; nothing of a smaller group is told
     image_size = 28               # exactly this side of the square fakes
     image_channels = 1            # exactly this
     num_classes = 10              # exactly this; labels lie in [0, num_classes)
@@ -85,7 +85,8 @@ class Limits:
         allow_updates: whether a run may be one of Fed-Avg GAN; likewise.
         allow_groups: whether a run may compare groups of clients, or be of one cohort.
         min_clients_per_group: clients of each group of a node, at least; where cohorts
-            are compared, a smaller group is left out, and the server is not told.
+            are compared, nothing of a smaller group is told, and of a larger one the
+            less the smaller it is; the server does not learn its size.
         min_honest_nodes: how many nodes of every secure aggregation add their noise and
             tell it to nobody, this client's own included; None: aggregation is not
             trusted.
@@ -282,7 +283,7 @@ class Limits:
             yield "allow_groups", "phases", is_one, remedy
             holds = config.cohort_value is None
             yield "allow_groups", "cohort_value", holds, f"none, or {_ALLOW_GROUPS}"
-        # Where the sizes of groups are not public, the node leaves small ones out.
+        # Where the sizes of groups are not public, the node tells less of small ones.
         sizes = [terms.clients_per_group for terms in all_terms]
         fewest = min((size for size in sizes if size is not None), default=None)
         least = self.min_clients_per_group
