@@ -90,9 +90,6 @@ class GroupMeans(Method[GroupMeansConfig]):
 
         Privacy: reads private data; output private.
         """
-        answered = torch.zeros(config.phase_terms(1).shape, dtype=torch.float64)
-        if client.group is None:
-            return answered
         images, labels = client.tensors(config.device)
         # Of features as they are, from which nothing is taken off.
         centre = torch.zeros(config.num_groups, config.num_features)
@@ -101,7 +98,10 @@ class GroupMeans(Method[GroupMeansConfig]):
         # Clipped already here: the weight shortens what clipping has left of it.
         length = own.norm().clamp_min(config.clip_bound)
         shortened = own * (config.clip_bound / length)
-        answered[0, client.group.number] = client.group.weight * shortened
+        answered = torch.zeros(config.phase_terms(1).shape, dtype=torch.float64)
+        # Last, so that the time tells nothing of who is in a group.
+        if client.group is not None:
+            answered[0, client.group.number] = client.group.weight * shortened
         return answered
 
     def finish(

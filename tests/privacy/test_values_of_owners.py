@@ -13,6 +13,7 @@ import pytest
 
 from fedgs.cohorts import client_groups
 from fedgs.cohorts.client_groups import CohortOfClient, groups_of, weight_of
+from fedgs.errors import UserError
 from fedgs.methods import new_state, phase_at
 from fedgs.privacy.client_limits import ALLOW_ALL
 from fedgs.round.node import Node
@@ -168,3 +169,25 @@ def test_a_server_that_knows_all_others_sees_no_more_of_a_cohort(
     # A group that is too small is not in the release at all.
     assert not of_none[0, 0].any()
     assert of_a[0, 0].any()
+
+
+# ------------------------------------------------------------------ under masks
+
+
+MANY = {"num_clients": 60_000, "clients_per_node": 30_000}
+
+
+def test_integers_are_fine_enough_for_weights_that_change():
+    """The others' vectors are rounded anew: what it moves is within replace-one."""
+    masked = FEW | {"secure_aggregation": True, "engine": "local"}
+    own = {"clients_per_node": 500, "noise_multiplier": 1.0, "num_classes": 10}
+    config = tiny_config(**masked | own | {"num_clients": 5000})
+    terms = phase_at(config, 1)[1].phase_terms(1)
+    changed = 500 * math.sqrt(math.prod(terms.shape[2:])) / config.units(terms)
+    assert math.sqrt(2) + changed <= 2
+    with pytest.raises(UserError, match="too coarse for groups of a node of 30000"):
+        tiny_config(**masked | own | MANY)
+    # Where no weights change, nothing is rounded anew.
+    means = {"phases": "means:1", "healthy": None, "suspicious": None}
+    kept = {name: value for name, value in masked.items() if name not in means}
+    tiny_config(**kept | own | MANY | {"phases": "means:1", "cohorts": None})
