@@ -383,7 +383,7 @@ class DeployedClient:
         self.site.check_peers(config)
         hosted = config.hosting.hosted(_position(self.site, config))
         # Before the data are read: whether they fit would tell of them.
-        limits.check_num_clients(len(hosted))
+        limits.check_num_clients(len(hosted), config.cohort_value)
         data = own_images(config, hosted)
         names = [data.client_names[client] for client in hosted]
         count = ClientLedger(limits.state_dir or self.folder, names)

@@ -81,6 +81,8 @@ def data_problems(config: Settings) -> Iterator[Problem]:
     if config.cohort is not None and is_shuffled:
         why = f"partition = {config.partition} makes clients that no file can name"
         yield "cohort", f"{why}; leave one of the two out"
+    if config.cohort_value is not None and not (config.cohorts or config.nodes):
+        yield "cohort_value", "give --cohorts, the file that says who has it"
     if config.cohorts is not None and is_shuffled:
         why = f"partition = {config.partition} makes clients that no file can name"
         yield "cohorts", f"{why}; leave one of the two out"

@@ -321,16 +321,19 @@ def check_names(
         made = class_of(RunConfig, methods_of(phases))
         specs = dataclasses.fields(made)
         known = [spec.name for spec in specs if "group" in spec.metadata]
-    flags = [spec.name for spec in settings_of()]
+    groups = {spec.name: spec.metadata["group"] for spec in settings_of()}
     for name in names:
         if name in known:
             continue
         # A setting of another method is no mistake of a key, so it gets another remedy.
-        if name in flags:
+        if name in groups:
             methods = ", ".join(methods_of(phases))
+            having = WITH_ROUNDS
+            if groups[name] == "Debugging":
+                having = GROUP_MEANS
             raise UserError(
                 f"{name}: no phase of the run ({methods}) has this setting; leave it "
-                f"out, or give a recipe whose phases have it, such as {WITH_ROUNDS}"
+                f"out, or give a recipe whose phases have it, such as {having}"
             )
         nearest = difflib.get_close_matches(shortened(name), known, 1, 0.0)
         raise UserError(

@@ -65,10 +65,16 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
         UserError: an unreadable file, names that the data does not have, or fewer than
             num_clients.
     """
-    if (config.cohort, config.cohorts) == (None, None):
+    if (config.cohort, config.cohorts, config.cohort_value) == (None, None, None):
         return data
     if config.cohorts is not None:
         data = _with_cohorts(Path(config.cohorts), data)
+    elif config.cohort_value is not None:
+        # Without the file nobody has the value, and not everybody.
+        raise UserError(
+            f"cohort_value = {config.cohort_value}: cohorts is unset; give --cohorts, "
+            "the file that says who has it"
+        )
     wanted = set(data.client_names)
     where = f"data = {data.name} has"
     if config.cohort is not None:

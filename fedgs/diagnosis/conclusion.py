@@ -17,7 +17,7 @@ import numpy as np
 from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig
 from fedgs.data.corruption import spoilt_node
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
-from fedgs.diagnosis import words
+from fedgs.diagnosis import wording
 from fedgs.diagnosis.diagnosis import Diagnosis, diagnose
 from fedgs.diagnosis.rule import Rule
 from fedgs.diagnosis.sites import SiteVerdict, compare_sites
@@ -71,7 +71,7 @@ def conclude(
     content: dict[str, Any] = {
         "format": FORMAT,
         "comparisons": comparisons,
-        "conditions": words.conditions(folder.config, config),
+        "conditions": wording.conditions(folder.config, config),
         "planted": planted(folder.config, config),
         "picture": PICTURE,
         "rows": list(samples),
@@ -122,12 +122,12 @@ def _comparisons(
     healthy = [group for groups in others for group in groups]
     diagnosis = diagnose(healthy, suspicious, **how)
     names = config.suspicious, config.healthy or THE_OTHERS
-    yield _as_json(names, diagnosis, words.sentence(diagnosis, *names))
+    yield _as_json(names, diagnosis, wording.sentence(diagnosis, *names))
 
 
 def _of_site(verdict: SiteVerdict) -> dict[str, Any]:
     names = verdict.site, THE_OTHERS
-    sentence = words.sentence_of_site(verdict, THE_OTHERS)
+    sentence = wording.sentence_of_site(verdict, THE_OTHERS)
     return _as_json(names, verdict.diagnosis, sentence) | {
         "p": verdict.p,
         "is_named": verdict.is_named,
@@ -143,7 +143,7 @@ def _as_json(
         "suspicious": suspicious,
         "healthy": healthy,
         "sentence": sentence,
-        **words.with_titles(diagnosis),
+        **wording.with_titles(diagnosis),
     }
 
 

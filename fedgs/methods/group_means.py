@@ -22,7 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedgs.cohorts.client_groups import CohortOfClient, InGroup, groups_of
+from fedgs.cohorts.client_groups import (
+    CohortOfClient,
+    InGroup,
+    groups_of,
+    weighted,
+)
 from fedgs.config.feature_settings import GroupMeansSettings
 from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.run_config import GroupMeansConfig
@@ -80,8 +85,8 @@ class GroupMeans(Method[GroupMeansConfig]):
         cohorts: Sequence[CohortOfClient | None],
         least: int,
     ) -> Sequence[InGroup | None]:
-        """Returns `fedgs.cohorts.client_groups.groups_of`."""
-        return groups_of(config, names, cohorts, least)
+        """Returns `fedgs.cohorts.client_groups.groups_of`, with weights."""
+        return weighted(config, groups_of(config, names, cohorts), least)
 
     def answer(
         self, config: GroupMeansConfig, client: OneClient, request: Request

@@ -86,7 +86,8 @@ class Limits:
         allow_groups: whether a run may compare groups of clients, or be of one cohort.
         min_clients_per_group: clients of each group of a node, at least; where cohorts
             are compared, nothing of a smaller group is told, and of a larger one the
-            less the smaller it is; the server does not learn its size.
+            less the smaller it is; the server does not learn its size. Of a run on one
+            cohort, all of its clients.
         min_honest_nodes: how many nodes of every secure aggregation add their noise and
             tell it to nobody, this client's own included; None: aggregation is not
             trusted.
@@ -290,12 +291,24 @@ class Limits:
         holds = fewest is None or fewest >= least
         yield "min_clients_per_group", "groups", holds, f"groups of {least} clients"
 
-    def check_num_clients(self, number: int) -> None:
-        """Refuses a run that gives a deployed node another number of clients.
+    def check_num_clients(self, number: int, cohort_value: str | None) -> None:
+        """Refuses a run that gives a deployed node an unsuitable number of clients.
+
+        Args:
+            number: of the node's clients in the run.
+            cohort_value: as in `Settings`: the one that all of them have, if any.
 
         Raises:
             ClientRefused: names both numbers.
         """
+        least = self.min_clients_per_group
+        if cohort_value is not None and number < least:
+            raise ClientRefused(
+                "min_clients_per_group",
+                f"cohort_value = {cohort_value}: the run gives this node {number} "
+                f"clients: outside the client's limit min_clients_per_group = {least}; "
+                "have the server ask for a larger cohort",
+            )
         if self.num_clients is not None and self.num_clients != number:
             raise ClientRefused(
                 "num_clients",

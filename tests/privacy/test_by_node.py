@@ -1,15 +1,12 @@
 """Where nodes are compared, only one node's noise counts, for whoever looks."""
 
 import dataclasses
-import json
 import math
 
 import pytest
 
-from command_line import flags, printed
 from fedgs.errors import UserError
 from fedgs.privacy.accountant import statements, statements_of_runs
-from fedgs.privacy.budget import calibrate_noise
 from fedgs.privacy.client_ledger import ClientLedger, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -73,19 +70,6 @@ def test_what_was_released_is_stated_as_it_was_planned(engine):
         assert "each node's own release, for nodes are compared" in said
     (cohorts,) = statements_of_runs([ran(BY_COHORT, engine="local")], DELTA)[:1]
     assert "nodes are compared" not in " ".join(cohorts.conditions)
-
-
-def test_noise_is_calibrated_to_that_of_one_node():
-    by_node = Plan.from_config(config())
-    found = [
-        calibrate_noise(by_node, 3.0, DELTA, adversary, "zero-out")
-        for adversary in ADVERSARIES
-    ]
-    of_cohorts = Plan.from_config(config(BY_COHORT))
-    server = calibrate_noise(of_cohorts, 3.0, DELTA, "server", "zero-out")
-    release = calibrate_noise(of_cohorts, 3.0, DELTA, "release", "zero-out")
-    assert found == [server] * 3
-    assert server == pytest.approx(release * math.sqrt(NODES), rel=1e-3)
 
 
 def test_several_runs_on_the_same_clients_add_up():
@@ -161,26 +145,3 @@ def test_the_limit_of_a_client_is_that_of_one_node():
     Limits(**OF_GROUPS, **own, client_epsilon=enough * 1.001).check_run(config())
     with pytest.raises(ClientRefused, match="client_epsilon"):
         Limits(**OF_GROUPS, **own, client_epsilon=enough * 0.999).check_run(config())
-
-
-# ------------------------------------------------------------------ a run
-
-
-def test_every_place_that_prints_an_epsilon_prints_that_of_one_node(fedgs, tmp_path):
-    run = tmp_path / "run"
-    own = {"data": "digits", "num_clients": 24, "clients_per_node": 8, "seed": 1}
-    own |= {"recipe": "group-means", "target_epsilon": 3}
-    printed(fedgs("train", *flags(**own, output=run)))
-    rows = json.loads(printed(fedgs("privacy", "of", run, "--json")))
-    noise = json.loads((run / "config.json").read_text())["noise_multiplier"]
-    found = {row["relation"]: row["epsilon"] for row in rows}
-    wanted = {
-        "replace-one": epsilon_from_mu(1 / noise, DELTA),
-        "zero-out": epsilon_from_mu(1 / (2 * noise), DELTA),
-    }
-    assert found == pytest.approx(wanted, rel=1e-6)
-    assert 2.9 < found["zero-out"] <= 3
-    printed(fedgs("publish", run, "-o", tmp_path / "public"))
-    label = json.loads((tmp_path / "public" / "privacy_label.json").read_text())
-    assert label["epsilon"] == pytest.approx(wanted["zero-out"], rel=1e-3)
-    assert any("each node's own release" in text for text in label["public"])

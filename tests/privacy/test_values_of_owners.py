@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from fedgs.cohorts import client_groups
-from fedgs.cohorts.client_groups import CohortOfClient, groups_of, weight_of
+from fedgs.cohorts.client_groups import CohortOfClient, groups_of, weight_of, weighted
 from fedgs.errors import UserError
 from fedgs.methods import new_state, phase_at
 from fedgs.privacy.client_limits import ALLOW_ALL
 from fedgs.round.node import Node
-from tiny import BY_COHORT, BY_NODE, tiny_config, tiny_data
+from tiny import BY_COHORT, tiny_config, tiny_data
 
 LEAST = 3
 FEW = BY_COHORT | {"num_clients": 6, "clients_per_node": 6, "noise_multiplier": 0.0}
@@ -47,8 +47,8 @@ def sum_of(cohorts, answers, least: int) -> np.ndarray:
     """The sum of answers of length 1 along one line, by block: the worst there are."""
     own = phase()
     total = np.zeros(own.num_blocks)
-    groups = groups_of(own, [str(n) for n in range(len(cohorts))], cohorts, least)
-    for group, answer in zip(groups, answers, strict=True):
+    groups = groups_of(own, [str(n) for n in range(len(cohorts))], cohorts)
+    for group, answer in zip(weighted(own, groups, least), answers, strict=True):
         if group is not None:
             total[group.number] += group.weight * answer
     return total
@@ -113,16 +113,6 @@ def test_nothing_is_told_of_a_small_group_and_most_of_a_large_one():
     assert {weight_of(size, 1) for size in range(1, 20)} == {1.0}
     grown = [size * weight_of(size, 10) for size in range(1, 100)]
     assert max(np.diff(grown)) <= 1 + 1e-9
-
-
-def test_nodes_that_are_compared_have_groups_of_public_sizes():
-    """Names decide, and no owner's data or cohort does."""
-    own = phase(BY_NODE)
-    names = [f"owner {number}" for number in range(8)]
-    alone = groups_of(own, names, (), least=10)
-    assert {group.weight for group in alone if group} == {1.0}
-    cohorts = [CohortOfClient("v1")] * 8
-    assert groups_of(own, names, cohorts, least=10) == alone
 
 
 # ------------------------------------------------------------------ through the frame
