@@ -20,7 +20,7 @@ from fedgs.config.feature_settings import (
 from fedgs.config.fields import Scalar, again, entry, refuse, shortened
 from fedgs.config.method_settings import GsWganSettings, NetworkSettings, settings_of
 from fedgs.config.phases import Phase, read_phases, written
-from fedgs.config.plugins import GS_WGAN, settings_of_method
+from fedgs.config.plugins import GROUP_MEANS, GS_WGAN, settings_of_method
 from fedgs.config.rounds import check_rounds, with_open_settings
 from fedgs.config.settings import (
     REFERENCE_NUM_ROUNDS,
