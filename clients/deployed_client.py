@@ -33,13 +33,12 @@ from flwr.common.logger import log
 
 from clients.agreement import agreement
 from clients.node_cache import NodeCache, cached_worker, drop_worker, forget
-from fedgs.cohorts.client_groups import check_sizes
 from fedgs.cohorts.cohort_file import write_memberships
 from fedgs.config.checks import same_source_problems
 from fedgs.config.fields import refuse
 from fedgs.config.method_settings import settings_with
 from fedgs.config.plugins import COHORT_COUNTS
-from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig, RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data import partition, sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.federated import FederatedImages
@@ -410,10 +409,6 @@ class DeployedClient:
         # Before the data are read: whether they fit would tell of them.
         limits.check_num_clients(len(hosted), config.cohort_value)
         data = own_images(config, hosted)
-        phase = config.at_phase(0)
-        if isinstance(phase, GroupMeansConfig) and not phase.compares_nodes:
-            cohorts = [data.client_cohorts[c] for c in hosted if data.client_cohorts]
-            check_sizes(cohorts, limits.min_clients_per_group)
         names = [data.client_names[client] for client in hosted]
         if config.method == COHORT_COUNTS and len(set(names)) < len(names):
             raise UserError(

@@ -10,10 +10,9 @@ and the run's public seed. The file is CSV, with a header:
 
 A third column, part, from 0 to G - 1, says itself which group it is.
 
-Nothing that is decided about a client may depend on another one's cohort: else one
-client would move the answers of others, and a release tell more than its noise hides.
-So a small group is not left out of a release. Whether a node's file has only cohorts
-that are large enough is asked once, before it takes part (`check_sizes`). This module
+Of a small group nothing is told, and of a larger one the less the smaller it is. Were
+it left out as a whole, one client would decide whether the answers of many are told,
+and a release tell more of its cohort than the noise hides (`weight_of`). This module
 imports no tensor library.
 
 Source: docs/privacy.md, "One release for all groups".
@@ -21,11 +20,11 @@ Source: docs/privacy.md, "One release for all groups".
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedgs.config.feature_settings import MOST_GROUPS, GroupMeansSettings
+from fedgs.config.feature_settings import GroupMeansSettings
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_text
 from fedgs.randomness import derived_seed
@@ -44,6 +43,19 @@ class CohortOfClient(NamedTuple):
 
     value: str
     part: int | None = None
+
+
+class InGroup(NamedTuple):
+    """Where a client answers, and how much of its answer is told.
+
+    Attributes:
+        number: of its group, from 0.
+        weight: what its clipped answer is multiplied by, above 0 and at most 1; the
+            same for all of the group's clients on this node.
+    """
+
+    number: int
+    weight: float = 1.0
 
 
 def read_client_cohorts(path: Path) -> dict[str, CohortOfClient]:
@@ -117,31 +129,47 @@ def groups_of(
     return _of_cohorts(config, cohorts, ranks)
 
 
-def check_sizes(cohorts: Iterable[CohortOfClient | None], least: int) -> None:
-    """Refuses a file of cohorts with one that cannot fill its groups on this node.
+def weighted(
+    config: GroupMeansSettings, groups: Sequence[int | None], least: int
+) -> list[InGroup | None]:
+    """Returns the groups of a node's clients with their weights.
 
-    As many groups as a run may have are counted, whatever a run asks for: so no server
-    can find out by questions of its own how large a cohort is.
-
-    Privacy: reads private data; that a node takes part tells that nothing is refused.
+    Privacy: reads private data; output private: it stays on the node.
 
     Args:
-        cohorts: what the file says of each client; an empty value is no cohort.
-        least: clients of each group, on average over groups.
-
-    Raises:
-        UserError: for the node's own eyes, as it names a cohort and its size.
+        config: what is compared.
+        groups: of `groups_of`.
+        least: clients of a group on this node, below which nothing of it is told.
     """
-    if least <= 1:
-        return
-    sizes = Counter(cohort.value for cohort in cohorts if cohort and cohort.value)
-    for value, size in sizes.items():
-        if size < MOST_GROUPS * least:
-            raise UserError(
-                f"cohorts: {size} clients are {value!r}, too few for {MOST_GROUPS} "
-                f"groups of min_clients_per_group = {least}; leave their cohort empty "
-                "in the file, or set a smaller min_clients_per_group in the limits file"
-            )
+    sizes = Counter(groups)
+    found: list[InGroup | None] = []
+    for group in groups:
+        weight = 1.0
+        # Where nodes are compared sizes are public, and the clients' limits look.
+        if not config.compares_nodes:
+            weight = weight_of(sizes[group], least)
+        if group is None or weight == 0:
+            found.append(None)
+        else:
+            found.append(InGroup(group, weight))
+    return found
+
+
+def weight_of(size: int, least: int) -> float:
+    """Returns the weight of the clients of a group: 0 of one that is too small.
+
+    Times the size of the group it is `size - least + 1`, or 0. That grows by 1 at most
+    with each client, so whoever joins or leaves a group moves the sum of its answers by
+    C at most, though the weights of all others in it change. If small groups were left
+    out and all others told in full, one client could move `least` C.
+
+    Args:
+        size: clients of the group on this node, at least 1.
+        least: the fewest of which anything is told, at least 1.
+
+    Source: docs/privacy.md, "One release for all groups".
+    """
+    return max(0, size - least + 1) / size
 
 
 def _of_ranks(config: GroupMeansSettings, ranks: Sequence[int]) -> list[int | None]:

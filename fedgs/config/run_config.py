@@ -125,11 +125,17 @@ class RunConfig(Settings):
                 names.add(self.public_data)
             else:
                 names.add("a file of the run's owner")
-        return tuple(
+        conditions = [
             f"public data: the images of {name} belong to nobody who is protected, and "
             "were not chosen by a look at the private ones"
             for name in sorted(names)
-        )
+        ]
+        if isinstance(self, GroupMeansSettings) and self.compares_nodes:
+            conditions.append(
+                "public: each node's own release, for nodes are compared, so that "
+                "whoever sees what is published sees it under one node's noise"
+            )
+        return tuple(conditions)
 
     @classmethod
     def from_flat(

@@ -14,8 +14,10 @@ Every key may be left out; an unknown one is an error:
     allow_updates = false         # true: releases of updates of a shared network, too
                                   #   (Fed-Avg GAN)
     allow_groups = false          # true: releases that tell groups of clients apart,
-                                  #   to compare them, or a run on one cohort alone
-    min_clients_per_group = 10    # on this node, and of a run on one cohort alone
+                                  #   to compare them
+    allow_one_cohort = false      # true: runs on the owners of one cohort alone, whose
+                                  #   number is then public
+    min_clients_per_group = 5     # on this node; nothing of a smaller group is told
     allow_selection = false       # true: counts of clients below an accuracy, too; the
                                   #   updates of their classifier need allow_updates
     image_size = 28               # exactly this side of the square fakes
@@ -85,10 +87,12 @@ class Limits:
         allow_embeddings: whether a run may have phases of mean features; all other
             limits of a release hold for theirs as well.
         allow_updates: whether a run may be one of Fed-Avg GAN; likewise.
-        allow_groups: whether a run may compare groups of clients, or be of one cohort.
-        min_clients_per_group: clients of each group of a node, at least; of a run on
-            one cohort, all of its clients. Where cohorts are compared, the client's own
-            file is refused if one of them has too few for so large groups.
+        allow_groups: whether a run may compare groups of clients.
+        min_clients_per_group: clients of each group of a node, at least; where cohorts
+            are compared, nothing of a smaller group is told, and of a larger one the
+            less the smaller it is; the server does not learn its size. Of a run on one
+            cohort, all of its clients.
+        allow_one_cohort: whether a run may be on the clients of one cohort alone.
         allow_selection: whether a run may count clients by their accuracy; likewise.
         min_honest_nodes: how many nodes of every secure aggregation add their noise and
             tell it to nobody, this client's own included; None: aggregation is not
@@ -114,7 +118,8 @@ class Limits:
     allow_embeddings: bool = False
     allow_updates: bool = False
     allow_groups: bool = False
-    min_clients_per_group: int = entry(10, at_least=1)
+    allow_one_cohort: bool = False
+    min_clients_per_group: int = entry(5, at_least=1)
     allow_selection: bool = False
     min_honest_nodes: int | None = entry(None, at_least=2)
     state_dir: Path | None = None
@@ -288,9 +293,11 @@ class Limits:
             is_one = all(terms.num_groups == 1 for terms in all_terms)
             remedy = f"other phases, or {_ALLOW_GROUPS}"
             yield "allow_groups", "phases", is_one, remedy
+        if not self.allow_one_cohort:
             holds = config.cohort_value is None
-            yield "allow_groups", "cohort_value", holds, f"none, or {_ALLOW_GROUPS}"
-        # Where sizes are not public, `fedgs.cohorts.client_groups.check_sizes` looks.
+            remedy = f"none, or {_ALLOW_ONE_COHORT}"
+            yield "allow_one_cohort", "cohort_value", holds, remedy
+        # Where the sizes of groups are not public, the node tells less of small ones.
         sizes = [terms.clients_per_group for terms in all_terms]
         fewest = min((size for size in sizes if size is not None), default=None)
         least = self.min_clients_per_group
@@ -350,6 +357,7 @@ ALLOW_ALL = Limits(
     allow_embeddings=True,
     allow_updates=True,
     allow_groups=True,
+    allow_one_cohort=True,
     min_clients_per_group=1,
     allow_selection=True,
     min_noise_multiplier=0,
@@ -360,5 +368,6 @@ _ALLOW_NO_NOISE = f"set min_noise_multiplier = 0 {_FILE} to allow less"
 _ALLOW_SEEDED = f"set allow_seeded_noise = true {_FILE} to allow it"
 _ALLOW_EMBEDDINGS = f"set allow_embeddings = true {_FILE} to allow them"
 _ALLOW_GROUPS = f"set allow_groups = true {_FILE} to allow groups of clients"
+_ALLOW_ONE_COHORT = f"set allow_one_cohort = true {_FILE} to allow one cohort alone"
 _ALLOW_UPDATES = f"set allow_updates = true {_FILE} to allow its updates"
 _ALLOW_SELECTION = f"set allow_selection = true {_FILE} to allow counts of clients"

@@ -12,9 +12,10 @@ import pytest
 
 from fedgs.cohorts.client_groups import (
     CohortOfClient,
-    check_sizes,
+    InGroup,
     groups_of,
     read_client_cohorts,
+    weighted,
 )
 from fedgs.config.run_config import RunConfig
 from fedgs.data.cohort import keep_cohort
@@ -134,27 +135,15 @@ def test_cohorts_without_a_file_are_refused():
     assert_refused("healthy = v1: cohorts is unset", groups_of, own, NAMES, ())
 
 
-@pytest.mark.parametrize(
-    ("sizes", "least", "is_large"),
-    [
-        ({"v1": 12, "v2": 13}, 2, True),
-        ({"v1": 12, "v2": 11}, 2, False),
-        ({"v1": 12, "rare": 1}, 2, False),
-        ({"v1": 12, "": 1}, 2, True),
-        ({"v1": 1, "v2": 1}, 1, True),
-        ({}, 2, True),
-    ],
-)
-def test_a_file_with_a_cohort_that_is_too_small_for_its_groups_is_refused(
-    sizes, least, is_large
-):
-    """Whatever a run asks for: six groups are the most that any may have."""
-    cohorts = [CohortOfClient(v) for v, count in sizes.items() for _ in range(count)]
-    if is_large:
-        check_sizes([*cohorts, None], least)
-    else:
-        words = f"min_clients_per_group = {least}; leave their cohort empty"
-        assert_refused(words, check_sizes, cohorts, least)
+@pytest.mark.parametrize("least", [1, 2, 3, 4])
+def test_of_a_group_that_is_too_small_nothing_is_told(least):
+    own = phase_of(of_cohorts("own.csv"))
+    found = weighted(own, [2, 2, 2, None, 5], least)
+    large = {1: InGroup(2, 1.0), 2: InGroup(2, 2 / 3), 3: InGroup(2, 1 / 3), 4: None}
+    small = InGroup(5, 1.0) if least == 1 else None
+    assert found == [large[least]] * 3 + [None, small]
+    # The sizes of groups of a node are public, and the clients' limits look at them.
+    assert weighted(phase_of(of_nodes()), [0, 1], least) == [InGroup(0), InGroup(1)]
 
 
 # ------------------------------------------------------------------ the data

@@ -35,7 +35,7 @@ KEYS |= dict.fromkeys(("num_classes", "num_clients", "max_fakes"), 3)
 KEYS |= dict.fromkeys(("allow_seeded_noise", "allow_embeddings", "allow_updates"), True)
 KEYS |= {"allow_selection": True}
 KEYS |= {"min_honest_nodes": 5, "state_dir": "counts"}
-KEYS |= {"allow_groups": True, "min_clients_per_group": 3}
+KEYS |= {"allow_groups": True, "allow_one_cohort": True, "min_clients_per_group": 3}
 
 
 def test_every_key_of_the_file_is_read(tmp_path, monkeypatch):
@@ -163,14 +163,20 @@ GROUPED = Limits(allow_embeddings=True, allow_groups=True, min_clients_per_group
 
 def test_a_client_compares_groups_only_if_its_file_says_so():
     of_one = tiny_config(**TWELVE, cohorts="own.csv", cohort_value="v1")
-    runs = (of_nodes(**TWELVE), of_cohorts("own.csv", **TWELVE), of_one)
-    for config, setting in zip(runs, ("phases", "phases", "cohort_value"), strict=True):
-        GROUPED.check_run(config)
-        words = rf"{setting} = .*limit allow_groups = False; give .*allow_groups = true"
-        limits = dataclasses.replace(GROUPED, allow_groups=False)
-        with pytest.raises(ClientRefused, match=words) as refused:
-            limits.check_run(config)
-        assert refused.value.setting == "allow_groups"
+    alone = dataclasses.replace(GROUPED, allow_one_cohort=True)
+    runs = {
+        "allow_groups": [(of_nodes(**TWELVE), "phases")],
+        "allow_one_cohort": [(of_one, "cohort_value")],
+    }
+    runs["allow_groups"].append((of_cohorts("own.csv", **TWELVE), "phases"))
+    for key, asked in runs.items():
+        limits = dataclasses.replace(alone, **{key: False})
+        for config, setting in asked:
+            alone.check_run(config)
+            words = rf"{setting} = .*limit {key} = False; give .*{key} = true"
+            with pytest.raises(ClientRefused, match=words) as refused:
+                limits.check_run(config)
+            assert refused.value.setting == key
     # Nothing of groups is asked of a run that has none.
     Limits().check_run(tiny_config(**TWELVE))
 
@@ -194,12 +200,12 @@ def test_a_server_that_asks_for_smaller_groups_of_a_node_is_refused(hostile):
     )
 
 
-def test_a_client_that_says_nothing_permits_no_group_of_fewer_than_ten():
-    assert Limits().min_clients_per_group == 10
+def test_a_client_that_says_nothing_permits_no_group_of_fewer_than_five():
+    assert Limits().min_clients_per_group == 5
     limits = Limits(allow_embeddings=True, allow_groups=True)
-    with pytest.raises(ClientRefused, match="min_clients_per_group = 10"):
+    with pytest.raises(ClientRefused, match="min_clients_per_group = 5"):
         limits.check_run(of_nodes(**TWELVE))
-    limits.check_run(of_nodes(**TWELVE, num_clients=80, clients_per_node=40))
+    limits.check_run(of_nodes(**TWELVE, num_clients=40, clients_per_node=20))
 
 
 def test_a_run_on_one_cohort_of_few_clients_is_refused():
