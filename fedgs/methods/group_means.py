@@ -28,15 +28,21 @@ from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.run_config import GroupMeansConfig
 from fedgs.config.terms import Terms
 from fedgs.errors import UserError
-from fedgs.gan.features import embedding, mean_features
+from fedgs.gan.features import (
+    LEAST_SHARE,
+    embedding,
+    frequency_weights,
+    mean_features,
+)
 from fedgs.gan.models import build_generator
 from fedgs.gan.moments import blank, in_pixels, set_generator
 from fedgs.methods.base import Declared, Method, OneClient, Released, Request, State
 from fedgs.methods.schedule import EVERYONE
 from fedgs.randomness import derived_seed
-from fedgs.shapes import Images, TensorDict
+from fedgs.shapes import Images, Labels, TensorDict
 
 TARGET = "target"
+IS_KNOWN = "is_known"
 
 
 class GroupMeans(Method[GroupMeansConfig]):
@@ -93,10 +99,10 @@ class GroupMeans(Method[GroupMeansConfig]):
         if client.group is None:
             return answered
         images, labels = client.tensors(config.device)
-        # Of features as they are, from which nothing is taken off.
-        centre = torch.zeros(config.num_groups, config.num_features)
-        network = {"mean": centre.to(config.device)}
-        own = embedding("means", network, network["mean"], images, labels)
+        network = {"weights": frequency_weights(config).to(config.device)}
+        # Nothing is taken off the features.
+        centre = images.new_zeros(config.num_groups, config.num_features)
+        own = embedding(GROUP_MEANS, network, centre, images, labels)
         answered[0, client.group] = own.cpu()
         return answered
 
@@ -121,7 +127,8 @@ class GroupMeans(Method[GroupMeansConfig]):
         targets = torch.stack(
             [_mean_features(config, block, noise_std) for block in blocks]
         )
-        state.released.append((GROUP_MEANS, {TARGET: targets}))
+        found = {TARGET: targets, IS_KNOWN: _is_known(blocks[:, :, 0])}
+        state.released.append((GROUP_MEANS, found))
         model = dataclasses.replace(blank(config), mean=targets.double().mean(0))
         set_generator(config, model, state.generator, state.ema)
         state.round += 1
@@ -136,12 +143,16 @@ class Group(NamedTuple):
     Attributes:
         cohort: the node's name, or the cohort's value.
         part: which of the cohort's groups it is, from 0.
-        images: the mean picture of each class, shape (classes, C, S, S), in [0, 1].
+        images: the mean picture of each class that the group has, in order, shape
+            (classes, C, S, S). Of low frequencies alone and with noise, so not cut off
+            at 0 and 1.
+        labels: of these pictures, shape (classes,).
     """
 
     cohort: str
     part: int
     images: Images
+    labels: Labels
 
 
 def groups_released(
@@ -155,25 +166,38 @@ def groups_released(
         config: of the run's one phase.
         releases: as in `State.released`.
     """
-    targets = [own[TARGET] for method, own in releases if method == GROUP_MEANS]
-    if not targets:
+    found = [own for method, own in releases if method == GROUP_MEANS]
+    if not found:
         return []
     cohorts = config.site_names
     if config.healthy is not None and config.suspicious is not None:
         cohorts = (config.healthy, config.suspicious)
-    pictures = in_pixels(config, targets[-1]).clamp(0, 1)
+    pictures = in_pixels(config, found[-1][TARGET])
+    is_known = found[-1][IS_KNOWN]
     return [
         Group(
             cohort=cohorts[number // config.groups],
             part=number % config.groups,
-            images=images,
+            images=pictures[number, is_known[number]],
+            labels=is_known[number].nonzero().flatten(),
         )
-        for number, images in enumerate(pictures)
+        for number in range(len(pictures))
     ]
 
 
+def _is_known(mass: Tensor) -> Tensor:
+    """Tells which classes each group has: no mean can be made of noise alone.
+
+    Args:
+        mass: of each group's classes, shape (groups, classes); noise may make it
+            negative.
+    """
+    is_largest = mass == mass.amax(1, keepdim=True)  # so that there is one
+    return is_largest | (mass >= LEAST_SHARE * mass.mean(1, keepdim=True))
+
+
 def _mean_features(config: GroupMeansConfig, block: Tensor, noise_std: float) -> Tensor:
-    """Returns the mean features of one group's classes, (classes, features)."""
+    """Returns the mean low frequencies of a group's classes, (classes, features)."""
     centre = torch.zeros(config.num_groups, config.num_features)
     most = config.num_clients
     if config.compares_nodes:
@@ -181,4 +205,4 @@ def _mean_features(config: GroupMeansConfig, block: Tensor, noise_std: float) ->
     found = mean_features(
         config, {}, centre, total=block, noise_std=noise_std, num_clients=most
     )
-    return found.target
+    return found.target / frequency_weights(config)
