@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from scipy.ndimage import zoom
 
-from fedgs.app.debug import verdict
 from fedgs.data.transformations import TRANSFORMATIONS
-from fedgs.diagnosis import diagnosis, group_features
+from fedgs.diagnosis import diagnosis, group_features, sentences
 from fedgs.diagnosis.diagnosis import INVERT, OTHER, ROTATE, Rule
 from fedgs.evaluation.images import LabelledImages
 from refusals import assert_refused
@@ -136,9 +135,11 @@ def test_a_verdict_on_averages_is_about_clients_and_strength_as_drawn(digits):
         (False, "share 1.00, 95% interval", "images"),
     ):
         own = dataclasses.replace(found, draws_averages=draws_averages)
-        assert strength in verdict.sentence(own)
+        assert strength in sentences.sentence(own, "v2", "v1")
         none = dataclasses.replace(own, verdict="none", ranking=())
-        assert f"each in 25% of the {of} or more" in verdict.sentence(none)
+        assert f"each in 25% of the {of} or more" in sentences.sentence(
+            none, "v2", "v1"
+        )
 
 
 def test_a_small_share_is_significant_and_not_named(digits):
