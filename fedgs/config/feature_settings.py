@@ -25,6 +25,7 @@ LOWEST_WEIGHT = 0.25  # of `frequency_weight`
 # Of each cohort: the fewest that a test at 0.05 needs, and C(12, 6) / 2 = 462 splits.
 FEWEST_GROUPS = 4
 MOST_GROUPS = 6
+FEWEST_CLIENTS = 2  # of a group
 SPLITS = 2  # a class is cut across its longest axes, so many of them
 # Layers of the networks that make features (`fedgs.gan.public_networks`), four of each:
 # means over 7 x 7 fields of channels, squares over 4 x 4, means over 4 x 4, a last
@@ -267,7 +268,7 @@ class GroupMeansSettings(LowFrequencySettings):
         "Debugging",
         "Clients of each group of a node; the others are not used. Default: as many as "
         "the smallest node has.",
-        at_least=2,
+        at_least=FEWEST_CLIENTS,
     )
     alpha: float = option(
         0.05, "Debugging", "False-positive rate of a verdict.", above=0, below=1
@@ -362,7 +363,8 @@ class GroupMeansSettings(LowFrequencySettings):
         if self.suspicious is not None and self.suspicious not in titles:
             yield "suspicious", f"give --suspicious one of {', '.join(titles)}"
         smallest = self.hosting.smallest
-        if self.groups * self.group_size > smallest or not self.group_size:
+        is_small = self.group_size < FEWEST_CLIENTS
+        if self.groups * self.group_size > smallest or is_small:
             yield (
                 "clients_per_group",
                 f"the smallest node has {smallest} clients for {self.groups} groups; "

@@ -164,7 +164,7 @@ class Group(NamedTuple):
             at 0 and 1.
         labels: of these pictures, shape (classes,).
         seen: by how many standard deviations of its noise the release shows clients in
-            it; a standard normal number where there is none.
+            it; about a standard normal number where there is none.
     """
 
     cohort: str
@@ -207,13 +207,18 @@ def groups_released(
 
 
 def _seen(blocks: Tensor, noise_std: float) -> Tensor:
-    """Returns `Group.seen` of every group, from the features that count images."""
-    # The same of every class: along their mean, the noise is no larger than in one.
-    masses = blocks[:, :, 0]
-    count = masses.sum(1) / masses.shape[1] ** 0.5
+    """Returns `Group.seen` of every group, from the length of its block.
+
+    Clipped answers are about equally long, and point in one direction: together they
+    are longer than noise. Of noise alone the squares add up to n noise_std^2, with a
+    standard deviation of sqrt(2 n) noise_std^2.
+    """
+    squares = blocks.square().flatten(1)
     if noise_std:
-        return (count / noise_std).float()
-    return torch.where(count > 0, torch.inf, 0.0)
+        count = squares.shape[1]
+        excess = squares.sum(1) / noise_std**2 - count
+        return (excess / (2 * count) ** 0.5).float()
+    return torch.where(squares.sum(1) > 0, torch.inf, 0.0)
 
 
 def _equally_noisy(

@@ -68,7 +68,7 @@ def releases(config: ResolvedConfig, data: FederatedImages) -> list:
         ]
 
 
-# ------------------------------------------------------------------ the eight runs
+# ------------------------------------------------------------------ runs of each group
 
 
 @pytest.mark.parametrize("more", [{}, {"image_channels": 3}, {"clip_bound": 0.02}])
