@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgs.config.feature_settings import OF_TRUNKS
+from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.run_config import FeatureConfig
 from fedgs.gan import features
 from fedgs.gan.features import KINDS, embedding
@@ -31,9 +32,15 @@ def made(config: FeatureConfig, seed: int = 0):
 
 def phase_of(kind: str, side: int = 16, channels: int = 1) -> FeatureConfig:
     """The settings of a phase, after those that it needs."""
-    before = {"means": (), "scatter": ("means",)}.get(kind, ("means", "scatter"))
+    before = ("means", "scatter")
+    if kind in ("means", GROUP_MEANS):
+        before = ()
+    elif kind == "scatter":
+        before = ("means",)
     settings = MOMENTS | {"phases": ",".join([*before, kind])}
     settings |= {"image_size": side, "image_channels": channels}
+    if kind == GROUP_MEANS:
+        settings |= {"healthy": "v1", "suspicious": "v2", "cohorts": "own.csv"}
     if kind in OF_TRUNKS:
         settings["generator"] = "refined"
     return tiny_config(**settings).at_phase(len(before))

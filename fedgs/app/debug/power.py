@@ -1,9 +1,9 @@
 """Which bugs can a plan of `fedgs debug` find at all? Said before any training.
 
-Looked up in power.json, which a script of the experiments makes: how
-often each bug was named on digits of fonts and on clothes, by what the noise leaves of a
-group's average. It assumes that the bug is in all images of one cohort and in none of
-the other's, and that owners have ten images; docs/debugging.md says more.
+Looked up in power.json, which a script of the experiments makes: how often each bug was
+named on digits of fonts and on clothes, by what the noise leaves of a group's average.
+It assumes that the bug is in all images of one cohort and in none of the other's, and
+that owners have ten images; docs/debugging.md says more.
 
 Privacy: public. Reads settings and the number of clients.
 """
