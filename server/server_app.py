@@ -145,9 +145,20 @@ def main(grid: Grid, context: Context) -> None:
             stack.enter_context(stop.on_signals())
         with recorded_outcome(flower / "result.json", ended):
             strategy.start(grid)
-            for comparison in (conclude(folder) or {}).get("comparisons", ()):
-                name = comparison["suspicious"]
-                log(INFO, "%s: %s", name, comparison["sentence"])
+            log_verdicts(folder)
+
+
+def log_verdicts(folder: RunFolder) -> None:
+    """Says what a run that compares groups has found: one line for each comparison."""
+    content = conclude(folder)
+    if content is None:
+        return
+    for comparison in content["comparisons"]:
+        name = comparison["suspicious"]
+        verdict = comparison["verdict"]
+        log(INFO, "verdict of %s: %s. %s", name, verdict, comparison["sentence"])
+    rows = ", ".join(content["rows"])
+    log(INFO, "picture: %s, a row for each of %s", content["picture"], rows)
 
 
 def log_progress(folder: RunFolder, metrics: dict[str, Any]) -> None:

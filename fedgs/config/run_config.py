@@ -125,11 +125,17 @@ class RunConfig(Settings):
                 names.add(self.public_data)
             else:
                 names.add("a file of the run's owner")
-        return tuple(
+        found = [
             f"public data: the images of {name} belong to nobody who is protected, and "
             "were not chosen by a look at the private ones"
             for name in sorted(names)
-        )
+        ]
+        if self.cohort_value is not None:
+            found.append(
+                f"public: how many clients with cohort_value = {self.cohort_value} "
+                "every node has, so this is about data sets that agree in that"
+            )
+        return tuple(found)
 
     @classmethod
     def from_flat(

@@ -65,7 +65,7 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
         UserError: an unreadable file, names that the data does not have, or fewer than
             num_clients.
     """
-    if (config.cohort, config.cohorts) == (None, None):
+    if (config.cohort, config.cohorts, config.cohort_value) == (None, None, None):
         return data
     if config.cohorts is not None:
         data = _with_cohorts(Path(config.cohorts), data)

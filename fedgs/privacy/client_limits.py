@@ -288,6 +288,10 @@ class Limits:
         least = self.min_clients_per_group
         holds = fewest is None or fewest >= least
         yield "min_clients_per_group", "groups", holds, f"groups of {least} clients"
+        # A cohort alone is one group of each node.
+        holds = config.cohort_value is None or config.hosting.smallest >= least
+        remedy = f"one of {least} clients on every node"
+        yield "min_clients_per_group", "cohort_value", holds, remedy
 
     def check_num_clients(self, number: int) -> None:
         """Refuses a run that gives a deployed node another number of clients.

@@ -1,11 +1,13 @@
 """`fedgs deploy`: server and clients on different machines; docs/deployment.md."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from clients.client_command import ClientOptions
+from fedgs.app.debug.debug_request import OF_DEBUG, Compared
 from fedgs.app.flags import (
     MOST_USED,
     ConfigOption,
@@ -15,6 +17,8 @@ from fedgs.app.flags import (
     settings_flags,
 )
 from fedgs.config.method_settings import settings_with
+from fedgs.config.plugins import GROUP_MEANS
+from fedgs.errors import reject
 from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
 
@@ -25,7 +29,11 @@ app = typer.Typer(
 OF_CLIENT = settings_with("of_client")
 # What the submitter decides about a run: where the data lie is each client's own
 # matter. The server sees no data, so the number of classes has to be given.
-SUBMITTED = (*(name for name in MOST_USED if name not in OF_CLIENT), "num_classes")
+SUBMITTED = (
+    *(name for name in MOST_USED if name not in OF_CLIENT),
+    *("node_sizes", "num_classes"),
+)
+COMPARING = tuple(name for name in OF_DEBUG if name not in OF_CLIENT)
 # How a client reads its own data. Where they lie is a flag of `ClientOptions`.
 CLIENT_DATA = tuple(name for name in OF_CLIENT if name != "data")
 
@@ -79,14 +87,57 @@ def client(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
 def submit(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
+    cohort: Annotated[
+        str | None,
+        typer.Option(
+            help="Train on the owners with this value in the clients' files of "
+            "--cohorts alone; --node-sizes says how many each client has."
+        ),
+    ] = None,
     *,
     given: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
     """Register clients and start a run; exit code 1 unless it completes."""
+    if cohort is not None:
+        settings["cohort_value"] = cohort
     from fedgs.app.commands import deploy
 
     deploy.submit(Submission(**given), recipe, config, settings)
+
+
+@app.command()
+@settings_flags(*SUBMITTED, *COMPARING, has_set=True)
+@request_flags(Submission, Compared)
+def debug(
+    config: ConfigOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what can be found; send nothing.")
+    ] = False,
+    *,
+    given: dict[str, Any],
+    settings: dict[str, Any],
+) -> None:
+    """Compare the clients as sites, or cohorts that only they know, for a bug.
+
+    The recipe is group-means. The verdicts are in the run's log and, with a picture, in
+    its folder on the server.
+    """
+    names = {spec.name for spec in fields(Compared)}
+    # A flag that is off says nothing: a run that goes on has its own comparison.
+    compared = {name: given[name] for name in names & given.keys() if given[name]}
+    of_run = {name: value for name, value in given.items() if name not in names}
+    submission = Submission(**of_run)
+    if submission.resume is not None:
+        reject(compared, "--resume compares what the run does; leave out")
+        recipe = None
+    else:
+        recipe = GROUP_MEANS
+        settings |= Compared(**compared).settings
+    from fedgs.app.commands import deploy
+    from fedgs.app.debug import power
+
+    deploy.submit(submission, recipe, config, settings, power.show, dry_run)
 
 
 @app.command()
