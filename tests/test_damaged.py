@@ -34,14 +34,14 @@ from fedgs.methods import new_state
 from fedgs.privacy.client_limits import Limits
 from fedgs.runs.run_folder import RunFolder, read_state, sealed
 from fedgs.runs.sample import load_generator
-from report_folders import make_debug, make_run
+from report_folders import make_diagnosed, make_run
 from runs import tiny_event
 from tiny import tiny_config
 
 Made = tuple[Path, Callable[[], Any]]  # a file, and what reads it
 TIMES = 300  # that each is damaged; a tenth of it where a read takes longer
 MOST_KEYS = 40  # of JSON that get another name
-SLOW = {"parquet", "plan of debug", "diagnosis", "picture of a round", "audit"}
+SLOW = {"parquet", "diagnosis", "picture of a round", "audit"}
 SLOW |= {"scores"}
 PAGES = itertools.count()  # names of reports
 GREY = np.random.default_rng(0).integers(256, size=(4, 28, 28), dtype=np.uint8)
@@ -192,12 +192,9 @@ def shown(name: str, content: Any = None) -> Callable[[Path], Made]:
     return make
 
 
-def of_debug(name: str) -> Callable[[Path], Made]:
-    def make(root: Path) -> Made:
-        path = make_debug(root / "debug") / name
-        return path, lambda: report([root / "debug"], root / f"{next(PAGES)}.html")
-
-    return make
+def diagnosis(root: Path) -> Made:
+    path = make_diagnosed(root / "run") / "diagnosis.json"
+    return path, lambda: report([root / "run"], root / f"{next(PAGES)}.html")
 
 
 def baseline(root: Path) -> Made:
@@ -242,8 +239,7 @@ READERS: dict[str, Callable[[Path], Made]] = {
     "length of the ledger": run_file("ledger.json"),
     "metrics": run_file("metrics.jsonl"),
     "generator": run_file("generator_ema.safetensors"),
-    "plan of debug": of_debug("debug.json"),
-    "diagnosis": of_debug("diagnosis.json"),
+    "diagnosis": diagnosis,
     "picture of a round": shown("samples/round-0000003.png"),
     "audit": shown("audit/report.json", AUDIT),
     "scores": shown("evaluations.jsonl", {"data": "digits", "fid": 3.0}),

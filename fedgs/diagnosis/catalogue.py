@@ -20,6 +20,7 @@ is what each moves, divided by f.
 Privacy: post-processing of DP output.
 """
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -64,7 +65,7 @@ class Candidate:
         spoilt: the cohort that would have the bug.
         client_share: f of the mixture that was made, or 1.
         moves: <x_g, u_h> of all groups' features x and moves u, of each feature; shape
-            (number of features, 2G, 2G).
+            (number of features, number of groups, number of groups).
         sizes: <u_g, u_h>, likewise.
         weights: of the features in a product, shape (number of features,).
     """
@@ -105,7 +106,8 @@ class Candidate:
         """Returns <d, u> and <u, u>.
 
         Args:
-            healthy: the groups of the healthy cohort are True, shape (n, 2G).
+            healthy: the groups of the healthy cohort are True, shape (n, number of
+                groups).
             suspicious: likewise; a group can be in neither.
         """
         intact = healthy
@@ -115,8 +117,9 @@ class Candidate:
             other = healthy
         moves = np.tensordot(self.weights, self.moves, 1)
         sizes = np.tensordot(self.weights, self.sizes, 1)
-        between = np.einsum("si,ij,sj->s", _mean(other), moves, _mean(intact))
-        return between - within(moves, intact), within(sizes, intact)
+        along = permutation.between(moves, other, intact)
+        along -= permutation.within(moves, intact)
+        return along, permutation.within(sizes, intact)
 
     def explained(self, healthy: Rows, suspicious: Rows) -> Array:
         """Returns E, shape (n,); 0 where the bug moves nothing that can be seen."""
@@ -146,29 +149,18 @@ class Candidate:
         return along / measurable
 
 
-def _mean(rows: Rows) -> Array:
-    """Returns the weights by which each row takes the mean of its groups."""
-    return rows / rows.sum(1, keepdims=True)
-
-
-def within(gram: Array, rows: Rows) -> Array:
-    """Returns the mean of a matrix over the pairs of different groups of each row."""
-    chosen = rows.astype(np.float64)
-    count = rows.sum(1)
-    of_all_pairs = np.einsum("si,ij,sj->s", chosen, gram, chosen)
-    total = of_all_pairs - chosen @ np.diag(gram)
-    return total / (count * (count - 1))
-
-
 class CohortSamples:
     """The samples of all groups, and what they look like after any transformation.
 
     Attributes:
         num_classes: of the labels.
         frequencies: how many along each side the generators can draw; None is all.
-        means: class means of the features, scaled, shape (2G, number of classes, d).
+        means: class means of the features, scaled, shape (number of groups, number of
+            classes, d).
         by_feature: the same, by the feature's name.
         grams: inner products of the groups' means, of each feature.
+        kernel: mean kernel of the pictures alone, of every two groups.
+        rows: of `permutation.splits`: the true cohorts first, then all others.
     """
 
     def __init__(
@@ -176,11 +168,16 @@ class CohortSamples:
         groups: Sequence[LabelledImages],
         num_classes: int,
         frequencies: int | None = None,
+        num_suspicious: int | None = None,
     ) -> None:
+        """The last groups are suspicious: half of them where no number is given."""
         self.num_classes = num_classes
         self.frequencies = frequencies
+        num_suspicious = num_suspicious or len(groups) // 2
+        self.rows = permutation.splits(num_suspicious, len(groups) - num_suspicious)
         if frequencies:  # a generator that draws averages draws each again and again
-            groups = [_without_repeats(group) for group in groups]
+            groups = _without_repeats(groups)
+        self.kernel = features.kernel_means([group.images for group in groups])
         self._images = [group.images for group in groups]
         self._labels = [group.labels for group in groups]
         of_images = [features.image_features(images) for images in self._images]
@@ -190,15 +187,26 @@ class CohortSamples:
         self.by_feature = self._means(of_images)
         sizes = [means.shape[2] for means in self.by_feature.values()]
         self._ends = np.cumsum(sizes)
-        self._scales = _scales(list(self.by_feature.values()))
+        self._scales = _scales(list(self.by_feature.values()), self.rows)
         self.means = self._joined(self.by_feature)
         by_feature = self._split(self.means)
         self.grams = np.stack([means @ means.T for means in by_feature])
         # The means after the steps on images, by share of clients and steps.
         self._known: dict[tuple[Any, ...], Array] = {(1.0,): self.means}
 
+    @property
+    def cohorts(self) -> NDArray[np.int64]:
+        """The true cohort of every group: 0 is healthy, 1 suspicious."""
+        return self.rows[0].astype(np.int64)
+
+    def split_by(self, rows: Rows) -> "CohortSamples":
+        """Returns the same groups, of which others are suspicious: see `rows`."""
+        found = copy.copy(self)
+        found.rows = rows
+        return found
+
     def _split(self, means: Array) -> list[Array]:
-        """Returns the features of all classes as vectors, shape (2G, classes d)."""
+        """Returns the features of all classes as vectors, a row for each group."""
         by_feature = np.split(means, self._ends[:-1], axis=2)
         return [own.reshape(len(own), -1) for own in by_feature]
 
@@ -324,7 +332,15 @@ class CohortSamples:
         return np.einsum("kl,gld->gkd", shares, means)
 
 
-def _without_repeats(group: LabelledImages) -> LabelledImages:
+def _without_repeats(groups: Sequence[LabelledImages]) -> Sequence[LabelledImages]:
+    """Returns one image of each class if all of a class are alike in every group."""
+    found = [_one_of_each(group) for group in groups]
+    if len({len(group.labels) for group in found}) > 1:
+        return groups
+    return found
+
+
+def _one_of_each(group: LabelledImages) -> LabelledImages:
     """Returns one image of each class if all of a class are alike, else the group."""
     labels, first, which = np.unique(
         group.labels, return_index=True, return_inverse=True
@@ -380,13 +396,12 @@ def low_pass(images: features.Images, count: int) -> features.Images:
     return np.clip(pixels, 0, 1).astype(np.float32)
 
 
-def _scales(by_feature: Sequence[Array]) -> list[float]:
-    """Returns by what each feature is multiplied: 1 / the distance of random halves.
+def _scales(by_feature: Sequence[Array], rows: Rows) -> list[float]:
+    """Returns by what each feature is multiplied: 1 / the distance of random cohorts.
 
     Generators that are half trained differ in brightness, say, more than a bug moves
     their shapes. The scale does not depend on which group is in which cohort.
     """
-    rows = permutation.splits(len(by_feature[0]) // 2)
     found = list[float]()
     for own in by_feature:
         flat = own.reshape(len(own), -1)

@@ -17,7 +17,7 @@ import numpy as np
 from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig
 from fedgs.data.corruption import spoilt_node
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
-from fedgs.diagnosis import words
+from fedgs.diagnosis import sentences
 from fedgs.diagnosis.diagnosis import Diagnosis, diagnose
 from fedgs.diagnosis.rule import Rule
 from fedgs.diagnosis.sites import SiteVerdict, compare_sites
@@ -71,7 +71,7 @@ def conclude(
     content: dict[str, Any] = {
         "format": FORMAT,
         "comparisons": comparisons,
-        "conditions": words.conditions(folder.config, config),
+        "conditions": sentences.conditions(folder.config, config),
         "planted": planted(folder.config, config),
         "picture": PICTURE,
         "rows": list(samples),
@@ -122,16 +122,16 @@ def _comparisons(
     healthy = [group for groups in others for group in groups]
     diagnosis = diagnose(healthy, suspicious, **how)
     names = config.suspicious, config.healthy or THE_OTHERS
-    yield _as_json(names, diagnosis, words.sentence(diagnosis, *names))
+    yield _as_json(names, diagnosis, sentences.sentence(diagnosis, *names))
 
 
 def _of_site(verdict: SiteVerdict) -> dict[str, Any]:
     names = verdict.site, THE_OTHERS
-    sentence = words.sentence_of_site(verdict, THE_OTHERS)
+    sentence = sentences.sentence_of_site(verdict, THE_OTHERS)
     return _as_json(names, verdict.diagnosis, sentence) | {
         "p": verdict.p,
-        "is_named": verdict.is_named,
-        "alternatives": list(verdict.alternatives),
+        "is_accused": verdict.is_accused,
+        "rivals": list(verdict.rivals),
     }
 
 
@@ -143,7 +143,7 @@ def _as_json(
         "suspicious": suspicious,
         "healthy": healthy,
         "sentence": sentence,
-        **words.with_titles(diagnosis),
+        **sentences.with_titles(diagnosis),
     }
 
 

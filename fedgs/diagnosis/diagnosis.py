@@ -1,8 +1,11 @@
 """Which bug do the samples of two cohorts' generators show? With error rates.
 
-Each cohort is split into G groups with a generator of its own; everything here is
-computed from their samples. What each bug of the catalogue explains of the difference
-between the cohorts says `catalogue`. A bug is *named* if all of these agree:
+Each cohort is split into groups with a generator of its own, the suspicious one into G
+and the healthy one into H; everything here is computed from their samples. All groups
+hold equally many owners and have the same noise, so where the cohorts are alike all
+H + G groups are exchangeable, whatever H and G are. What each bug of the catalogue
+explains of the difference between the cohorts says `catalogue`. A bug is *named* if all
+of these agree:
 
 1. **Exchangeability.** What the best bug explains is larger than for any other split
    of the groups into cohorts, by an exact permutation test of the maximum over its
@@ -52,7 +55,7 @@ from fedgs.data.transformations import (
 )
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
-from fedgs.diagnosis.catalogue import HEALTHY, Candidate, CohortSamples, within
+from fedgs.diagnosis.catalogue import HEALTHY, SUSPICIOUS, Candidate, CohortSamples
 from fedgs.diagnosis.differences import Difference, differences
 from fedgs.diagnosis.rule import FEWEST_GROUPS, INTERVAL_CONFIDENCE, MOST_GROUPS, Rule
 from fedgs.errors import raise_if_any
@@ -131,7 +134,8 @@ class Diagnosis:
             undecided.
         ranking: the suspects, likeliest first.
         has_learned: whether the generators show structure of the data; see the module.
-        num_splits: of the permutation test.
+        num_splits: of the permutation test: all, or `permutation.MOST_SPLITS`, of which
+            all but the true one are random.
         rule: as asked for.
         differences: classes and features in which the cohorts differ most.
         draws_averages: the generators draw averages of each class' images, so a share
@@ -151,6 +155,11 @@ class Diagnosis:
         """The named bugs, likeliest first."""
         named = [s for s in self.ranking if s.decision == NAMED]
         return tuple(suspect.bug for suspect in named)
+
+    @property
+    def p(self) -> float:
+        """Of the hypothesis that the cohorts are alike: the least adjusted p."""
+        return min(suspect.adjusted_p for suspect in self.ranking)
 
     @property
     def false_positive_rate(self) -> float:
@@ -183,9 +192,9 @@ def diagnose(
     Privacy: post-processing of DP output.
 
     Args:
-        healthy: samples of each of the G generators, G from 4 to 6; all groups have the
-            same number of images, of one shape.
-        suspicious: likewise.
+        healthy: samples of each of its generators, at least 4; all groups have the same
+            number of images, of one shape.
+        suspicious: likewise, from 4 to 6, as many as healthy ones or another number.
         num_classes: of the labels.
         rule: the default rule if None.
         entries: the catalogue.
@@ -197,14 +206,51 @@ def diagnose(
     Raises:
         UserError: groups that cannot be compared.
     """
-    rule = rule or Rule()
+    samples = samples_of(healthy, suspicious, num_classes, frequencies)
+    candidates = samples.candidates(entries)
+    return judge(samples, candidates, entries, rule or Rule(), has_shared_start)
+
+
+def samples_of(
+    healthy: Sequence[LabelledImages],
+    suspicious: Sequence[LabelledImages],
+    num_classes: int,
+    frequencies: int | None,
+) -> CohortSamples:
+    """Returns the samples of two cohorts; see `diagnose`.
+
+    Privacy: post-processing of DP output.
+
+    Raises:
+        UserError: groups that cannot be compared.
+    """
     groups = [*healthy, *suspicious]
     raise_if_any("samples", _problems(len(healthy), len(suspicious), groups))
     raise_if_any("samples", _label_problems(groups, num_classes))
-    samples = CohortSamples(groups, num_classes, frequencies)
-    rows = permutation.splits(len(healthy))
-    squared, any_difference = _differences_of_splits(groups, samples, rows)
-    found = _explanations(samples, samples.candidates(entries), rows, rule)
+    return CohortSamples(groups, num_classes, frequencies, len(suspicious))
+
+
+def judge(
+    samples: CohortSamples,
+    candidates: Sequence[Candidate],
+    entries: Sequence[Transformation],
+    rule: Rule,
+    has_shared_start: bool,
+) -> Diagnosis:
+    """Returns the diagnosis of the cohorts of `samples`; see `diagnose`.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        samples: of all groups, and which of them are suspicious.
+        candidates: of `samples`, for `entries`; they do not depend on the cohorts.
+        entries: the catalogue.
+        rule: error rate and size of a bug.
+        has_shared_start: see `diagnose`.
+    """
+    rows = samples.rows
+    squared, any_difference = differences_of_splits(samples)
+    found = _explanations(samples, candidates, rule)
     most = _most(found)
     adjusted = permutation.closed_test({**most, OTHER: any_difference})
     is_different = adjusted[OTHER] <= rule.alpha
@@ -242,21 +288,20 @@ def diagnose(
         has_learned=has_learned,
         num_splits=len(rows),
         rule=rule,
-        differences=differences(samples.by_feature),
-        draws_averages=frequencies is not None,
+        differences=differences(samples.by_feature, rows),
+        draws_averages=samples.frequencies is not None,
     )
 
 
-def _differences_of_splits(
-    groups: Sequence[LabelledImages], samples: CohortSamples, rows: Rows
-) -> tuple[Array, Array]:
+def differences_of_splits(samples: CohortSamples) -> tuple[Array, Array]:
     """Returns the squared distance of the features, and the test for any difference.
 
     Pictures alone, and features of classes: what either sees is a difference.
+
+    Privacy: post-processing of DP output.
     """
-    kernel = features.kernel_means([group.images for group in groups])
-    of_pictures = permutation.distances(kernel, rows) ** 2
-    of_features = permutation.distances(samples.grams.sum(0), rows) ** 2
+    of_pictures = permutation.distances(samples.kernel, samples.rows) ** 2
+    of_features = permutation.distances(samples.grams.sum(0), samples.rows) ** 2
     return of_features, (_scaled(of_pictures) + _scaled(of_features)) / 2
 
 
@@ -264,11 +309,12 @@ def _problems(
     num_healthy: int, num_suspicious: int, groups: Sequence[LabelledImages]
 ) -> Iterator[str]:
     """Yields what is wrong with the number of groups, or with their images."""
-    is_number = FEWEST_GROUPS <= num_healthy <= MOST_GROUPS
-    if num_healthy != num_suspicious or not is_number:
+    is_number = FEWEST_GROUPS <= num_suspicious <= MOST_GROUPS
+    if num_healthy < FEWEST_GROUPS or not is_number:
         yield (
-            f"groups = {num_healthy} and {num_suspicious}: give each cohort the same "
-            f"number, from {FEWEST_GROUPS} to {MOST_GROUPS}"
+            f"groups = {num_healthy} and {num_suspicious}: give the suspicious cohort "
+            f"from {FEWEST_GROUPS} to {MOST_GROUPS}, and the healthy one the same "
+            f"number or any other from {FEWEST_GROUPS}"
         )
     shape = groups[0].images.shape
     for number, (images, labels) in enumerate(groups):
@@ -304,7 +350,7 @@ class _Explanation:
         best: degree and spoilt cohort that explain most, weighted.
         own_weights: of the features in which its family is tested.
         values: what the entry explains for every split, either way, in units of the
-            mean squared distance of halves in the features that it is tested in.
+            splits' mean squared distance in the features that it is tested in.
         fit: share of the cohorts' squared distance that the best explains.
         least_fit: likewise, in the feature that it explains worst.
         share: of images, by the best.
@@ -351,16 +397,14 @@ def _weights(grams: Array, rows: Rows, rule: Rule) -> Array:
 
 
 def _explanations(
-    samples: CohortSamples, candidates: Sequence[Candidate], rows: Rows, rule: Rule
+    samples: CohortSamples, candidates: Sequence[Candidate], rule: Rule
 ) -> list[_Explanation]:
     """Returns an explanation for every entry, the best first."""
-    weights = _weights(samples.grams, rows, rule)
+    weights = _weights(samples.grams, samples.rows, rule)
     by_name = dict[str, list[Candidate]]()
     for candidate in candidates:
         by_name.setdefault(candidate.name, []).append(candidate)
-    found = [
-        _explanation(own, weights, samples, rows, rule) for own in by_name.values()
-    ]
+    found = [_explanation(own, weights, samples, rule) for own in by_name.values()]
     return sorted(found, key=lambda own: -own.fit)
 
 
@@ -376,7 +420,6 @@ def _explanation(
     own: Sequence[Candidate],
     weights: Array,
     samples: CohortSamples,
-    rows: Rows,
     rule: Rule,
 ) -> _Explanation:
     """Returns what one entry explains, by its best degree and spoilt cohort.
@@ -385,15 +428,17 @@ def _explanation(
         own: the candidates of the entry.
         weights: by which a fit is measured; see `_weights`.
         samples: of all groups.
-        rows: all splits, the true one first.
         rule: uses `min_effect`.
     """
+    rows = samples.rows
     gram = np.tensordot(own[0].weights, samples.grams, 1)
     squared = permutation.distances(gram, rows) ** 2
     unit = max(float(squared.mean()), _LEAST_SQUARED)
-    forth = np.array([candidate.explained(~rows, rows) for candidate in own])
-    back = np.array([candidate.explained(rows, ~rows) for candidate in own])
-    shares = [_share(candidate, rows) for candidate in own]
+    # A bug in the healthy cohort forth is one in the suspicious cohort back.
+    one_way = [candidate for candidate in own if candidate.spoilt == SUSPICIOUS]
+    forth = np.array([candidate.explained(~rows, rows) for candidate in one_way])
+    back = np.array([candidate.explained(rows, ~rows) for candidate in one_way])
+    shares = [_share(candidate, samples) for candidate in own]
     weighted = [candidate.weighted(weights) for candidate in own]
     fits = [_fit(candidate, rows) for candidate in weighted]
     best = int(np.argmax(fits))
@@ -407,21 +452,22 @@ def _explanation(
         least_fit=_least_fit(weighted[best], rows),
         share=share,
         interval=interval,
-        is_excluded=_is_excluded(own, shares, samples, rows, rule),
+        is_excluded=_is_excluded(own, shares, samples, rule),
     )
 
 
-def _share(candidate: Candidate, rows: Rows) -> tuple[float, Interval | None]:
+def _share(
+    candidate: Candidate, samples: CohortSamples
+) -> tuple[float, Interval | None]:
     """Returns the share of spoilt images, and its confidence interval."""
-    count = rows.shape[1] // 2
-    return permutation.jackknife(candidate.share, count, INTERVAL_CONFIDENCE)
+    cohorts = samples.cohorts
+    return permutation.jackknife(candidate.share, cohorts, INTERVAL_CONFIDENCE)
 
 
 def _is_excluded(
     own: Sequence[Candidate],
     shares: Sequence[tuple[float, Interval | None]],
     samples: CohortSamples,
-    rows: Rows,
     rule: Rule,
 ) -> bool:
     """Tells whether every candidate of an entry has a share that is below the limit."""
@@ -435,7 +481,7 @@ def _is_excluded(
     # The healthy cohort may be the spoilt one: a turn is asked the other way as well.
     turns = [candidate for candidate in own if candidate.is_turn]
     back_ways = [dataclasses.replace(turn, spoilt=HEALTHY) for turn in turns]
-    return all(is_below(_share(candidate, rows)[1]) for candidate in back_ways)
+    return all(is_below(_share(candidate, samples)[1]) for candidate in back_ways)
 
 
 def _fit(candidate: Candidate, rows: Rows) -> float:
@@ -470,19 +516,11 @@ def _has_learned(samples: CohortSamples) -> bool:
     for cohort in (0, 1):
 
         def size(*rows: Rows, cohort: int = cohort) -> Array:
-            return within(sizes, rows[cohort])
+            return permutation.within(sizes, rows[cohort])
 
-        if not _is_above_zero(size, num_groups=len(sizes) // 2):
+        if not permutation.is_above_zero(size, samples.cohorts):
             return False
     return True
-
-
-def _is_above_zero(statistic: permutation.Statistic, num_groups: int) -> bool:
-    """Tells whether a statistic is above 0, with confidence."""
-    # Only the lower limit is asked for, so the whole error may be on that side.
-    confidence = 2 * INTERVAL_CONFIDENCE - 1
-    _, interval = permutation.jackknife(statistic, num_groups, confidence)
-    return interval is not None and interval[0] > 0
 
 
 def _decisions(
@@ -554,10 +592,12 @@ def _is_rival(first: _Explanation, other: _Explanation, samples: CohortSamples) 
     is_coarse = degree is not None
     if is_coarse and first.fit - other.fit < CLOSE_FIT:
         return True
-    return not _is_clearly_more(first, other, first.own_weights)
+    return not _is_clearly_more(first, other, first.own_weights, samples)
 
 
-def _is_clearly_more(first: _Explanation, other: _Explanation, weights: Array) -> bool:
+def _is_clearly_more(
+    first: _Explanation, other: _Explanation, weights: Array, samples: CohortSamples
+) -> bool:
     """Tells whether one explains more than the other of some features."""
     one = first.best.weighted(weights)
     two = other.best.weighted(weights)
@@ -565,7 +605,7 @@ def _is_clearly_more(first: _Explanation, other: _Explanation, weights: Array) -
     def gap(healthy: Rows, suspicious: Rows) -> Array:
         return one.explained(healthy, suspicious) - two.explained(healthy, suspicious)
 
-    return _is_above_zero(gap, num_groups=one.sizes.shape[1] // 2)
+    return permutation.is_above_zero(gap, samples.cohorts)
 
 
 def _second(
@@ -575,7 +615,7 @@ def _second(
     if first.fit >= GOOD_FIT:
         return None
     rest = [entry for entry in entries if entry.name != first.name]
-    rows = permutation.splits(len(samples.means) // 2)
+    rows = samples.rows
     weights = first.best.weights
     both = [
         candidate.weighted(weights)
@@ -590,7 +630,7 @@ def _second(
         return None
     more = dataclasses.replace(first, best=best)
     alike = np.ones_like(weights)  # where the evidence is, not the fit
-    return best.name if _is_clearly_more(more, first, alike) else None
+    return best.name if _is_clearly_more(more, first, alike, samples) else None
 
 
 def _suspect(own: _Explanation, most: Array, gate: float, decision: str) -> Suspect:

@@ -24,21 +24,24 @@ class Difference:
     distance: float
 
 
-def differences(features: dict[str, NDArray[np.float64]]) -> tuple[Difference, ...]:
+def differences(
+    features: dict[str, NDArray[np.float64]], rows: NDArray[np.bool_]
+) -> tuple[Difference, ...]:
     """Returns where the cohorts differ: classes, then features, largest first.
 
     Privacy: post-processing of DP output.
 
     Args:
-        features: name to the class means of all 2G groups, scaled, shape (2G, number
-            of classes, d); healthy groups first.
+        features: name to the class means of all groups, scaled, shape (number of
+            groups, number of classes, d).
+        rows: the first one tells which groups are suspicious.
     """
     grams = {
         name: np.einsum("gkd,hkd->kgh", means, means)
         for name, means in features.items()
     }
     by_class = np.sum(list(grams.values()), axis=0)
-    truth = permutation.splits(by_class.shape[1] // 2)[:1]
+    truth = rows[:1]
 
     def distance(gram: NDArray[np.float64]) -> float:
         return float(permutation.distances(gram, truth)[0])

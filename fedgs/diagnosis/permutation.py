@@ -1,10 +1,15 @@
 """Exact permutation tests and jackknife intervals for a few groups of two cohorts.
 
-2 G groups, G of each cohort. If their statistics are exchangeable, every way to call G
-of them suspicious is equally probable. A statistic that does not tell the cohorts apart
-takes C(2G, G) / 2 values, one for each split, and p is the share of splits whose value
-is at least that of the true one. There is no approximation: p is never below
-2 / C(2G, G), 1/35 for G = 4.
+G groups are suspicious and H are healthy. If their statistics are exchangeable, every
+way to call G of them suspicious is equally probable. A statistic takes C(H + G, G)
+values, one for each split, and p is the share of splits whose value is at least that of
+the true one. There is no approximation: p is never below 1 / C(H + G, G), 1/495 for 4
+against 8 groups. Of two cohorts of G a statistic does not tell which is which, so a
+split and its mirror image count once: 1/35 for G = 4.
+
+Where there are more than `MOST_SPLITS`, the true one and random ones are compared (a
+Monte Carlo test). That is exact too, over the draw of the splits, because the true one
+counts; the draw does not look at the samples.
 
 Source: Phipson and Smyth, "Permutation p-values should never be zero", 2010; Marcus,
 Peritz and Gabriel, "On closed testing procedures", Biometrika 1976; Efron and Stein,
@@ -18,73 +23,169 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
+
+from fedgs.diagnosis.rule import INTERVAL_CONFIDENCE
+from fedgs.randomness import stream
 
 Array = NDArray[np.float64]
-Rows = NDArray[np.bool_]  # which groups are in a cohort, shape (n, 2G)
-Statistic = Callable[[Rows, Rows], Array]  # of n pairs of cohorts, shape (n,)
+Rows = NDArray[np.bool_]  # which groups are in a cohort, shape (n, number of groups)
+Statistic = Callable[..., Array]  # of the rows of every cohort, shape (n,)
+MOST_SPLITS = 5000
 _TIE = 1e-12  # sums of the same numbers in another order
 
 
-def splits(num_groups: int) -> NDArray[np.bool_]:
-    """Returns all ways to split 2 G groups into two cohorts of G.
+def splits(num_suspicious: int, num_healthy: int | None = None) -> Rows:
+    """Returns all ways to split groups into two cohorts; of very many random ones.
 
     Args:
-        num_groups: G, at least 2.
+        num_suspicious: G, at least 2.
+        num_healthy: H, at least 2; G if None.
 
     Returns:
-        Shape (C(2G, G) / 2, 2G): True is suspicious. Group 0 never is, so that a split
-        and its mirror image count once. The first row is the true one: groups G to
-        2G - 1.
+        Shape (number of splits, H + G): True is suspicious. The first row is the true
+        one: the last G groups. Of two cohorts of G group 0 never is suspicious, so that
+        a split and its mirror image count once. Of more than `MOST_SPLITS` the true one
+        and random ones, always the same; a random one may be there twice.
 
     >>> splits(2).astype(int)
     array([[0, 0, 1, 1],
            [0, 1, 0, 1],
            [0, 1, 1, 0]])
+    >>> splits(4, 8).shape, splits(4, 16).shape
+    ((495, 12), (4845, 20))
     """
-    chosen = list(itertools.combinations(range(1, 2 * num_groups), num_groups))
-    found = np.zeros((len(chosen), 2 * num_groups), bool)
+    num_healthy = num_healthy or num_suspicious
+    total = num_healthy + num_suspicious
+    if _count(num_suspicious, num_healthy) > MOST_SPLITS:
+        found = _random_orders(total) < num_suspicious
+        found[0] = np.arange(total) >= num_healthy
+        return found
+    first = int(num_healthy == num_suspicious)
+    chosen = list(itertools.combinations(range(first, total), num_suspicious))
+    found = np.zeros((len(chosen), total), bool)
     # In reverse, so that the last groups, which are suspicious, come first.
     for row, groups in zip(found, reversed(chosen), strict=True):
         row[list(groups)] = True
     return found
 
 
-def attainable_p(num_groups: int) -> float:
-    """Returns the least p-value that G groups per cohort can give.
+def arrangements(num_sites: int, num_groups: int) -> NDArray[np.int64]:
+    """Returns ways to put all groups into sites of G; of more than two random ones.
+
+    Args:
+        num_sites: R, at least 2.
+        num_groups: G of each site, at least 2.
+
+    Returns:
+        The site of every group, shape (number of arrangements, R G). The first row is
+        the true one, site by site. Of two sites all `splits`; else `MOST_SPLITS`.
+
+    >>> arrangements(2, 2)[0], arrangements(3, 4).shape
+    (array([0, 0, 1, 1]), (5000, 12))
+    """
+    if num_sites == 2:
+        return splits(num_groups).astype(np.int64)
+    found = _random_orders(num_sites * num_groups) // num_groups
+    found[0] = np.repeat(np.arange(num_sites), num_groups)
+    return found
+
+
+def _random_orders(num_groups: int) -> NDArray[np.int64]:
+    """Returns `MOST_SPLITS` random orders of all groups, always the same."""
+    rng = stream(0, "permutation/splits")
+    # The order of random numbers is a random order of the groups.
+    return rng.random((MOST_SPLITS, num_groups)).argsort(axis=1)
+
+
+def _count(num_suspicious: int, num_healthy: int) -> int:
+    """Returns the number of all splits, mirror images once."""
+    every_way = math.comb(num_healthy + num_suspicious, num_suspicious)
+    if num_healthy == num_suspicious:
+        return every_way // 2
+    return every_way
+
+
+def attainable_p(num_suspicious: int, num_healthy: int | None = None) -> float:
+    """Returns the least p-value that so many groups can give; see `splits`.
 
     >>> [round(attainable_p(g), 4) for g in (3, 4, 5)]
     [0.1, 0.0286, 0.0079]
+    >>> round(attainable_p(4, 8), 4)
+    0.002
     """
-    return 2 / math.comb(2 * num_groups, num_groups)
+    count = _count(num_suspicious, num_healthy or num_suspicious)
+    return 1 / min(count, MOST_SPLITS)
 
 
-def distances(gram: Array, rows: NDArray[np.bool_]) -> Array:
-    """Returns the distance of the two cohorts' means for every split.
-
-    The square is the mean inner product within the cohorts less that between them,
-    twice, over pairs of different groups. So it estimates |mean - mean|^2 without the
-    bias from how much groups vary; where that is below 0, the distance is 0.
+def between(gram: Array, rows: Rows, others: Rows) -> Array:
+    """Returns the mean of a matrix over the pairs of a group of each cohort.
 
     Privacy: post-processing of DP output.
 
     Args:
-        gram: inner products of the groups' features, shape (2G, 2G); the diagonal is
-            not read.
+        gram: shape (number of groups, number of groups).
+        rows: the groups that are the first of a pair.
+        others: likewise the second; no group is in both.
+
+    Returns:
+        Shape (number of rows,).
+    """
+    return np.einsum("si,si->s", _mean(rows) @ gram, _mean(others))
+
+
+def _mean(rows: Rows) -> Array:
+    """Returns the weights by which each row takes the mean of its groups."""
+    return rows / rows.sum(1, keepdims=True)
+
+
+def within(gram: Array, rows: Rows) -> Array:
+    """Returns the mean of a matrix over the pairs of different groups of each row.
+
+    Privacy: post-processing of DP output.
+    """
+    chosen = rows.astype(np.float64)
+    count = rows.sum(1)
+    of_all_pairs = np.einsum("si,si->s", chosen @ gram, chosen)
+    total = of_all_pairs - chosen @ np.diag(gram)
+    return total / (count * (count - 1))
+
+
+def squared_distance(gram: Array, healthy: Rows, suspicious: Rows) -> Array:
+    """Returns |mean - mean|^2 of two cohorts, without bias: it may be below 0.
+
+    The mean inner product within the cohorts less that between them, twice, over pairs
+    of different groups: how much groups vary adds nothing.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        gram: inner products of the groups' features; the diagonal does not count.
+        healthy: the groups of one cohort, at least 2 of each row.
+        suspicious: likewise; a group can be in neither.
+
+    Returns:
+        Shape (number of rows,).
+    """
+    inside = within(gram, healthy) + within(gram, suspicious)
+    return inside - 2 * between(gram, healthy, suspicious)
+
+
+def distances(gram: Array, rows: Rows) -> Array:
+    """Returns the distance of the two cohorts' means for every split.
+
+    The root of `squared_distance`; where that is below 0, the distance is 0.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        gram: inner products of the groups' features; the diagonal does not count.
         rows: of `splits`.
 
     Returns:
         Shape (number of splits,), at least 0.
     """
-    count = len(gram) // 2
-    pairs = gram - np.diag(np.diag(gram))
-    # With a sign of each cohort, pairs of one cohort add up and others are subtracted.
-    signs = np.where(rows, 1.0, -1.0)
-    difference = np.einsum("si,ij,sj->s", signs, pairs, signs)
-    total = pairs.sum()
-    within = (total + difference) / 2 / (2 * count * (count - 1))
-    between = (total - difference) / 2 / (2 * count**2)
-    squared = 2 * (within - between)
+    squared = squared_distance(gram, ~rows, rows)
     return np.sqrt(np.maximum(0.0, squared))
 
 
@@ -128,20 +229,20 @@ def closed_test(statistics: Mapping[str, Array]) -> dict[str, float]:
 
 
 def jackknife(
-    statistic: Statistic, num_groups: int, confidence: float
+    statistic: Statistic, cohorts: NDArray[np.int64], confidence: float
 ) -> tuple[float, tuple[float, float] | None]:
-    """Returns a statistic of two cohorts and its confidence interval.
+    """Returns a statistic of two cohorts or more and its confidence interval.
 
-    Leaves out one group at a time; the variances of both cohorts add up. Student's t
-    with Welch's degrees of freedom: G - 1 where one cohort alone varies, 2 G - 2 where
-    both vary alike.
+    Leaves out one group at a time; the variances of the cohorts add up. Student's t
+    with Welch's degrees of freedom: of two cohorts of G groups G - 1 where one alone
+    varies, 2 G - 2 where both vary alike.
 
     Privacy: post-processing of DP output.
 
     Args:
-        statistic: of the healthy and of the suspicious groups; NaN where it is not
-            defined.
-        num_groups: G, at least 3.
+        statistic: of the rows of each cohort, in order; NaN where it is not defined.
+        cohorts: the cohort of every group, from 0, shape (number of groups,); each has
+            at least 3.
         confidence: above 0 and below 1.
 
     Returns:
@@ -151,22 +252,37 @@ def jackknife(
     >>> values = np.array([1.0, 2, 3, 11, 12, 13])
     >>> def mean(rows):
     ...     return rows @ values / rows.sum(1)
-    >>> found = jackknife(lambda h, s: mean(s) - mean(h), 3, 0.95)
+    >>> cohorts = np.array([0, 0, 0, 1, 1, 1])
+    >>> found = jackknife(lambda h, s: mean(s) - mean(h), cohorts, 0.95)
     >>> found[0], [round(limit, 2) for limit in found[1]]
     (10.0, [7.73, 12.27])
     """
-    is_healthy = np.arange(2 * num_groups) < num_groups
-    everyone = np.ones(2 * num_groups, bool)
-    without_one = ~np.eye(2 * num_groups, dtype=bool)
+    everyone = np.ones(len(cohorts), bool)
+    without_one = ~np.eye(len(cohorts), dtype=bool)
     kept = np.vstack([everyone, without_one])
-    estimate, *less = statistic(kept & is_healthy, kept & ~is_healthy).tolist()
-    of_cohorts = [less[:num_groups], less[num_groups:]]
-    parts = np.var(of_cohorts, axis=1) * (num_groups - 1)
+    sizes = np.bincount(cohorts)
+    of_cohorts = [kept & (cohorts == number) for number in range(len(sizes))]
+    values = statistic(*of_cohorts)
+    estimate = float(values[0])
+    less = values[1:]
+    variances = [np.var(less[cohorts == number]) for number in range(len(sizes))]
+    parts = np.array(variances) * (sizes - 1)
     variance = float(parts.sum())
     if not math.isfinite(estimate + variance):
         return estimate, None
-    # Welch: between G - 1, if one cohort alone varies, and 2 G - 2.
-    squares = max(float(np.square(parts).sum()), np.finfo(float).tiny)
-    freedom = max(1.0, variance**2 / squares) * (num_groups - 1)
-    width = stats.t.ppf((1 + confidence) / 2, freedom) * math.sqrt(variance)
+    # Welch: not less than if the smallest cohort alone varied.
+    squares = max(float((parts**2 / (sizes - 1)).sum()), np.finfo(float).tiny)
+    freedom = max(float(sizes.min() - 1), variance**2 / squares)
+    width = special.stdtrit(freedom, (1 + confidence) / 2) * math.sqrt(variance)
     return estimate, (float(estimate - width), float(estimate + width))
+
+
+def is_above_zero(statistic: Statistic, cohorts: NDArray[np.int64]) -> bool:
+    """Tells whether a statistic is above 0, with confidence; see `jackknife`.
+
+    Privacy: post-processing of DP output.
+    """
+    # Only the lower limit is asked for, so the whole error may be on that side.
+    confidence = 2 * INTERVAL_CONFIDENCE - 1
+    _, interval = jackknife(statistic, cohorts, confidence)
+    return interval is not None and interval[0] > 0

@@ -149,7 +149,7 @@ def test_privacy_reads_the_engine_of_a_config_file(tmp_path, fedgs):
     assert {row["adversary"] for row in local} == {"release"}
 
 
-def test_a_run_without_output_is_named_and_goes_on_after_an_interrupt(
+def test_a_run_without_output_is_accused_and_goes_on_after_an_interrupt(
     trained, fedgs, tmp_path, monkeypatch
 ):
     def stopping(metrics: dict) -> None:

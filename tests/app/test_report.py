@@ -9,24 +9,26 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedgs.app.report.debug import DebugFacts
+from fedgs.app.commands.train import train
+from fedgs.app.report.diagnosis_cards import verdict_of
 from fedgs.app.report.page import read_page, render, report
+from fedgs.config.recipes import configure
 from fedgs.errors import UserError
 from fedgs.privacy.rounding import upper
 from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
 from plans import epsilon
-from report_folders import diagnosed, make_debug, make_run
+from report_folders import compared, compared_site, make_diagnosed, make_run
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Path:
-    """A private run, one without noise, one with seeded noise, and a debug folder."""
+    """A private run, one without noise, one with seeded noise, one with a diagnosis."""
     root = tmp_path_factory.mktemp("report")
     make_run(root / "private")
     make_run(root / "noise-free", noise_multiplier=0.0)
     make_run(root / "seeded", noise_seed=7)
-    make_debug(root / "debug")
+    make_diagnosed(root / "diagnosed")
     return root
 
 
@@ -37,9 +39,9 @@ def run(folders, tmp_path) -> Path:
 
 
 @pytest.fixture
-def debug(folders, tmp_path) -> Path:
-    """A debug folder that a test may break."""
-    return Path(shutil.copytree(folders / "debug", tmp_path / "debug"))
+def diagnosed(folders, tmp_path) -> Path:
+    """A run with a diagnosis that a test may break."""
+    return Path(shutil.copytree(folders / "diagnosed", tmp_path / "diagnosed"))
 
 
 @lru_cache
@@ -108,40 +110,93 @@ def test_runs_on_other_clients_are_not_added_up(folders, tmp_path):
     assert "Not added up" in page
 
 
-def test_debug_folder_answers_first(folders):
-    page = text_of(page_of(folders / "debug"))
-    assert page.startswith("Bug: inverted The")
-    assert "The suspicious images are inverted &lt;b&gt;&amp; more&lt;/b&gt;." in page
-    assert "invert was planted in 0.5 of the clients; the verdict is right." in page
-    assert "0.96 [0.9, 1]" in page
-    assert "= 41.5 at" in page
+def test_a_diagnosis_answers_first(folders):
+    page = text_of(page_of(folders / "diagnosed"))
+    assert page.startswith("diagnosed: v2 against v1 Bug: inverted The images of v2")
+    assert "are inverted &lt;b&gt;&amp; more&lt;/b&gt;." in page
+    assert "invert was planted in 0.5 of the clients." in page
+    assert "rows from the top: v1, v2" in page
+    assert "inverted named 0.97 0.96 [0.9, 1] 0.0571" in page
     assert page.count("any difference no difference seen – – –") == 1
+    assert "What the verdict rests on Groups are disjoint." in page
+    # And all that the page of any run has.
+    assert "ε = " in page
+    assert "Privacy label of diagnosed" in page
+    assert "Diagnosis" not in text_of(page_of(folders / "private"))
 
 
-def test_other_verdicts_name_no_bug_or_several():
-    for verdict, words in (
-        ("one of invert, my_module:blur", "Bug: inverted or my_module:blur"),
-        ("undecided", "Undecided"),
-        ("none", "No bug of the kinds tested"),
-        ("other", "Different, but not by a known bug"),
-    ):
-        facts = DebugFacts("", {}, (), {}, diagnosed() | {"verdict": verdict})
-        assert facts.verdict[0].startswith(words)
+def test_every_site_has_a_card_and_those_that_differ_are_first(tmp_path):
+    alike = compared_site("north", verdict="none", is_accused=False, p=1.0)
+    sites = [alike, compared_site("south")]
+    rows = ["north", "south"]
+    run = make_diagnosed(tmp_path / "run", comparisons=sites, rows=rows, planted=None)
+    page = text_of(page_of(run))
+    titles = ["run: south against all others Bug: inverted"]
+    titles += ["run: north against all others No bug", "Every site against all others"]
+    titles += ["rows from the top: north, south"]
+    places = [page.index(title) for title in titles]
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert "south invert inverted 0.96 [0.9, 1] 0.03" in page
+    assert "This was a test" not in page
 
 
-def test_debug_folders_are_not_added_up(folders):
-    debug = folders / "debug"
-    assert "Not added up" in page_of(debug, folders / "private")
-    assert "Not added up" not in page_of(debug)
+@pytest.mark.parametrize(
+    ("verdict", "answer", "kind"),
+    [
+        ("one of invert, my_module:blur", "Bug: inverted or my_module:blur", "bad"),
+        ("more than one", "More than one bug", "bad"),
+        ("undecided", "Undecided", "unsure"),
+        ("other", "Different, but not by a known bug", "unsure"),
+        ("none", "No bug of the kinds tested", "good"),
+    ],
+)
+def test_verdicts_in_words(verdict, answer, kind):
+    assert verdict_of(compared(verdict=verdict)) == (answer, kind)
 
 
-def test_unfinished_debug_folder_says_so(debug):
-    (debug / "diagnosis.json").unlink()
-    (debug / "diagnosis.png").unlink()
-    shutil.rmtree(debug / "suspicious-1")
-    page = text_of(page_of(debug))
-    assert "Not diagnosed yet" in page
-    assert "3 of 4 generators have samples; missing: suspicious-1" in page
+def test_a_site_that_may_not_be_the_one_that_differs_is_not_accused():
+    answer, kind = verdict_of(compared_site("south", is_accused=False))
+    assert (answer, kind) == ("Perhaps, or another site. Bug: inverted", "unsure")
+
+
+def test_names_of_cohorts_are_escaped_and_cut(tmp_path):
+    name = "<img src=x onerror=alert(1)>" + 200 * "x"
+    found = compared(suspicious=name, healthy=name, sentence="")
+    planted = {"bug": "invert", "where": name}
+    run = make_diagnosed(
+        tmp_path / "run", comparisons=[found], rows=[name, "v1"], planted=planted
+    )
+    page = page_of(run)
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+    assert "<img src=x" not in page
+    assert 100 * "x" not in page
+
+
+def test_next_step_names_the_run_without_its_folder(tmp_path):
+    found = compared(verdict="undecided")
+    found["ranking"][0] |= {"adjusted_p": 0.03, "interval": [0.17, 0.4]}
+    run = make_diagnosed(tmp_path / "run", comparisons=[found])
+    page = text_of(page_of(run))
+    assert "fedgs debug --output run --min-effect 0.15" in page
+
+
+def test_a_real_comparison_of_nodes_is_shown(tmp_path):
+    settings = {"num_clients": 16, "clients_per_node": 8, "moment_size": 4}
+    settings |= {"noise_multiplier": 0.05, "engine": "local", "seed": 1}
+    settings |= {"corruption": "invert", "corruption_unit": "node"}
+    settings |= {"output": str(tmp_path / "run")}
+    config = configure("group-means", None, settings)
+    train(config, {})
+    page = fresh_page_of(tmp_path / "run")
+    content = json.loads((tmp_path / "run" / "diagnosis.json").read_text())
+    for found in content["comparisons"]:
+        assert f"run: {found['suspicious']} against all others" in page
+    (planted,) = {content["planted"]["where"]}
+    assert f"This was a test: invert was planted in {planted}." in page
+    assert "without the bug that was planted" in page
+    assert page == fresh_page_of(tmp_path / "run")
+    assert str(tmp_path) not in page
 
 
 def test_evaluations_are_shown_as_not_covered(run, folders):
@@ -169,7 +224,7 @@ def test_evaluations_are_shown_as_not_covered(run, folders):
 
 
 def test_page_names_no_folder_of_the_machine(folders):
-    page = page_of(folders / "private") + page_of(folders / "debug")
+    page = page_of(folders / "private") + page_of(folders / "diagnosed")
     without_pictures = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     assert str(folders) not in without_pictures
     assert not re.search(r"/(home|tmp|root|work)/", without_pictures)
@@ -234,10 +289,11 @@ def refused(paths: list[Path], output: Path) -> str:
         ("run", "ledger.jsonl", b"{}\n", "altered, deleted or moved"),
         ("run", "config.json", None, "no run folder"),
         ("run", "samples/*.png", None, "no samples yet"),
-        ("debug", "debug.json", b'{"format": 3}', "broken debug.json"),
-        ("debug", "diagnosis.json", b'{"format": 1}', "broken debug.json"),
-        ("debug", "diagnosis.json", b"[]", "is not a JSON object"),
-        ("debug", "*/samples/*.png", None, "no samples yet"),
+        ("diagnosed", "diagnosis.json", b'{"format": 3}', "no diagnosis of this"),
+        ("diagnosed", "diagnosis.json", b'{"format": 4}', "diagnosis.json: is broken"),
+        ("diagnosed", "diagnosis.json", b"[]", "is not a JSON object"),
+        ("diagnosed", "diagnosis.png", b"GIF89a", "diagnosis.png: no readable PNG"),
+        ("diagnosed", "diagnosis.png", None, "diagnosis.png: no readable PNG"),
     ],
 )
 def test_a_broken_folder_is_refused(request, tmp_path, of, name, content, message):
@@ -257,7 +313,7 @@ def test_runs_that_make_no_page_together_are_refused(folders, tmp_path):
     other = make_run(tmp_path / "other", data="tiny2")
     message = refused([private, other], output)
     assert message.startswith("data = tiny in private, tiny2 in other")
-    again = folders / "debug" / ".." / "private"
+    again = folders / "diagnosed" / ".." / "private"
     assert "given twice" in refused([private, again], output)
     output.mkdir()
     assert "x.html: exists already" in refused([tmp_path / "no run"], output)

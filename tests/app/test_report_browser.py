@@ -9,27 +9,29 @@ from typing import Any
 import pytest
 
 from fedgs.app.report.page import report
-from report_folders import make_debug, make_run
+from report_folders import compared_site, make_diagnosed, make_run
 
 pytestmark = pytest.mark.browser
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTHS = (390, 1440)  # a phone and a desk
-PAGES = ("one", "two", "debug")
+PAGES = ("one", "two", "sites")
 SCHEMES = ("light", "dark")
 PATIENCE = 300_000  # ms: on a busy machine a browser starves
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> Path:
-    """A page of one run, of two and of a debug folder."""
+    """A page of one run, of two, and of one that compares sites with long names."""
     root = tmp_path_factory.mktemp("pages")
     one = make_run(root / "a-run-with-a-rather-long-name-as-people-do")
     two = make_run(root / "noise-free", noise_multiplier=0.0)
-    debug = make_debug(root / "debug")
+    names = [f"{letter * 70}" for letter in "wxyz"]
+    compared = [compared_site(name, sentence=f"It is {name}.") for name in names]
+    sites = make_diagnosed(root / "sites", comparisons=compared, rows=names)
     report([one], root / "one.html")
     report([one, two], root / "two.html")
-    report([debug], root / "debug.html")
+    report([sites], root / "sites.html")
     return root
 
 

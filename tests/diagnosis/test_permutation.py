@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedgs.diagnosis.permutation import (
+    MOST_SPLITS,
+    arrangements,
     attainable_p,
     closed_test,
     distances,
@@ -83,6 +85,77 @@ def test_p_is_exact_on_exchangeable_groups():
         assert below == pytest.approx(k / 35, abs=error)
 
 
+@pytest.mark.parametrize(("suspicious", "healthy"), [(2, 4), (4, 2), (4, 8)])
+def test_unequal_cohorts_have_every_split_once(suspicious, healthy):
+    rows = splits(suspicious, healthy)
+    total = healthy + suspicious
+    assert rows[0].tolist() == [False] * healthy + [True] * suspicious
+    wanted = {frozenset(c) for c in itertools.combinations(range(total), suspicious)}
+    assert {frozenset(np.flatnonzero(row)) for row in rows} == wanted
+    assert len(rows) == math.comb(total, suspicious)
+    assert attainable_p(suspicious, healthy) == 1 / len(rows)
+
+
+@pytest.mark.parametrize(("suspicious", "healthy"), [(2, 4), (3, 4), (4, 3)])
+def test_p_of_unequal_cohorts_is_that_of_a_loop(suspicious, healthy):
+    total = healthy + suspicious
+    for seed in range(5):
+        x = np.random.default_rng(seed).normal(size=(total, 3))
+        x[healthy:] += 1
+        gram = x @ x.T
+        everyone = set(range(total))
+        every_way = itertools.combinations(range(total), suspicious)
+        all_values = [
+            brute_force_distance(gram, everyone - {*own}, own) for own in every_way
+        ]
+        true_one = brute_force_distance(gram, range(healthy), range(healthy, total))
+        wanted = np.mean(np.array(all_values) >= true_one - 1e-9)
+        assert p_value(distances(gram, splits(suspicious, healthy))) == wanted
+
+
+def test_p_of_four_against_eight_groups_is_exact():
+    """P(p <= k/495) is k/495, and never more, of groups that are exchangeable."""
+    rng, rows, count = np.random.default_rng(5), splits(4, 8), 4000
+    found = []
+    for _ in range(count):
+        x = rng.standard_t(2, size=(12, 3))
+        found.append(p_value(distances(x @ x.T, rows)))
+    for level in (5 / 495, 0.05, 0.1, 0.3):
+        exact = math.floor(level * 495 + 1e-9) / 495
+        below = np.mean(np.array(found) <= level + 1e-9)
+        error = 4 * math.sqrt(level / count)
+        assert below <= exact + error
+        assert below >= exact - error  # nor is it deaf
+
+
+def test_of_very_many_splits_the_true_one_and_random_ones_are_compared():
+    """C(21, 4) is 5985: few enough to know the exact p as well."""
+    rows = splits(4, 17)
+    assert rows.shape == (MOST_SPLITS, 21)
+    assert rows[0].tolist() == [False] * 17 + [True] * 4
+    assert (rows.sum(1) == 4).all()
+    assert (rows == splits(4, 17)).all()
+    assert attainable_p(4, 17) == 1 / MOST_SPLITS
+    every_way = [*itertools.combinations(range(21), 4)]
+    every_row = np.zeros((len(every_way), 21), bool)
+    for row, own in zip(every_row, reversed(every_way), strict=True):
+        row[list(own)] = True
+    for seed in range(5):
+        x = np.random.default_rng(seed).normal(size=(21, 3))
+        gram = x @ x.T
+        exact = p_value(distances(gram, every_row))
+        error = 4 * math.sqrt(exact / MOST_SPLITS)
+        assert p_value(distances(gram, rows)) == pytest.approx(exact, abs=error)
+
+
+def test_arrangements_fill_every_site_and_the_true_one_comes_first():
+    found = arrangements(3, 4)
+    assert found[0].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    for site in range(3):
+        assert ((found == site).sum(1) == 4).all()
+    assert (arrangements(2, 4) == splits(4)).all()
+
+
 def test_closed_test_equals_all_subsets_by_hand():
     rng = np.random.default_rng(4)
     own = {name: rng.random(35) for name in "abc"}
@@ -104,10 +177,24 @@ def test_jackknife_of_a_mean_is_welchs_interval():
     def gap(healthy, suspicious):
         return suspicious @ x / suspicious.sum(1) - healthy @ x / healthy.sum(1)
 
-    estimate, interval = jackknife(gap, 5, 0.9)
+    estimate, interval = jackknife(gap, np.repeat([0, 1], 5), 0.9)
     welch = stats.ttest_ind(x[5:], x[:5], equal_var=False).confidence_interval(0.9)
     assert estimate == pytest.approx(x[5:].mean() - x[:5].mean())
     assert interval == pytest.approx((welch.low, welch.high))
     # A statistic that is undefined somewhere has none.
-    found = jackknife(lambda h, s: np.where(h.sum(1) < 4, math.nan, 1.0), 4, 0.95)
+    cohorts = np.repeat([0, 1], 4)
+    found = jackknife(lambda h, s: np.where(h.sum(1) < 4, math.nan, 1.0), cohorts, 0.95)
     assert found == (1.0, None)
+
+
+def test_jackknife_of_unequal_cohorts_is_welchs_interval():
+    x = np.random.default_rng(8).normal(size=12)
+    x[8:] *= 5
+
+    def gap(healthy, suspicious):
+        return suspicious @ x / suspicious.sum(1) - healthy @ x / healthy.sum(1)
+
+    cohorts = np.repeat([0, 1], [8, 4])
+    _, interval = jackknife(gap, cohorts, 0.9)
+    welch = stats.ttest_ind(x[8:], x[:8], equal_var=False).confidence_interval(0.9)
+    assert interval == pytest.approx((welch.low, welch.high))

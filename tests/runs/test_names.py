@@ -19,8 +19,6 @@ from experiments.comparison import methods
 from experiments.comparison.options import CompareRequest
 from experiments.grid import runs
 from experiments.grid.cells import CellMethod, Cells, Source, TableRequest
-from fedgs.app.debug.debug_folder import read_debug
-from fedgs.app.report.debug import read_debug_folder
 from fedgs.cohorts.selection import PLAN
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
@@ -30,7 +28,7 @@ from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import draw_samples, load_generator
 from fedgs.runs.sample_files import Samples
 from refusals import assert_refused
-from report_folders import make_debug, make_run
+from report_folders import make_diagnosed, make_run
 from server.server_app import run_place
 
 BAD = ["", ".", "..", ".hidden", "../out", "/etc", "a/b", "a\\b", "a\0b", "a\nb"]
@@ -117,23 +115,6 @@ def test_the_file_of_a_checkpoint_is_in_its_folder(run, tmp_path):
         folder = RunFolder.open(run)
         assert_refused("checkpoint.json: file = ", load_generator, folder)
         assert_refused("checkpoint.json: file = ", folder.load_checkpoint)
-
-
-@pytest.mark.parametrize("name", ["../other", "/tmp", "", 7])
-@pytest.mark.parametrize("read", [read_debug, read_debug_folder])
-def test_the_runs_of_a_debug_folder_are_in_it(tmp_path, read, name):
-    make_run(tmp_path / "other")
-    debug = make_debug(tmp_path / "debug")
-    content = json.loads((debug / "debug.json").read_text())
-    content["runs"]["healthy"][0] = name
-    write_json(debug / "debug.json", content)
-    assert_refused("runs in debug.json = ", read, debug)
-
-
-@pytest.mark.parametrize("content", [[], None, {"healthy": 7}])
-def test_runs_of_another_kind_are_a_broken_debug_folder(tmp_path, content):
-    write_json(tmp_path / "debug.json", {"format": 3, "runs": content})
-    assert_refused("a broken debug.json", read_debug, tmp_path)
 
 
 def test_the_ledgers_of_a_client_are_in_its_folder(tmp_path):
@@ -239,14 +220,14 @@ def test_links_inside_a_run_folder_and_to_it_stay(run, tmp_path):
 
 
 def test_every_command_refuses_links_of_folders_that_hold_runs(tmp_path, fedgs):
-    debug = make_debug(tmp_path / "debug")
-    (debug / "groups").symlink_to("/etc")
+    run = make_diagnosed(tmp_path / "run")
+    (run / "groups").symlink_to("/etc")
     selection = tmp_path / "selection"
     selection.mkdir()
     write_json(selection / PLAN, {})
     (selection / "classifier").symlink_to("/etc")
-    commands = [["report", debug, "-o", tmp_path / "r.html"], ["resume", selection]]
-    commands += [["debug", *flags(output=debug)]]
+    commands = [["report", run, "-o", tmp_path / "r.html"], ["resume", selection]]
+    commands += [["debug", *flags(output=run)]]
     for command in commands:
         refused(fedgs(*command), ".*: is a link that leads out of")
     assert not (tmp_path / "r.html").exists()

@@ -1,27 +1,23 @@
-"""Folders for the tests of `fedgs report`: tiny runs, and a debug folder of them."""
+"""Folders for the tests of `fedgs report`: tiny runs, with a diagnosis or without."""
 
 from contextlib import closing
-from dataclasses import replace
 from math import nan
 from pathlib import Path
 
 from PIL import Image
 
-from fedgs.app.debug.debug_folder import DEBUG_FORMAT
-from fedgs.app.debug.verdict import with_titles
+from fedgs.diagnosis.conclusion import DIAGNOSIS, FORMAT, PICTURE
 from fedgs.diagnosis.diagnosis import Diagnosis, Rule, Suspect
+from fedgs.diagnosis.sentences import with_titles
 from fedgs.files import write_json
 from fedgs.gan.models import build_generator
 from fedgs.methods.schedule import select
-from fedgs.privacy.accountant import statements
-from fedgs.privacy.plan import Plan
 from fedgs.round.run import new_event
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import write_grid
 from tiny import tiny_config
 
 PRIVATE = {"noise_seed": None, "engine": "local"}
-GROUPS = ("healthy-0", "healthy-1", "suspicious-0", "suspicious-1")
 
 
 def make_run(path: Path, **settings: object) -> Path:
@@ -45,37 +41,40 @@ def make_run(path: Path, **settings: object) -> Path:
     return path
 
 
-def make_debug(path: Path, **diagnosis: object) -> Path:
-    """Makes the folder of a finished `fedgs debug` and returns it."""
-    path.mkdir()
-    for group in GROUPS:
-        make_run(path / group)
-    debug = {
-        "format": DEBUG_FORMAT,
-        "groups": 2,
-        "runs": {"healthy": GROUPS[:2], "suspicious": GROUPS[2:]},
-        "clients_per_group": 3,
-        "clients": {"healthy": 6, "suspicious": 6},
-        "source": "the user's own files",
-        "command": "fedgs debug --data-dir /home/ada/secret --output /tmp/x",
+def make_diagnosed(path: Path, **changes: object) -> Path:
+    """Makes a run whose diagnosis says that images of v2 are inverted; returns it.
+
+    Args:
+        path: of the folder.
+        changes: of the content of diagnosis.json.
+    """
+    make_run(path)
+    content = {
+        "format": FORMAT,
+        "comparisons": [compared()],
+        "conditions": ["Groups are disjoint."],
+        "planted": {"bug": "invert", "where": "0.5 of the clients"},
+        "rows": ["v1", "v2"],
     }
-    write_json(path / "debug.json", debug)
-    write_json(path / "diagnosis.json", diagnosed() | diagnosis)
-    Image.new("L", (40, 20)).save(path / "diagnosis.png")
+    write_json(path / DIAGNOSIS, content | changes)
+    Image.new("L", (40, 20)).save(path / PICTURE)
     return path
 
 
-def diagnosed() -> dict[str, object]:
-    """What `fedgs debug` says of cohorts one of which is inverted."""
-    named = Suspect("invert", 0.0571, 0.97, 0.96, (0.9, 1.0), "named")
+def compared(**changes: object) -> dict[str, object]:
+    """What diagnosis.json says of two cohorts one of which is inverted."""
+    named = Suspect("invert", 0.0571, 0.97, 0.96, (0.9, 1.0), "named", 0.97)
     other = Suspect("other", nan, nan, None, None, "no difference seen")
     found = Diagnosis("invert", (named, other), True, 3, Rule())
-    row = statements(Plan.from_config(tiny_config(**PRIVATE)), 1e-5)[0]
     return with_titles(found) | {
-        "format": DEBUG_FORMAT,
-        "sentence": "The suspicious images are inverted <b>& more</b>.",
-        "conditions": ["Groups are disjoint."],
-        "privacy": [replace(row, epsilon=41.5).to_json()],
-        "planted": {"bug": "invert", "fraction": 0.5, "counts": {}},
-        "outcome": "right",
+        "suspicious": "v2",
+        "healthy": "v1",
+        "sentence": "The images of v2 are inverted <b>& more</b>.",
+        **changes,
     }
+
+
+def compared_site(name: str, **changes: object) -> dict[str, object]:
+    """What diagnosis.json says of one of several sites."""
+    of_site = {"healthy": "all others", "p": 0.03, "is_accused": True, "rivals": []}
+    return compared(suspicious=name) | of_site | changes

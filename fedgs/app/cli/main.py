@@ -233,7 +233,7 @@ def audit(as_json: JsonOption = False, *, given: dict[str, Any]) -> None:
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders or folders of `debug`."),
+        typer.Argument(metavar="RUN...", help="Run folders."),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="FILE.html, one file.")

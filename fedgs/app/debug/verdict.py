@@ -7,6 +7,7 @@ from typing import Any
 from fedgs.app.commands.run_outcome import near
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table, cell
+from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.diagnosis import LEAST_FIT, UNDECIDED
 from fedgs.diagnosis.rule import INTERVAL_CONFIDENCE
 from fedgs.runs.run_folder import RunFolder
@@ -30,7 +31,7 @@ def show(folder: RunFolder, content: Mapping[str, Any]) -> None:
     for comparison in comparisons:
         say(f"{comparison['suspicious']}: {comparison['verdict']}")
         say(comparison["sentence"])
-        step = next_step(folder, comparison)
+        step = next_step(folder.config, comparison, str(near(folder.path)))
         if step:
             say(step)
     planted = content["planted"]
@@ -51,7 +52,7 @@ def sites_table(content: Mapping[str, Any]) -> Table:
     for comparison in content["comparisons"]:
         best = comparison["ranking"][0]
         shown = ["", ""]
-        if comparison["is_named"] or comparison["alternatives"]:
+        if comparison["is_accused"] or comparison["rivals"]:
             shown = [best["title"], _with_interval(best["effect"], best["interval"])]
         name = comparison["suspicious"]
         rows.append([name, comparison["verdict"], *shown, cell(comparison["p"])])
@@ -60,8 +61,14 @@ def sites_table(content: Mapping[str, Any]) -> Table:
     return Table("Every site against all others", head, rows, note)
 
 
-def next_step(folder: RunFolder, comparison: Mapping[str, Any]) -> str:
-    """Returns what may decide an undecided verdict, with the command; "" of others."""
+def next_step(config: RunConfig, comparison: Mapping[str, Any], output: str) -> str:
+    """Returns what may decide an undecided verdict, with the command; "" of others.
+
+    Args:
+        config: of the run.
+        comparison: of diagnosis.json.
+        output: what the command calls the run folder.
+    """
     if comparison["verdict"] != UNDECIDED:
         return ""
     best = comparison["ranking"][0]
@@ -73,18 +80,18 @@ def next_step(folder: RunFolder, comparison: Mapping[str, Any]) -> str:
     is_seen = is_significant and (best["fit"] or 0) >= LEAST_FIT
     # A smaller share is not advised if accuracy selected the cohorts: a difference of
     # handwriting alone may then look like a bug in few images, and would be named.
-    if is_seen and 0 < low < least and folder.config.cohort is None:
+    if is_seen and 0 < low < least and config.cohort is None:
         # A round number below the interval, in steps of 0.05.
         less = math.floor(20 * low) / 20 or low / 2
         return (
             f"Next step: {best['title']} is significant, but not surely in "
             f"{least:.0%}. The same release may name it in fewer, at no epsilon and at "
-            f"the same error rate: fedgs debug --output {near(folder.path)} "
+            f"the same error rate: fedgs debug --output {output} "
             f"--min-effect {less:.2g}"
         )
     more = "--noise-multiplier LESS"
-    if folder.config.target_epsilon:
-        more = f"--target-epsilon {2 * folder.config.target_epsilon:g}"
+    if config.target_epsilon:
+        more = f"--target-epsilon {2 * config.target_epsilon:g}"
     return (
         "Next step: more clients, or the same command again with less noise, whose "
         f"epsilon comes on top: {more} and another --output"

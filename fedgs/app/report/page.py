@@ -1,8 +1,8 @@
-"""What `fedgs report` does: one self-contained page about runs and debug folders.
+"""What `fedgs report` does: one self-contained page about runs.
 
 The page needs no network and no script. It shows public files only: configuration,
-ledger, metrics, sample grids, evaluations, and the diagnosis of a debug folder. The
-same folders give the same bytes.
+ledger, metrics, sample grids, evaluations, diagnoses. The same folders give the same
+bytes.
 """
 
 import tempfile
@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
 from fedgs.app.report import words
-from fedgs.app.report.debug import DebugFacts, is_debug, read_debug_folder
 from fedgs.app.report.run import RunFacts, read_run
 from fedgs.app.report.sections import Page
 from fedgs.config.method_settings import settings_with
@@ -28,7 +26,6 @@ from fedgs.runs import epsilons
 from fedgs.runs.run_folder import check_free
 
 FAILED = "cannot be written"
-Facts = TypeVar("Facts", DebugFacts, RunFacts)
 console = Console()
 
 
@@ -39,9 +36,9 @@ def report(paths: Sequence[Path], output: Path) -> None:
     page says so.
 
     Raises:
-        UserError: an output that exists or cannot be written, a path that is no run or
-            debug folder, a run without samples, runs of different data, a package that
-            is missing. Nothing is then written.
+        UserError: an output that exists or cannot be written, a path that is no run
+            folder, a run without samples, runs of different data, a broken diagnosis, a
+            package that is missing. Nothing is then written.
     """
     _check(output)
     # A name of a folder may not be UTF-8; then it is shown escaped.
@@ -68,7 +65,7 @@ def _check(output: Path) -> None:
 
 
 def read_page(paths: Sequence[Path]) -> Page:
-    """Reads run folders and debug folders.
+    """Reads run folders.
 
     Raises:
         UserError: as `report`.
@@ -79,41 +76,22 @@ def read_page(paths: Sequence[Path]) -> Page:
     for path, place in zip(paths, places, strict=True):
         if places.count(place) > 1:
             raise UserError(f"{path}: given twice; name every folder once")
-    debugs = [read_debug_folder(path) for path in paths if is_debug(path)]
-    plain = [path for path in paths if not is_debug(path)]
-    singles = [read_run(path) for path in plain]
-    debugs, singles = _with_unique_names(debugs, singles)
-    page = Page(debugs, singles, _together(plain))
-    _check_same_data(page.runs)
-    return page
+    runs = _with_unique_names([read_run(path) for path in paths])
+    _check_same_data(runs)
+    return Page(runs, _together(paths))
 
 
-def _with_unique_names(
-    debugs: Sequence[DebugFacts], singles: Sequence[RunFacts]
-) -> tuple[list[DebugFacts], list[RunFacts]]:
-    """Returns the folders with names that tell them apart."""
+def _with_unique_names(runs: Sequence[RunFacts]) -> list[RunFacts]:
+    """Returns the runs with names that tell them apart."""
     counts = Counter[str]()
-
-    def named(facts: Facts, prefix: str = "") -> Facts:
-        name = prefix + facts.name
+    found: list[RunFacts] = []
+    for facts in runs:
+        name = facts.name
         counts[name] += 1
         if counts[name] > 1:
             name = f"{name} ({counts[name]})"
-        return replace(facts, name=name)
-
-    found = []
-    for debug in map(named, debugs):
-        # The groups of every debug folder have the same names, healthy-0 and so on.
-        if len(debugs) > 1 or singles:
-            prefix = f"{debug.name}/"
-        else:
-            prefix = ""
-        cohorts = {
-            cohort: [named(run, prefix) for run in runs]
-            for cohort, runs in debug.cohorts.items()
-        }
-        found.append(replace(debug, cohorts=cohorts))
-    return found, [named(run) for run in singles]
+        found.append(replace(facts, name=name))
+    return found
 
 
 def _together(paths: Sequence[Path]) -> Sequence[Statement] | None:

@@ -13,6 +13,7 @@ from typing import Any
 from PIL import Image
 
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.diagnosis.conclusion import DIAGNOSIS, FORMAT, PICTURE
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_bytes, read_json, read_json_lines
 from fedgs.privacy.accountant import Statement
@@ -44,6 +45,21 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class DiagnosisFacts:
+    """What a run of group means has found; see `fedgs.diagnosis.conclusion`.
+
+    Attributes:
+        run: the folder, for errors.
+        content: of diagnosis.json. Its format is right; the rest may be anything.
+        picture: content of diagnosis.png.
+    """
+
+    run: Path
+    content: Mapping[str, Any]
+    picture: bytes
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """One run, as its folder records it.
 
@@ -60,6 +76,7 @@ class RunFacts:
         label: see `fedgs.privacy_label`.
         baseline: the run as one of `fedgs baseline`, which has no events here; None
             of `fedgs train`.
+        diagnosis: None of a run that has compared no groups.
     """
 
     name: str
@@ -73,6 +90,7 @@ class RunFacts:
     is_finished: bool
     label: Mapping[str, Any]
     baseline: OtherRun | None = None
+    diagnosis: DiagnosisFacts | None = None
 
     @property
     def round(self) -> int:
@@ -133,7 +151,27 @@ def read_run(path: Path) -> RunFacts:
         is_finished=folder.is_finished,
         label=privacy_label(folder.path),
         baseline=baseline,
+        diagnosis=_diagnosis(folder.path),
     )
+
+
+def _diagnosis(run: Path) -> DiagnosisFacts | None:
+    """Returns the diagnosis that a run folder may hold.
+
+    Raises:
+        UserError: it cannot be read, or is of another format.
+    """
+    path = run / DIAGNOSIS
+    if not path.exists():
+        return None
+    content = read_json(path)
+    if content.get("format") != FORMAT:
+        raise UserError(
+            f"{path}: is no diagnosis of this fedgs; `fedgs debug --output {run}` "
+            "writes it again"
+        )
+    png, _ = _png(run / PICTURE)
+    return DiagnosisFacts(run, content, png)
 
 
 def _evaluation(run: Path) -> dict[str, Any]:
@@ -171,11 +209,16 @@ def _grids(run: Path) -> list[Grid]:
 def _grid(path: Path) -> Grid:
     with wrap_error(ValueError, f"{path}: not named by its round", "remove it"):
         round = int(path.stem.removeprefix("round-"))
+    png, (width, height) = _png(path)
+    return Grid(round, png, width, height)
+
+
+def _png(path: Path) -> tuple[bytes, tuple[int, int]]:
+    """Returns the content of a PNG, and its width and height in pixels."""
     with wrap_error(Exception, f"{path}: no readable PNG", "restore it from a copy"):
         png = read_bytes(path)
         # The page embeds these bytes, and the folder may come from somebody else. So
         # Pillow must not try its other formats, and the whole file has to be sound.
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             image.verify()
-            width, height = image.size
-            return Grid(round, png, width, height)
+            return png, image.size

@@ -1,4 +1,4 @@
-"""The sections of a page: what each of them tells of runs and debug folders."""
+"""The sections of a page: what each of them tells of the runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from fedgs.app.report import words
 from fedgs.app.report.cards import Card, Picture, Section, picture_of
 from fedgs.app.report.communication import communication_table
 from fedgs.app.report.curves import curves
-from fedgs.app.report.debug import DebugFacts, diagnosis_cards, glance_cards
+from fedgs.app.report.diagnosis_cards import diagnosis_cards, verdict_cards
 from fedgs.app.report.evaluation import evaluation_tables
 from fedgs.app.report.phase_tables import phase_tables
 from fedgs.app.report.privacy_cards import cards_of_run, cards_of_statements, label_card
@@ -31,19 +31,12 @@ class Page:
     """All that a page is about.
 
     Attributes:
-        debugs: debug folders, in the order given.
-        singles: run folders, in the order given.
-        together: what all singles released together; None if that cannot be stated.
+        runs: in the order given.
+        together: what all of them released together; None if that cannot be stated.
     """
 
-    debugs: Sequence[DebugFacts]
-    singles: Sequence[RunFacts]
+    runs: Sequence[RunFacts]
     together: Sequence[Statement] | None
-
-    @cached_property
-    def runs(self) -> list[RunFacts]:
-        """Every run, those of debug folders first."""
-        return [run for debug in self.debugs for run in debug.runs] + [*self.singles]
 
     @cached_property
     def trained(self) -> list[RunFacts]:
@@ -53,14 +46,9 @@ class Page:
     @property
     def title(self) -> str:
         """The page's name."""
-        names = [found.name for found in (*self.debugs, *self.singles)]
-        if len(names) > 1 and self.debugs:
-            return f"{len(names)} results compared"
-        if len(names) > 1:
-            return f"{len(names)} runs compared"
-        if self.debugs:
-            return f"{names[0]}: suspicious against healthy clients"
-        return names[0]
+        if len(self.runs) > 1:
+            return f"{len(self.runs)} runs compared"
+        return self.runs[0].name
 
     @property
     def data(self) -> str:
@@ -83,8 +71,8 @@ class Page:
 
 
 def _glance(page: Page) -> Section:
-    cards = [card for debug in page.debugs for card in glance_cards(debug)]
-    cards += [_card_of_run(facts) for facts in page.singles]
+    cards = [card for facts in page.runs for card in verdict_cards(facts)]
+    cards += [_card_of_run(facts) for facts in page.runs]
     return Section("glance", "At a glance", cards)
 
 
@@ -151,8 +139,8 @@ def _trained(facts: RunFacts) -> dict[str, str]:
 
 
 def _diagnosis(page: Page) -> Section:
-    cards = [card for debug in page.debugs for card in diagnosis_cards(debug)]
-    text = "From generated samples alone, so it costs no privacy."
+    cards = [card for facts in page.runs for card in diagnosis_cards(facts)]
+    text = "Computed from what was released alone, so it costs no privacy."
     return Section("diagnosis", "Diagnosis", cards, [text])
 
 
@@ -197,29 +185,19 @@ def _privacy(page: Page) -> Section:
             "What runs on the same data released together costs at most the sum of "
             "their epsilons at the sum of their deltas, of one unit and relation."
         )
-    # Epsilons of several folders invite the reader to take the largest for all of them.
-    num_folders = len(page.debugs) + len(page.singles)
-    is_added_up = page.together and not page.debugs
-    if num_folders > 1 and not is_added_up:
+    # Epsilons of several runs invite the reader to take the largest for all of them.
+    if len(page.runs) > 1 and not page.together:
         texts.append(
-            "Not added up: every table is of its own folder. Where folders have "
-            "clients in common, all that they released together has a larger epsilon "
+            "Not added up: every table is of its own run. Where runs have clients in "
+            "common, all that they released together has a larger epsilon "
             "than any of them; fedgs privacy RUN RUN --same-clients states it for runs "
             "of fedgs train."
         )
-    cards: list[Card] = []
-    for debug in page.debugs:
-        if debug.statements:
-            caption = f"{debug.name}: all groups, each client in one of them"
-            cards += cards_of_statements(caption, debug.statements)
-        else:
-            # Only the diagnosis states all groups together, and there is none yet.
-            cards += [card for facts in debug.runs for card in cards_of_run(facts)]
-    cards += [card for facts in page.singles for card in cards_of_run(facts)]
+    cards = [card for facts in page.runs for card in cards_of_run(facts)]
     if page.together:
         caption = "All of these runs together, on the same clients"
         cards += cards_of_statements(caption, page.together)
-    cards += [label_card(facts) for facts in page.singles]
+    cards += [label_card(facts) for facts in page.runs]
     return Section("privacy", "Privacy", cards, texts)
 
 
@@ -248,8 +226,7 @@ def _reproduce(page: Page) -> Section:
         "Paths are shown without their folders. Noise without a seed is fresh in every "
         "run, so the images differ in detail."
     ]
-    commands = [debug.command for debug in page.debugs]
-    commands += [train_command(facts) for facts in page.singles]
+    commands = [train_command(facts) for facts in page.runs]
     cards = [Card("Train again", commands=commands)]
     shared, differing = settings_tables(page.runs)
     if len(page.runs) > 1:

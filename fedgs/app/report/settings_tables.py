@@ -141,7 +141,8 @@ def _recipe_name(config: ResolvedConfig) -> str:
 def train_command(facts: RunFacts) -> str:
     """Returns the command that trains this run again.
 
-    An own method's settings have no flags; a comment says what goes into a file.
+    An own method's settings have no flags; a comment says what goes into a file. So
+    has no planted bug.
     """
     config = facts.config
     if facts.baseline is None:
@@ -161,4 +162,6 @@ def train_command(facts: RunFacts) -> str:
     command = shlex.join(words)
     if own:
         command += f"  # in a TOML file: [{config.method!r}] {', '.join(own)}"
+    if config.corruption != "none":
+        command += f"  # without the bug that was planted, {config.corruption}"
     return command

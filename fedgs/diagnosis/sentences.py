@@ -49,8 +49,8 @@ def sentence_of_site(verdict: SiteVerdict, others: str) -> str:
         others: what those that it was compared with are called.
     """
     text = _verdict(verdict.diagnosis, verdict.site, others)
-    if verdict.alternatives:
-        names = " or ".join((verdict.site, *verdict.alternatives))
+    if verdict.rivals:
+        names = " or ".join((verdict.site, *verdict.rivals))
         text += f" It may as well be another site that differs: {names}."
     return f"{text} {_not_tested(verdict.diagnosis)}"
 

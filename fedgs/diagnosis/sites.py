@@ -1,0 +1,340 @@
+"""Which sites' images differ from those of all others, and by which bug?
+
+Each site has G groups. A step asks about the R sites that remain whether any of them
+differs, by one exact test at the level alpha: the sum over sites of the statistic by
+which `diagnosis` sees any difference of a site from all others, among arrangements of
+all groups in R sites. If it is significant, the site that lies furthest from the others
+is taken out with its diagnosis against them, and the rest is asked again. The reason
+for taking it out: if of A, B and C the images of C are transposed, A truly differs from
+B and C together, by half of a transpose, and must not be named for that.
+
+**What is exact.** While all sites that remain are alike, any of them is named with
+probability at most alpha. Proof: all groups that remain are exchangeable, so the test
+rejects with at most this probability; and a site is only named in a step in which it
+rejects. The sites without a bug are one fixed set, so this holds for the step to which
+they are left, and a later step only follows a rejection in it.
+
+One test for all sites and not R tests at alpha / R: those could not see one bug in two
+of five sites. Of their 8 groups any 4 lie as far from the others as those of one site,
+so with G = 4 none of the R p-values is below C(8, 4) / C(20, 4), 1/69.
+
+**What is a model: that the right site is taken out first.** Fewer than half of the
+sites are taken to have a bug. Then the site whose mean is furthest from that of the
+others has one, whatever the bugs are. Proof: let m of R sites have one, and v be how
+far an intact site lies from the mean of all. Deviations from it add up to 0, so those
+of the m add up to (R - m) |v|, and one of them is at least (R - m) / m |v| > |v| long.
+What a bug explains has no such order: B and C with other bugs make a part of each
+other's. The distance is estimated without bias, in units of how far the groups of one
+site are apart. Another site that is not clearly less distant, with confidence, is a
+*rival*. Rivals are compared once more, each alone with those that are none: where two
+sites have a bug, either stands out. Where that does not tell, or half of the sites are
+rivals, the verdict is "one of these sites". Nobody is named whose own diagnosis sees
+nothing.
+
+Of two sites a difference does not say which one differs, except by a bug that nothing
+undoes: the same entry in the other site, at any degree, explains clearly less, below
+`LEAST_FIT` of what it explains in this one.
+
+Privacy: post-processing of DP output.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgs.data.transformations import TRANSFORMATIONS, Transformation
+from fedgs.diagnosis import permutation
+from fedgs.diagnosis.catalogue import SUSPICIOUS, Candidate, CohortSamples
+from fedgs.diagnosis.diagnosis import (
+    LEAST_FIT,
+    NAMED,
+    PART,
+    POSSIBLE,
+    Diagnosis,
+    differences_of_splits,
+    judge,
+    samples_of,
+)
+from fedgs.diagnosis.rule import Rule
+from fedgs.errors import raise_if_any
+from fedgs.evaluation.images import LabelledImages
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.bool_]
+Sites = Mapping[str, Sequence[LabelledImages]]
+_LEAST_SCATTER = 1e-12
+
+
+@dataclass(frozen=True)
+class SiteVerdict:
+    """What is said of one site; see the module.
+
+    Attributes:
+        site: its name.
+        diagnosis: of the site, which is the suspicious cohort, against the others that
+            remained in its last step. What it says of a site that is not accused may be
+            the fault of another one.
+        p: that the site is like the others, for all sites together: at most alpha is
+            significant.
+        is_accused: whether the site is named. By which bug says the diagnosis, which
+            may be none of the catalogue's.
+        rivals: other sites of which one, or this one, differs; nobody is named then.
+    """
+
+    site: str
+    diagnosis: Diagnosis
+    p: float
+    is_accused: bool = False
+    rivals: tuple[str, ...] = ()
+
+
+def compare_sites(
+    sites: Sites,
+    num_classes: int,
+    rule: Rule | None = None,
+    entries: Sequence[Transformation] = TRANSFORMATIONS,
+    frequencies: int | None = None,
+    has_shared_start: bool = False,
+) -> dict[str, SiteVerdict]:
+    """Compares every site with all others; the module says how.
+
+    While all sites that remain are alike, any is named with probability at most alpha:
+    a site is only named in a step whose one test of all these sites rejects, and that
+    is exact, because all their groups are exchangeable.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        sites: at least 2; a site's name to the samples of each of its G generators, G
+            from 4 to 6. All groups have equally many owners and images.
+        num_classes: of the labels.
+        rule: its alpha is for all sites together; the default rule if None.
+        entries: see `fedgs.diagnosis.diagnosis.diagnose`.
+        frequencies: likewise.
+        has_shared_start: likewise.
+
+    Returns:
+        A verdict for every site, in the order of `sites`.
+
+    Raises:
+        UserError: sites that cannot be compared.
+    """
+    raise_if_any("sites", _problems(sites))
+    question = _Question(
+        sites=sites,
+        num_classes=num_classes,
+        rule=rule or Rule(),
+        entries=entries,
+        frequencies=frequencies,
+        has_shared_start=has_shared_start,
+    )
+    verdicts = dict[str, SiteVerdict]()
+    remaining = tuple(sites)
+    least_p = 0.0
+    while len(remaining) > 1:
+        step = question.step(remaining, least_p)
+        verdicts |= step
+        out = {s for s, found in step.items() if found.is_accused or found.rivals}
+        if not out:
+            break
+        least_p = min(step[site].p for site in out)
+        remaining = tuple(site for site in remaining if site not in out)
+    return {site: verdicts[site] for site in sites}
+
+
+def _problems(sites: Sites) -> Iterator[str]:
+    """Yields what is wrong with the number of sites, or of their groups."""
+    if len(sites) < 2:
+        yield f"{len(sites)} given: give at least 2, to be compared with each other"
+    counts = {site: len(groups) for site, groups in sites.items()}
+    if len(set(counts.values())) > 1:
+        yield f"groups = {counts}: give every site the same number"
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Some sites, each of which can be compared with the others.
+
+    Attributes:
+        names: of the sites.
+        samples: of all their groups, site by site; the last site is suspicious.
+        candidates: of the samples.
+    """
+
+    names: tuple[str, ...]
+    samples: CohortSamples
+    candidates: Sequence[Candidate]
+
+    @property
+    def _num_groups(self) -> int:
+        """Of each site."""
+        return len(self.samples.means) // len(self.names)
+
+    @property
+    def _site_of(self) -> NDArray[np.int64]:
+        """The number of every group's site."""
+        return np.repeat(np.arange(len(self.names)), self._num_groups)
+
+    def against_others(self, site: str) -> CohortSamples:
+        """Returns the samples, one site of which is the suspicious cohort."""
+        further_on = (self.names.index(site) + 1) * self._num_groups
+        return self.samples.split_by(np.roll(self.samples.rows, further_on, axis=1))
+
+    def p_alike(self) -> float:
+        """Returns p of the exact test whether all sites are alike; see the module."""
+        arrangements = permutation.arrangements(len(self.names), self._num_groups)
+        total = np.zeros(len(arrangements))
+        for number in range(len(self.names)):
+            by_site = self.samples.split_by(arrangements == number)
+            _, any_difference = differences_of_splits(by_site)
+            total += any_difference
+        return permutation.p_value(total)
+
+    def tied(self) -> list[str]:
+        """Returns the most distant site, and its rivals."""
+        gram = self._in_units_of_scatter()
+        everyone = np.ones((1, len(gram)), bool)
+        of_sites = [everyone & (self._site_of == n) for n in range(len(self.names))]
+        squared = [
+            float(_squared(gram, of_sites, number)[0])
+            for number in range(len(self.names))
+        ]
+        first = int(np.argmax(squared))
+        found = [first]
+        for other in range(len(self.names)):
+
+            def gap(*rows: Rows, other: int = other) -> Array:
+                return _squared(gram, rows, first) - _squared(gram, rows, other)
+
+            is_less = permutation.is_above_zero(gap, self._site_of)
+            if other != first and not is_less:
+                found.append(other)
+        return [self.names[number] for number in found]
+
+    def _in_units_of_scatter(self) -> Array:
+        """Returns the sum of all features' inner products.
+
+        A feature in which the groups of one site differ much says little of the sites.
+        """
+        sites = self._site_of == np.arange(len(self.names))[:, None]
+        total = np.zeros_like(self.samples.grams[0])
+        for gram in self.samples.grams:
+            scatter = np.diag(gram).mean() - permutation.within(gram, sites).mean()
+            total += gram / max(float(scatter), _LEAST_SCATTER)
+        return total
+
+    def is_surely_spoilt(self, site: str, diagnosis: Diagnosis) -> bool:
+        """Tells whether what was found says that this one of two sites is spoilt."""
+        decisions = (NAMED, POSSIBLE, PART)
+        found = [s for s in diagnosis.ranking if s.decision in decisions]
+        if not found or any(suspect.spoilt != SUSPICIOUS for suspect in found):
+            return False
+        # One degree of an entry may undo another one: brighter here is darker there.
+        # The degrees are coarse, so the wrong one may even explain a little more.
+        bugs = {suspect.bug for suspect in found}
+        own = [c for c in self.candidates if c.name in bugs]
+        here = [c for c in own if c.spoilt == SUSPICIOUS]
+        there = [c for c in own if c.spoilt != SUSPICIOUS]
+
+        def gap(healthy: Rows, suspicious: Rows) -> Array:
+            by_this = [c.explained(healthy, suspicious) for c in here]
+            by_other = [c.explained(healthy, suspicious) for c in there]
+            return LEAST_FIT * np.max(by_this, axis=0) - np.max(by_other, axis=0)
+
+        return permutation.is_above_zero(gap, self.against_others(site).cohorts)
+
+
+def _squared(gram: Array, of_sites: Sequence[Rows], number: int) -> Array:
+    """Returns the squared distance of a site from all others, without bias."""
+    own = of_sites[number]
+    others = np.any(of_sites, axis=0) & ~own
+    return permutation.squared_distance(gram, others, own)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What `compare_sites` was asked; see there."""
+
+    sites: Sites
+    num_classes: int
+    rule: Rule
+    entries: Sequence[Transformation]
+    frequencies: int | None
+    has_shared_start: bool
+
+    def step(
+        self, remaining: tuple[str, ...], least_p: float
+    ) -> dict[str, SiteVerdict]:
+        """Returns verdicts after one step: those named or rivals are to be taken out.
+
+        Args:
+            remaining: at least 2 sites.
+            least_p: of the step before; a p-value that is adjusted never falls.
+        """
+        everyone = self._comparison(remaining)
+        least_p = max(least_p, everyone.p_alike())
+        found = {site: self._verdict(everyone, site, least_p) for site in remaining}
+        if least_p > self.rule.alpha:
+            return found
+        tied = everyone.tied()
+        named = self._named(everyone, tied, found, least_p)
+        if named:
+            accused = [dataclasses.replace(own, is_accused=True) for own in named]
+            return found | {own.site: own for own in accused}
+        for site in tied:
+            rivals = tuple(other for other in tied if other != site)
+            found[site] = dataclasses.replace(found[site], rivals=rivals)
+        return found
+
+    def _named(
+        self,
+        everyone: _Comparison,
+        tied: Sequence[str],
+        found: Mapping[str, SiteVerdict],
+        least_p: float,
+    ) -> list[SiteVerdict]:
+        """Returns the verdicts of those who differ, among the most distant sites."""
+        if len(everyone.names) == 2:
+            return [
+                own
+                for own in found.values()
+                if everyone.is_surely_spoilt(own.site, own.diagnosis)
+            ]
+        if 2 * len(tied) >= len(everyone.names):
+            return []
+        verdicts = [found[site] for site in tied]
+        if len(tied) > 1:
+            undisputed = tuple(name for name in everyone.names if name not in tied)
+            verdicts = []
+            for site in tied:
+                comparison = self._comparison((*undisputed, site))
+                if comparison.tied() == [site]:
+                    verdicts.append(self._verdict(comparison, site, least_p))
+        return [own for own in verdicts if own.p <= self.rule.alpha]
+
+    def _comparison(self, names: tuple[str, ...]) -> _Comparison:
+        """Returns the samples of some sites.
+
+        Raises:
+            UserError: groups that cannot be compared.
+        """
+        *others, last = (self.sites[name] for name in names)
+        healthy = [group for groups in others for group in groups]
+        samples = samples_of(healthy, last, self.num_classes, self.frequencies)
+        return _Comparison(names, samples, samples.candidates(self.entries))
+
+    def _verdict(
+        self, comparison: _Comparison, site: str, least_p: float
+    ) -> SiteVerdict:
+        """Returns the verdict of one site of a comparison, which names nobody yet."""
+        diagnosis = judge(
+            comparison.against_others(site),
+            comparison.candidates,
+            self.entries,
+            self.rule,
+            self.has_shared_start,
+        )
+        return SiteVerdict(site, diagnosis, p=max(least_p, diagnosis.p))
