@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.recipes import RECIPES, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.gan import refinement
@@ -109,13 +110,22 @@ def _noise(config: RunConfig) -> dict[str, Any]:
 def _data(config: RunConfig, place: Path) -> dict[str, Any]:
     """Writes the tiny data into a folder; returns the settings that name them."""
     own: dict[str, Any] = {"image_size": SIDE}
-    if config.partition == "iid":  # is of shards of images that have no owners
+    if config.method == GROUP_MEANS:  # two nodes of four groups of two clients
+        own |= {"data": _of_many(place / "many.npz"), "clients_per_node": 8}
+    elif config.partition == "iid":  # is of shards of images that have no owners
         own["data"] = _unowned(place / "tiny.npz", seed=0)
     else:
         own["data"] = write_tiny_npz(place / "tiny.npz")
     if config.public_data is not None:  # a recipe's has ten classes, these have three
         own["public_data"] = _unowned(place / "public.npz", seed=1)
     return own
+
+
+def _of_many(path: Path) -> str:
+    """Writes images of 16 owners."""
+    images, labels = strokes(count=96)
+    np.savez(path, images=images, labels=labels, clients=np.repeat(range(16), 6))
+    return f"npz:{path}"
 
 
 def _unowned(path: Path, seed: int) -> str:

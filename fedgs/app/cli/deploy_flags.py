@@ -124,8 +124,9 @@ def debug(
     its folder on the server.
     """
     names = {spec.name for spec in fields(Compared)}
+    asked = given | settings  # --set has some of them, too
     # A flag that is off says nothing: a run that goes on has its own comparison.
-    compared = {name: given[name] for name in names & given.keys() if given[name]}
+    compared = {name: asked[name] for name in names & asked.keys() if asked[name]}
     of_run = {name: value for name, value in given.items() if name not in names}
     submission = Submission(**of_run)
     if submission.resume is not None:
