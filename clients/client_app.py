@@ -132,6 +132,8 @@ def answer(message: Message, context: Context) -> Message:
             release = node.answer(sent)
             # Before the answer leaves: if it gets lost, these bytes are sent again.
             node.save(asked.keep_round, place.is_durable)
+        if isinstance(place, DeployedClient):
+            place.keep_cohorts(node, asked)
         reply = _reply(encode_answer(release, worker.config, sent), message)
         _log_answer(place.title, started, "ok", round=asked.round)
         return reply

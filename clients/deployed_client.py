@@ -3,8 +3,9 @@
     STATE_DIR/                   mode 0700
       .client.lock               held by the one process that answers for this node
       error.log                  texts of failures; they never leave
-      cohorts.csv                who is in which cohort, where no other file is given
       releases/                  the clients' own count, over all runs
+      cohorts.csv                who is in which cohort, by the last selection; counts
+                                 where the client names no other file
       RUN_ID/run.json            the run's settings as the server sent them
       RUN_ID/start.json          which start of the server was joined last
       RUN_ID/node-*/             discriminators, their moments, the stored answer
@@ -33,9 +34,11 @@ from flwr.common.logger import log
 
 from clients.agreement import agreement
 from clients.node_cache import NodeCache, cached_worker, drop_worker, forget
+from fedgs.cohorts.cohort_file import write_memberships
 from fedgs.config.checks import same_source_problems
 from fedgs.config.fields import refuse
 from fedgs.config.method_settings import settings_with
+from fedgs.config.plugins import COHORT_COUNTS
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data import partition, sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
@@ -45,6 +48,9 @@ from fedgs.data.records import DataWarning
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import make_folder, read_json, remove_temporaries, write_json
 from fedgs.mechanism.peers import Peers
+from fedgs.methods import phase_at
+from fedgs.methods.base import Request
+from fedgs.methods.cohort_counts import cohorts_of
 from fedgs.privacy.client_ledger import (
     SHARDED_DATASET,
     ClientLedger,
@@ -213,6 +219,7 @@ def _hold(path: Path) -> AcquireReturnProxy:
     """Locks a file, and removes what a killed process before this one was writing."""
     refusal = f"{path.parent}: another client process uses it; give each client its own"
     lock = hold_lock(path, f"state-dir = {refusal}", CLIENT_LOCK_SECONDS)
+    remove_temporaries(path.parent, COHORTS)
     for pattern in ("*", "*/node-*"):  # the count and the runs; their nodes
         for folder in path.parent.glob(pattern):
             if folder.is_dir():
@@ -294,6 +301,22 @@ class DeployedClient:
         count.check_received(self.run_id, self.title, told.received)
         self._enter(told)
         return worker
+
+    def keep_cohorts(self, node: Node, request: Request) -> None:
+        """Writes who is in which cohort after the last question of a selection.
+
+        Privacy: reads private data; the file is private, and nothing is sent.
+
+        Args:
+            node: that has answered.
+            request: what it has answered; of other runs nothing is written.
+        """
+        is_last = request.round == node.config.num_rounds
+        if node.config.method != COHORT_COUNTS or not is_last:
+            return
+        config = phase_at(node.config, request.round).config
+        cohorts = cohorts_of(config, node.data, node.hosted, request)
+        write_memberships(self.site.state_dir / COHORTS, cohorts)
 
     def forget(self) -> None:
         """Drops the node from memory; its last whole state is on disk."""
@@ -404,9 +427,14 @@ class DeployedClient:
         self.site.check_cohorts(config)
         hosted = config.hosting.hosted(_position(self.site, config))
         # Before the data are read: whether they fit would tell of them.
-        limits.check_num_clients(len(hosted))
+        limits.check_num_clients(len(hosted), config.cohort_value)
         data = own_images(config, hosted)
         names = [data.client_names[client] for client in hosted]
+        if config.method == COHORT_COUNTS and len(set(names)) < len(names):
+            raise UserError(
+                f"data = {config.data}: cohorts are of people, and these clients are "
+                "shards; give data that name their owners"
+            )
         count = ClientLedger(limits.state_dir or self.folder, names)
         first_release = release_event(
             config=config,

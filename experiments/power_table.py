@@ -4,9 +4,9 @@
 
 Both cohorts are digits of fonts, four groups of 64 pseudo-writers each, in other groups
 for every trial. The bug is put into all images of one cohort, or of half of its
-clients; each group releases its class means (recipe `class-means`) with the noise of
-one level, and the samples are diagnosed. Every bug, share and trial is one line of the
-output; the same command goes on. At the end they are added up in
+clients; each group releases its class means, as in the recipe `group-means`, with the
+noise of one level, and the samples are diagnosed. Every bug, share and trial is one
+line of the output; the same command goes on. At the end they are added up in
 fedgs/app/debug/power.json.
 """
 
@@ -20,15 +20,14 @@ import torch
 from numpy.typing import NDArray
 
 from experiments.store import Store
-from fedgs.app.debug.bug_detection import outcome
 from fedgs.app.debug.power import POWER_FILE
 from fedgs.app.flags import OutputOption, run_command
-from fedgs.config.recipes import CLASS_MEANS, configure
+from fedgs.config.recipes import configure
 from fedgs.config.run_config import MomentConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
-from fedgs.diagnosis.diagnosis import diagnose
+from fedgs.diagnosis.diagnosis import ONE_OF, OTHER, UNDECIDED, diagnose
 from fedgs.evaluation.images import LabelledImages
 from fedgs.files import write_json
 from fedgs.mechanism.sanitizer import SanitizedGradients
@@ -39,12 +38,13 @@ from fedgs.round.answer import answer_of, summed
 from fedgs.round.preparation import resolve
 from fedgs.runs import sample
 
-_SIGNALS = (10, 20, 40, 80, 160, 320, 640)  # of `recipes.signal_of`, of one group
+_SIGNALS = (10, 20, 40, 80, 160, 320, 640)  # K / noise multiplier, of one group
 _GROUPS = 4  # of a cohort
 _CLIENTS = 64  # of a group
 _TRIALS = 2  # of every bug
 _ALL = 1.0  # of the suspicious clients have the bug
 _HALF = 0.5
+_MOMENT_SIZE = 6  # of the recipe group-means
 _SAMPLES = 10  # of a group: one of each class, for all of a class are alike
 _BUGS = {"none": None, **{entry.name: entry for entry in TRANSFORMATIONS}}
 
@@ -98,10 +98,30 @@ def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
     return found
 
 
+def outcome(verdict: str, bug: str) -> str:
+    """Returns right, undecided or wrong; more than one bug for one planted is wrong.
+
+    `other` names no bug and clears none. It is undecided without a planted bug too:
+    cohorts that accuracy selected do differ. "One of" is undecided if the bug is there.
+    """
+    if verdict in (UNDECIDED, OTHER):
+        return "undecided"
+    if verdict.startswith(ONE_OF):
+        possible = verdict.removeprefix(ONE_OF).split(", ")
+        if bug in possible:
+            return "undecided"
+        return "wrong"
+    if verdict == bug:
+        return "right"
+    return "wrong"
+
+
 def _setting() -> tuple[MomentConfig, FederatedImages]:
     settings = {"data": "fonts", "noise_multiplier": 1.0, "output": "-", "seed": 0}
+    # The release of one group of `group-means`, as a run of its clients alone.
+    settings |= {"phases": "means", "num_rounds": 1, "moment_size": _MOMENT_SIZE}
     settings |= {"clients_per_node": _CLIENTS}
-    config = configure(CLASS_MEANS, None, settings)
+    config = configure("moments", None, settings)
     resolved, data = resolve(config, load_data(config))
     return cast(MomentConfig, resolved), data
 

@@ -24,12 +24,16 @@ from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid, ServerApp
 
 from clients.flower_speed import hasten_pulls
+from fedgs.config.plugins import COHORT_COUNTS
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.conclusion import conclude
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
 from fedgs.files import inside, make_folder, write_json
+from fedgs.methods import phase_at
+from fedgs.methods.base import State
+from fedgs.methods.cohort_counts import outcome_of
 from fedgs.process import (
     FIT,
     REFUSED,
@@ -40,6 +44,7 @@ from fedgs.process import (
 )
 from fedgs.round.preparation import check_capacity, resolve, resolve_deployed
 from fedgs.round.run import RunStopped
+from fedgs.runs.epsilons import of_run
 from fedgs.runs.run_folder import RunFolder
 from server.strategy import FederatedGan
 
@@ -146,6 +151,25 @@ def main(grid: Grid, context: Context) -> None:
         with recorded_outcome(flower / "result.json", ended):
             strategy.start(grid)
             log_verdicts(folder)
+            if folder.config.method == COHORT_COUNTS:
+                write_cohorts(folder, strategy.training.server)
+
+
+def write_cohorts(folder: RunFolder, state: State) -> None:
+    """Writes and logs what a selection found: the clients keep who is in which cohort.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        folder: of the run, whose rounds are done.
+        state: of the server.
+    """
+    config = phase_at(folder.config, folder.config.num_rounds).config
+    outcome = outcome_of(config, state)
+    for what, values in outcome.items():
+        log(INFO, "%s: %s", what, values)
+    rows = [row.to_json() for row in of_run(folder.path)]
+    write_json(folder.path / "cohorts.json", outcome | {"statements": rows})
 
 
 def log_verdicts(folder: RunFolder) -> None:

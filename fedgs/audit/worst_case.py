@@ -12,6 +12,9 @@
                       one client for another one, wherever, changes a part
         one replaced  a sample of the sum moves by at most 2C, so all by 2C sqrt(B)
         one left out  by at most C
+        outside its group   where groups are compared, a client's part is zero. There
+                      all of this is asked for every group; the client that is replaced
+                      has another cohort as well, and one that is left out has none
 
 Sums are without noise, so these numbers are exact.
 
@@ -21,6 +24,7 @@ Privacy: public; no data are read.
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,8 +40,9 @@ from fedgs.audit.crafted_releases import (
 from fedgs.audit.finding import OF_NOISE, Check
 from fedgs.audit.mechanism import weakest_rounds
 from fedgs.audit.noise_check import check_noise
+from fedgs.cohorts.client_groups import CohortOfClient, InGroup
 from fedgs.config.rounds import rounds_alike, terms_at
-from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
 from fedgs.methods import new_state, phase_at, phases_of
@@ -60,6 +65,11 @@ MEASURED = {
     "one replaced": (2.0, "how far a sample of the sum moves"),
     "one left out": (1.0, "how far a sample of the sum moves"),
 }
+# The same of methods that compare groups only.
+OF_GROUPS = {
+    "outside its group": (0.0, "the longest sample of a part without its own block"),
+}
+LEAST = 3  # clients of a group, where small ones are not told
 
 
 def check_mechanism(config: ResolvedConfig, events: Sequence[Event]) -> list[Check]:
@@ -168,7 +178,10 @@ def check_method(config: ResolvedConfig) -> list[Check]:
     requests, data = _requests(config, new_state(config)), made_up(config)
     are_stacked = any(is_of_fedgs(phase.method) for phase in phases_of(config))
     of_stacks = STACKED if are_stacked else 0.0
-    found = dict.fromkeys(MEASURED, 0.0)
+    measured = dict(MEASURED)
+    if any(alike.terms.num_groups > 1 for alike in rounds_alike(config)):
+        measured |= OF_GROUPS
+    found = dict.fromkeys(measured, 0.0)
     slack = 0.0
     rounds: list[str] = []
     try:
@@ -176,8 +189,10 @@ def check_method(config: ResolvedConfig) -> list[Check]:
             rounds.append(str(request.round))
             terms = terms_at(config, request.round)
             slack = max(slack, of_stacks + rounding(config, terms, data.num_clients))
-            for name, value in _measured(config, request, data).items():
-                found[name] = max(found[name], value / terms.clip_bound)
+            of_request = _measured(config, request, data)
+            for name in measured:
+                value = of_request[name] / terms.clip_bound
+                found[name] = max(found[name], value)
     # Whatever a method of others raises is a finding, not the end of the audit.
     except Exception as error:
         text = f"made-up clients: {type(error).__name__}: {error}"
@@ -190,7 +205,7 @@ def check_method(config: ResolvedConfig) -> list[Check]:
             found=found[name],
             allowed=limit + slack,
         )
-        for name, (limit, text) in MEASURED.items()
+        for name, (limit, text) in measured.items()
     ]
 
 
@@ -221,13 +236,29 @@ def _requests(config: ResolvedConfig, state: State) -> Iterator[Request]:
                 yield request
             silent = torch.zeros(1, *terms.shape)
             noise = released(config, terms, [silent], 1, round)
-            method.finish(own, state, pending, Released(noise, terms.noise_std))
+            by_node = dict.fromkeys(range(config.num_nodes), noise)
+            answered = Released(noise, terms.noise_std, by_node)
+            method.finish(own, state, pending, answered)
+
+
+class _World(NamedTuple):
+    """The made-up clients of a node.
+
+    Attributes:
+        data: of these and others.
+        clients: that answer.
+        groups: of all clients, by their numbers; empty where none are compared.
+    """
+
+    data: FederatedImages
+    clients: Sequence[int]
+    groups: Sequence[InGroup | None]
 
 
 def _measured(
     config: ResolvedConfig, request: Request, data: FederatedImages
 ) -> dict[str, float]:
-    """Returns the largest norm of a sample for each name of `MEASURED`.
+    """Returns the largest norm of a sample for each name of what is measured.
 
     Args:
         config: of the run, as audited.
@@ -238,35 +269,97 @@ def _measured(
     records = list(data.client_records)
     records[0], records[spare] = records[spare], records[0]
     other = dataclasses.replace(data, client_records=tuple(records))
-    # Of clients that are asked alone.
-    parts = [_sum(config, request, data, [client]) for client in everyone]
-    replacing = _sum(config, request, other, [0])
-    # Of clients that are asked together.
-    total = _sum(config, request, data, everyone)
-    backwards = _sum(config, request, data, everyone[::-1])
-    replaced = _sum(config, request, other, everyone)
-    left_out = _sum(config, request, data, everyone[1:])
-    first = parts[0]
-    others = sum(parts[1:], start=torch.zeros_like(total))
-    differences = (
-        total - others - first,
-        backwards - others - first,
-        replaced - others - replacing,
-        left_out - others,
-    )
-    return {
-        "one part": max(_longest(part) for part in (*parts, replacing)),
-        "asked alone": max(_longest(difference) for difference in differences),
-        "one replaced": _longest(total - replaced),
-        "one left out": _longest(total - left_out),
-    }
+    found = dict.fromkeys([*MEASURED, *OF_GROUPS], 0.0)
+    for groups, of_other, of_rest in _groupings(config, request, len(everyone)):
+        worlds = (
+            _World(data, everyone, groups),
+            _World(other, everyone, of_other),
+            _World(data, everyone[1:], of_rest),
+        )
+        lengths = _lengths(config, request, worlds)
+        found = {name: max(found[name], lengths[name]) for name in found}
+    return found
+
+
+def _lengths(
+    config: ResolvedConfig, request: Request, worlds: Sequence[_World]
+) -> dict[str, float]:
+    """Returns `_measured` of a node, of it with another client, and without the one."""
+    of_worlds: list[Tensor] = []
+    longest = dict.fromkeys([*MEASURED, *OF_GROUPS], 0.0)
+    for world in worlds:
+        # Of clients that are asked alone.
+        parts = [_sum(config, request, world, [client]) for client in world.clients]
+        # Of clients that are asked together.
+        total = _sum(config, request, world, world.clients)
+        backwards = _sum(config, request, world, world.clients[::-1])
+        of_worlds.append(total)
+        alone = sum(parts, start=torch.zeros_like(total))
+        measured = {
+            "one part": parts,
+            "asked alone": [total - alone, backwards - alone],
+            "outside its group": _outside(parts, world),
+        }
+        for name, values in measured.items():
+            longest[name] = max(longest[name], *map(_longest, values), 0.0)
+    total, replaced, left_out = of_worlds
+    longest["one replaced"] = _longest(total - replaced)
+    longest["one left out"] = _longest(total - left_out)
+    return longest
+
+
+def _outside(parts: Sequence[Tensor], world: _World) -> Iterator[Tensor]:
+    """Yields the parts of a node's clients without the blocks of their groups."""
+    for client, part in zip(world.clients, parts, strict=True):
+        beside = part.clone()
+        group = None
+        if world.groups:
+            group = world.groups[client]
+        if group is not None:
+            beside[:, group.number] = 0
+        yield beside
+
+
+def _groupings(
+    config: ResolvedConfig, request: Request, count: int
+) -> Iterator[Sequence[Sequence[InGroup | None]]]:
+    """Yields the groups of all made-up clients in each of the three worlds.
+
+    Together they put the first client into every group, and the one in its place into
+    the same group or the next one.
+    """
+    method, own = phase_at(config, request.round)
+    if not isinstance(own, GroupMeansConfig):
+        yield (), (), ()
+        return
+    if own.compares_nodes:
+        # Names decide, and a client keeps its name: those of a real node's size.
+        names = [str(client) for client in range(config.hosting.smallest)]
+        kinds = list(dict.fromkeys(method.groups(own, names, (), least=1)))
+        for first in range(len(kinds)):
+            groups = [kinds[(first + client) % len(kinds)] for client in range(count)]
+            yield groups, groups, groups
+        return
+    names = [str(client) for client in range(count)]
+    blocks = [
+        CohortOfClient(str(value), part)
+        for value in (own.healthy, own.suspicious)
+        for part in range(own.groups)
+    ]
+    for least in (1, LEAST):
+        for here, beyond in zip(blocks, [*blocks[1:], blocks[0]], strict=True):
+            # With the first client, its group has as many as are needed, or more.
+            rest = [here] * (LEAST - 1) + [beyond] * (count - LEAST)
+            groups, of_other, of_rest = [
+                method.groups(own, names, [mine, *rest][:count], least)
+                for mine in (here, beyond, None)
+            ]
+            yield groups, groups, groups
+            yield groups, of_other, of_rest
 
 
 def _sum(
-    config: ResolvedConfig,
-    request: Request,
-    data: FederatedImages,
-    clients: Sequence[int],
+    config: ResolvedConfig, request: Request, world: _World, clients: Sequence[int]
 ) -> Tensor:
     """Returns the sum that a node of these clients releases, but for the noise."""
     nets = None
@@ -275,7 +368,9 @@ def _sum(
         nets = Discriminators(own, clients)
     chosen = EVERYONE if request.participants == EVERYONE else tuple(clients)
     request = dataclasses.replace(request, participants=chosen, trainees=chosen)
-    answers = raw_answers(config, Hosted(data, clients, 0, nets), request)
+    groups = [world.groups[client] for client in clients if world.groups]
+    hosted = Hosted(world.data, clients, 0, nets, groups)
+    answers = raw_answers(config, hosted, request)
     terms = without_noise(terms_at(config, request.round))
     return released(config, terms, answers, len(clients), request.round)
 

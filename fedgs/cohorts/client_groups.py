@@ -8,7 +8,11 @@ and the run's public seed. The file is CSV, with a header:
     ann,v1
     bob,v2
 
-A third column, part, from 0 to G - 1, says itself which group it is. This module
+A third column, part, from 0 to G - 1, says itself which group it is.
+
+Of a small group nothing is told, and of a larger one the less the smaller it is. Were
+it left out as a whole, one client would decide whether the answers of many are told,
+and a release tell more of its cohort than the noise hides (`weight_of`). This module
 imports no tensor library.
 
 Source: docs/privacy.md, "One release for all groups".
@@ -41,6 +45,19 @@ class CohortOfClient(NamedTuple):
     part: int | None = None
 
 
+class InGroup(NamedTuple):
+    """Where a client answers, and how much of its answer is told.
+
+    Attributes:
+        number: of its group, from 0.
+        weight: what its clipped answer is multiplied by, above 0 and at most 1; the
+            same for all of the group's clients on this node.
+    """
+
+    number: int
+    weight: float = 1.0
+
+
 def read_client_cohorts(path: Path) -> dict[str, CohortOfClient]:
     """Reads a file of cohorts.
 
@@ -68,8 +85,9 @@ def read_client_cohorts(path: Path) -> dict[str, CohortOfClient]:
         owner, value, *part = row
         if owner in found:
             raise UserError(f"{where}: line {number}: the owner is there twice")
-        with wrap_error(ValueError, f"{where}: line {number}", "give part a number"):
-            found[owner] = CohortOfClient(value, *map(int, part))
+        if not all(text.isdecimal() for text in part):
+            raise UserError(f"{where}: line {number}: give part a number from 0 on")
+        found[owner] = CohortOfClient(value, *map(int, part))
     if not found:
         raise UserError(f"{where}: names no owner; give a line for each")
     return found
@@ -79,14 +97,12 @@ def groups_of(
     config: GroupMeansSettings,
     names: Sequence[str],
     cohorts: Sequence[CohortOfClient | None],
-    least: int = 1,
 ) -> list[int | None]:
     """Returns the group of each client of a node, None of one that is in none.
 
     Where nodes are compared, all groups of all nodes have the same number of clients,
-    so that they are exchangeable as long as nodes do not differ. In cohorts, nothing
-    that is decided about a client depends on another one's cohort, but whether its
-    group is too small to be told.
+    so that they are exchangeable as long as nodes do not differ. In cohorts, a
+    client's group follows from its own cohort, and from all names of the node.
 
     Privacy: reads private data; output private: it stays on the node.
 
@@ -94,7 +110,6 @@ def groups_of(
         config: what is compared, and the public seed.
         names: public names of the node's clients, in their order.
         cohorts: of each client; empty where nodes are compared.
-        least: clients of a group on this node, below which it is left out.
 
     Returns:
         For each client a number below `num_blocks`: those of the suspicious cohort come
@@ -110,11 +125,51 @@ def groups_of(
     )
     ranks = {place: rank for rank, place in enumerate(order)}
     if config.compares_nodes:
-        groups = _of_ranks(config, [ranks[place] for place in range(len(names))])
-    else:
-        groups = _of_cohorts(config, cohorts, ranks)
+        return _of_ranks(config, [ranks[place] for place in range(len(names))])
+    return _of_cohorts(config, cohorts, ranks)
+
+
+def weighted(
+    config: GroupMeansSettings, groups: Sequence[int | None], least: int
+) -> list[InGroup | None]:
+    """Returns the groups of a node's clients with their weights.
+
+    Privacy: reads private data; output private: it stays on the node.
+
+    Args:
+        config: what is compared.
+        groups: of `groups_of`.
+        least: clients of a group on this node, below which nothing of it is told.
+    """
     sizes = Counter(groups)
-    return [group if sizes[group] >= least else None for group in groups]
+    found: list[InGroup | None] = []
+    for group in groups:
+        weight = 1.0
+        # Where nodes are compared sizes are public, and the clients' limits look.
+        if not config.compares_nodes:
+            weight = weight_of(sizes[group], least)
+        if group is None or weight == 0:
+            found.append(None)
+        else:
+            found.append(InGroup(group, weight))
+    return found
+
+
+def weight_of(size: int, least: int) -> float:
+    """Returns the weight of the clients of a group: 0 of one that is too small.
+
+    Times the size of the group it is `size - least + 1`, or 0. That grows by 1 at most
+    with each client, so whoever joins or leaves a group moves the sum of its answers by
+    C at most, though the weights of all others in it change. If small groups were left
+    out and all others told in full, one client could move `least` C.
+
+    Args:
+        size: clients of the group on this node, at least 1.
+        least: the fewest of which anything is told, at least 1.
+
+    Source: docs/privacy.md, "One release for all groups".
+    """
+    return max(0, size - least + 1) / size
 
 
 def _of_ranks(config: GroupMeansSettings, ranks: Sequence[int]) -> list[int | None]:

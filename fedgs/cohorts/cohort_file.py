@@ -10,16 +10,19 @@ Without such a line the cohort is the user's own, and costs nothing as long as n
 looked at private data to make it. This module imports neither torch nor the data.
 """
 
+import csv
 import dataclasses
+import io
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedgs.config.plugins import COHORT_CLASSIFIER
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, first_n, wrap_error
-from fedgs.files import read_text, write_atomically
+from fedgs.files import read_text, replacing, write_atomically
 from fedgs.privacy.selection_cost import SelectionCost
 
 _MARK = "# selection: "  # begins the comment that tells of the selection
@@ -147,6 +150,29 @@ def _selection(where: str, words: str) -> Cohort:
         cost=cost,
         selection_id=str(values.get("id", "")),
     )
+
+
+# ------------------------------------------------------------------ a node's own
+
+
+def write_memberships(path: Path, cohorts: Mapping[str, str]) -> None:
+    """Writes which cohort each client of a node is in, for this user alone.
+
+    A CSV file with the header owner,cohort, written atomically, mode 0600.
+
+    Privacy: private; the file stays on the client's machine.
+
+    Args:
+        path: the file.
+        cohorts: by the clients' names.
+    """
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("owner", "cohort"))
+    table.writerows(cohorts.items())
+    with replacing(path) as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text.getvalue().encode())
 
 
 # ------------------------------------------------------------------ a run's cohort

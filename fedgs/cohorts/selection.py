@@ -34,10 +34,11 @@ from fedgs.cohorts.selection_settings import (
     SELECTED,
     STATED_DELTA,
     Selection,
+    Thresholds,
 )
-from fedgs.config.plugins import COHORT_CLASSIFIER
+from fedgs.config.plugins import COHORT_CLASSIFIER, COHORT_COUNTS
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import wrap_error
+from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_json, write_json
 from fedgs.privacy.accountant import VALID, Statement
 from fedgs.privacy.selection_cost import SelectionCost
@@ -84,6 +85,46 @@ def training_settings(selection: Selection, num_clients: int) -> dict[str, Any]:
         "node_sizes": None,
         "clip_bound": clip_bound,
         "noise_multiplier": noise_multiplier,
+    }
+
+
+def deployed_settings(
+    selection: Thresholds, num_clients: int, num_nodes: int
+) -> dict[str, Any]:
+    """Returns what a private selection decides of the deployed run that makes it.
+
+    All clients train in every round, and then all are counted. The N nodes add noise in
+    equal shares: z C = sqrt(N) 2 C noise_multiplier. A count has sqrt(K) / 2, as in a
+    simulation, or more.
+
+    Args:
+        selection: the settings.
+        num_clients: K.
+        num_nodes: N.
+
+    Raises:
+        UserError: the selection is not private.
+    """
+    if selection.noise_per_clip is None:
+        raise UserError(
+            "noise_per_clip is unset: clients on other machines are selected privately "
+            "only; give --noise-per-clip, such as 2"
+        )
+    # In units of mu^2 of a round of the classifier; at most a tenth of all.
+    of_a_count = selection.noise_per_clip**2 / num_clients
+    share = of_a_count * selection.num_questions * len(selection.bounds)
+    share = min(share, selection.num_rounds / 9)
+    training = f"{COHORT_CLASSIFIER}*{selection.num_rounds}"
+    counting = f"{COHORT_COUNTS}*{selection.num_questions}:{share}"
+    return {
+        "phases": f"{training},{counting}",
+        "num_rounds": selection.num_rounds + selection.num_questions,
+        "client_selection": "all",
+        "clip_bound": CLIP_BOUND,
+        "noise_multiplier": selection.noise_per_clip / (2 * math.sqrt(num_nodes)),
+        "below": selection.below,
+        "above": selection.above,
+        "are_percentiles": selection.are_percentiles,
     }
 
 
@@ -230,21 +271,43 @@ def find_thresholds(
     """
     if not percentiles:
         return []
-    targets = [percentile / 100 * num_clients for percentile in percentiles]
-    lows = [0.0] * len(targets)
-    highs = [1.0] * len(targets)
-    # For each percentile, how far off each accuracy was.
-    asked = [list[tuple[float, float]]() for _ in targets]
+    counts: list[Sequence[float]] = []
     for _ in range(SEARCH_STEPS):
-        middles = [(low + high) / 2 for low, high in zip(lows, highs, strict=True)]
-        for i, found in enumerate(count(middles)):
-            asked[i].append((abs(found - targets[i]), middles[i]))
-            if found > targets[i]:
-                highs[i] = middles[i]
+        counts.append(count(searched(percentiles, num_clients, counts)))
+    return searched(percentiles, num_clients, counts)
+
+
+def searched(
+    percentiles: Sequence[float], num_clients: int, counts: Sequence[Sequence[float]]
+) -> list[float]:
+    """Returns what `find_thresholds` asks next, and after its last step what it found.
+
+    Privacy: post-processing of the counts.
+
+    Args:
+        percentiles: as there.
+        num_clients: K.
+        counts: of the steps before, oldest first.
+    """
+    found: list[float] = []
+    for i, percentile in enumerate(percentiles):
+        target = percentile / 100 * num_clients
+        low = 0.0
+        high = 1.0
+        # How far off each accuracy was.
+        asked: list[tuple[float, float]] = []
+        for row in counts:
+            middle = (low + high) / 2
+            asked.append((abs(row[i] - target), middle))
+            if row[i] > target:
+                high = middle
             else:
-                lows[i] = middles[i]
-    nearest = [min(distances) for distances in asked]
-    return [accuracy for _, accuracy in nearest]
+                low = middle
+        if len(counts) < SEARCH_STEPS:
+            found.append((low + high) / 2)
+        else:
+            found.append(min(asked)[1])
+    return found
 
 
 # ------------------------------------------------------------------ statements

@@ -25,27 +25,18 @@ STATED_DELTA = 1e-5  # of the epsilon that is stated
 
 
 @dataclass(frozen=True)
-class Selection:
-    """All settings of a selection, beside the data's.
+class Thresholds:
+    """What divides the cohorts, and how their classifier is trained.
 
     `selected` are the clients of an accuracy at most `below`, `above` those of more
     than `above`, `rest` all others and those that hold out no image. A percentile is
     the accuracy that this share of all clients does not exceed; both are, or none is.
-
-    What a client sends: updates of the classifier (in private mode clipped, with its
-    share of the noise); with percentiles `SEARCH_STEPS` times per percentile whether
-    its accuracy exceeds a threshold, truthfully in private mode too; its cohort. The
-    threshold that is chosen was asked about, so the server then knows the membership
-    exactly, and more.
 
     Attributes:
         below: accuracy, in [0, 1], or a percentile, in (0, 100).
         above: likewise, at least `below`.
         are_percentiles: whether they are percentiles.
         num_rounds: rounds of federated averaging.
-        clients_per_round: of a round, in a balanced schedule; all if there are fewer.
-        train_corrupted: train on corrupted images as well; else the bug is planted
-            after the training, as in the paper.
         noise_per_clip: z, noise_std of the sum / `CLIP_BOUND`; None: not private.
 
     Raises:
@@ -60,10 +51,6 @@ class Selection:
         names=("--percentiles",),
     )
     num_rounds: int = flag(40, "Of federated averaging.", at_least=1)
-    clients_per_round: int = flag(50, "In each of them.", at_least=1)
-    train_corrupted: bool = flag(
-        False, "The planted bug is there in training, not only afterwards."
-    )
     noise_per_clip: float | None = flag(
         None, "Select privately: noise on a sum of updates / clip bound.", above=0
     )
@@ -114,11 +101,48 @@ class Selection:
         return (*found, REST)
 
     @property
+    def bounds(self) -> tuple[float, ...]:
+        """What is set of `below` and `above`, in this order."""
+        return tuple(v for v in (self.below, self.above) if v is not None)
+
+    @property
     def percentiles(self) -> tuple[float, ...]:
         """The percentiles whose accuracies have to be found."""
         if not self.are_percentiles:
             return ()
-        return tuple(v for v in (self.below, self.above) if v is not None)
+        return self.bounds
+
+    @property
+    def num_questions(self) -> int:
+        """How often deployed nodes count: for a search, and for the cohorts."""
+        if self.are_percentiles:
+            return SEARCH_STEPS + 1
+        return 1
+
+
+@dataclass(frozen=True)
+class Selection(Thresholds):
+    """All settings of a selection in a simulation, beside the data's.
+
+    What a client sends: updates of the classifier (in private mode clipped, with its
+    share of the noise); with percentiles `SEARCH_STEPS` times per percentile whether
+    its accuracy exceeds a threshold, truthfully in private mode too; its cohort. The
+    threshold that is chosen was asked about, so the server then knows the membership
+    exactly, and more.
+
+    Attributes:
+        clients_per_round: of a round, in a balanced schedule; all if there are fewer.
+        train_corrupted: train on corrupted images as well; else the bug is planted
+            after the training, as in the paper.
+
+    Raises:
+        UserError: as `Thresholds`.
+    """
+
+    clients_per_round: int = flag(50, "In each of them.", at_least=1)
+    train_corrupted: bool = flag(
+        False, "The planted bug is there in training, not only afterwards."
+    )
 
     def cost(self, num_clients: int) -> "SelectionCost | None":
         """Returns what the selection costs each of K clients; None if not private.

@@ -81,6 +81,8 @@ def data_problems(config: Settings) -> Iterator[Problem]:
     if config.cohort is not None and is_shuffled:
         why = f"partition = {config.partition} makes clients that no file can name"
         yield "cohort", f"{why}; leave one of the two out"
+    if config.cohort_value is not None and not (config.cohorts or config.nodes):
+        yield "cohort_value", "give --cohorts, the file that says who has it"
     if config.cohorts is not None and is_shuffled:
         why = f"partition = {config.partition} makes clients that no file can name"
         yield "cohorts", f"{why}; leave one of the two out"
@@ -217,9 +219,18 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
         return
     for terms in _known_terms(config):
         numbers = math.prod(terms.shape[1:])
-        why = why_too_coarse(terms.noise_multiplier, config.units(terms), numbers)
+        units = config.units(terms)
+        why = why_too_coarse(terms.noise_multiplier, units, numbers)
         if why:
             yield "secure_aggregation", why
+        # One client's cohort decides the weights of others, which are rounded anew: by
+        # half of a clip bound at most, which replace-one has to spare.
+        largest = config.hosting.largest
+        changed = largest * math.sqrt(numbers / terms.num_groups)
+        if terms.num_groups > 1 and units < 2 * changed:
+            why = f"{units} units of a clip bound are too coarse for groups of a node"
+            remedy = "give nodes fewer clients, or less noise"
+            yield "secure_aggregation", f"{why} of {largest} clients; {remedy}"
 
 
 def _known_terms(config: Settings) -> list[Terms]:

@@ -21,6 +21,7 @@ TRUSTED_VARIABLE = "FEDGS_METHODS"  # "module:object", comma-separated
 GS_WGAN = "gs-wgan"
 GROUP_MEANS = "group-means"
 COHORT_CLASSIFIER = "cohort-classifier"
+COHORT_COUNTS = "cohort-counts"
 CENTRAL = "central"  # the method of runs of central baselines
 # Of a run's setting `method`: each an object of `fedgs.methods.base.Method`.
 METHODS: Mapping[str, str] = MappingProxyType(
@@ -36,6 +37,7 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "fedavg-gan": "fedgs.methods.fedavg_gan:METHOD",
         "dp-merf": "fedgs.methods.dp_merf:METHOD",
         COHORT_CLASSIFIER: "fedgs.methods.cohort_classifier:METHOD",
+        COHORT_COUNTS: "fedgs.methods.cohort_counts:METHOD",
     }
 )
 # Settings of methods of fedgs that need no tensor library to be read. All others, and

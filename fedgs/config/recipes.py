@@ -179,11 +179,6 @@ def of_method(name: str) -> RunConfig:
     return _recipe(**{**ALL, **load("recipe", name).recipe, "phases": [name]})
 
 
-def class_means() -> RunConfig:
-    """One release of class means, which tell cohorts apart at a small epsilon."""
-    return _recipe(base=moments(), phases="means:1.0", num_rounds=1, moment_size=6)
-
-
 def group_means() -> RunConfig:
     """The class means of every group of clients in one release: `fedgs debug`."""
     return _recipe(base=moments(), phases=GROUP_MEANS, num_rounds=1, moment_size=6)
@@ -195,7 +190,6 @@ def demo() -> RunConfig:
     return dataclasses.replace(feature_means_gs_wgan(), **smaller)
 
 
-CLASS_MEANS = "class-means"
 DEFAULT = "feature-means"
 HELD_OUT = 0.1  # of every owner's images, where the data have no test split
 # Least `signal_of`, and what it pays for: the side of the low frequencies, and the axes
@@ -276,7 +270,6 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "moments-parts": moments_parts,
     "fedavg-gan": partial(of_method, "fedavg-gan"),
     "dp-merf-federated": partial(of_method, "dp-merf"),
-    CLASS_MEANS: class_means,
     GROUP_MEANS: group_means,
 }
 

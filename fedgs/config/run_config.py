@@ -20,7 +20,7 @@ from fedgs.config.feature_settings import (
 from fedgs.config.fields import Scalar, again, entry, refuse, shortened
 from fedgs.config.method_settings import GsWganSettings, NetworkSettings, settings_of
 from fedgs.config.phases import Phase, read_phases, written
-from fedgs.config.plugins import GS_WGAN, settings_of_method
+from fedgs.config.plugins import GROUP_MEANS, GS_WGAN, settings_of_method
 from fedgs.config.rounds import check_rounds, with_open_settings
 from fedgs.config.settings import (
     REFERENCE_NUM_ROUNDS,
@@ -125,17 +125,22 @@ class RunConfig(Settings):
                 names.add(self.public_data)
             else:
                 names.add("a file of the run's owner")
-        found = [
+        conditions = [
             f"public data: the images of {name} belong to nobody who is protected, and "
             "were not chosen by a look at the private ones"
             for name in sorted(names)
         ]
         if self.cohort_value is not None:
-            found.append(
+            conditions.append(
                 f"public: how many clients with cohort_value = {self.cohort_value} "
                 "every node has, so this is about data sets that agree in that"
             )
-        return tuple(found)
+        if isinstance(self, GroupMeansSettings) and self.compares_nodes:
+            conditions.append(
+                "public: each node's own release, for nodes are compared, so that "
+                "whoever sees what is published sees it under one node's noise"
+            )
+        return tuple(conditions)
 
     @classmethod
     def from_flat(
@@ -321,16 +326,19 @@ def check_names(
         made = class_of(RunConfig, methods_of(phases))
         specs = dataclasses.fields(made)
         known = [spec.name for spec in specs if "group" in spec.metadata]
-    flags = [spec.name for spec in settings_of()]
+    groups = {spec.name: spec.metadata["group"] for spec in settings_of()}
     for name in names:
         if name in known:
             continue
         # A setting of another method is no mistake of a key, so it gets another remedy.
-        if name in flags:
+        if name in groups:
             methods = ", ".join(methods_of(phases))
+            having = WITH_ROUNDS
+            if groups[name] == "Debugging":
+                having = GROUP_MEANS
             raise UserError(
                 f"{name}: no phase of the run ({methods}) has this setting; leave it "
-                f"out, or give a recipe whose phases have it, such as {WITH_ROUNDS}"
+                f"out, or give a recipe whose phases have it, such as {having}"
             )
         nearest = difflib.get_close_matches(shortened(name), known, 1, 0.0)
         raise UserError(

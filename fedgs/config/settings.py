@@ -158,7 +158,7 @@ class Settings:
         "Data",
         "Use only the clients with this value in the file of cohorts; num_clients "
         "counts them.",
-        traits=("mechanism",),
+        traits=("clients",),
     )
 
     # Federation

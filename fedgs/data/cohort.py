@@ -69,6 +69,12 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
         return data
     if config.cohorts is not None:
         data = _with_cohorts(Path(config.cohorts), data)
+    elif config.cohort_value is not None:
+        # Without the file nobody has the value, and not everybody.
+        raise UserError(
+            f"cohort_value = {config.cohort_value}: cohorts is unset; give --cohorts, "
+            "the file that says who has it"
+        )
     wanted = set(data.client_names)
     where = f"data = {data.name} has"
     if config.cohort is not None:

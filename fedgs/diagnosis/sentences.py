@@ -1,5 +1,6 @@
 """A diagnosis in words: who differs, in what, how surely, and what was not tested."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fedgs.config.run_config import GroupMeansConfig, RunConfig
@@ -48,24 +49,24 @@ def sentence_of_site(verdict: SiteVerdict, others: str) -> str:
         verdict: of the site.
         others: what those that it was compared with are called.
     """
-    text = _verdict(verdict.diagnosis, verdict.site, others)
-    if verdict.rivals:
-        names = " or ".join((verdict.site, *verdict.rivals))
-        text += f" It may as well be another site that differs: {names}."
-    return f"{text} {_not_tested(verdict.diagnosis)}"
-
-
-def _verdict(diagnosis: Diagnosis, suspicious: str, healthy: str) -> str:
-    found = [s for s in diagnosis.ranking if s.decision in FOUND]
-    cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == CLEARED]
-    # In an average of images nobody can see how many of them were spoilt. There a bug
-    # is looked for in parts of the clients, so its share is one of clients.
-    if diagnosis.draws_averages:
-        unit = "clients"
+    diagnosis = verdict.diagnosis
+    if verdict.is_accused:
+        text = _verdict(diagnosis, verdict.site, others, accused=verdict.site)
+    elif verdict.rivals:
+        text = _verdict(diagnosis, verdict.site, others)
+        text += f" Or another site differs: {' or '.join(verdict.rivals)}."
+    elif diagnosis.verdict in ("none", UNDECIDED):
+        text = _verdict(diagnosis, verdict.site, others)
     else:
-        unit = "images"
-    limit = f"{diagnosis.rule.min_effect:.0%} of the {unit} or more"
-    excluded = f"Excluded, each in {limit}: {', '.join(cleared) or 'nothing'}."
+        # It may be another site's fault that it lies apart from all others together.
+        text = "Not accused: that it differs is not significant for all sites together."
+    return f"{text} {_not_tested(diagnosis)}"
+
+
+def _verdict(
+    diagnosis: Diagnosis, suspicious: str, healthy: str, accused: str = ""
+) -> str:
+    found = [s for s in diagnosis.ranking if s.decision in FOUND]
     # This verdict is the only one in which two bugs are found and both are true. In all
     # others several that are found are alternatives, hence "or" below.
     if diagnosis.verdict == MORE_THAN_ONE:
@@ -75,28 +76,48 @@ def _verdict(diagnosis: Diagnosis, suspicious: str, healthy: str) -> str:
         words = " or ".join(
             f"{title(s.bug)} ({_degree(s)}{_effect(s, diagnosis)})" for s in found
         )
-        whose = f"{suspicious} or of {healthy} are, relative to the other's,"
-        # A cohort is accused only if every candidate accuses the same one. Inversion
-        # and turns accuse none, because the opposite change undoes them.
-        spoilt = found[0].spoilt
-        if spoilt and all(suspect.spoilt == spoilt for suspect in found):
-            named = {SUSPICIOUS: suspicious, HEALTHY: healthy}[spoilt]
-            whose = f"{named} are, relative to the other's,"
-        return f"The images of {whose} {words}."
+        whose = accused or _whose(found, suspicious, healthy)
+        compared = f"those of {healthy}"
+        if whose == healthy:
+            compared = f"those of {suspicious}"
+        elif whose != suspicious:
+            compared = "the other's"
+        return f"The images of {whose} are, relative to {compared}, {words}."
     # "None" must not be read as proof that the cohorts are alike, so it says what was
     # excluded and what was not.
     if diagnosis.verdict == "none":
         return (
-            f"Nothing differs significantly. {excluded} A difference that these "
-            "samples are too few to show is not excluded."
+            f"Nothing differs significantly. {_excluded(diagnosis)} A difference that "
+            "these samples are too few to show is not excluded."
         )
     if diagnosis.verdict == OTHER:
         return (
             f"{suspicious} and {healthy} are different, but not by anything that is "
-            "known here: "
-            f"{where(diagnosis)}.{_closest(diagnosis)} {excluded}"
+            f"known here: {where(diagnosis)}.{_closest(diagnosis)} "
+            f"{_excluded(diagnosis)}"
         )
     return f"Undecided: {_why(diagnosis)}."
+
+
+def _whose(found: Sequence[Suspect], suspicious: str, healthy: str) -> str:
+    """Returns who has the bug, as far as the pictures tell."""
+    # One is accused only if every candidate accuses the same one. Inversion and turns
+    # accuse none, because the opposite change undoes them.
+    spoilt = found[0].spoilt
+    if spoilt and all(suspect.spoilt == spoilt for suspect in found):
+        return {SUSPICIOUS: suspicious, HEALTHY: healthy}[spoilt]
+    return f"{suspicious} or of {healthy}"
+
+
+def _excluded(diagnosis: Diagnosis) -> str:
+    # In an average of images nobody can see how many of them were spoilt. There a bug
+    # is looked for in parts of the clients, so its share is one of clients.
+    unit = "images"
+    if diagnosis.draws_averages:
+        unit = "clients"
+    cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == CLEARED]
+    limit = f"{diagnosis.rule.min_effect:.0%} of the {unit} or more"
+    return f"Excluded, each in {limit}: {', '.join(cleared) or 'nothing'}."
 
 
 def _why(diagnosis: Diagnosis) -> str:

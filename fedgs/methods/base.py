@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedgs.cohorts.client_groups import CohortOfClient
+from fedgs.cohorts.client_groups import CohortOfClient, InGroup
 from fedgs.config.fields import Scalar
 from fedgs.config.placement import Placement
 from fedgs.config.run_config import ResolvedConfig
@@ -190,12 +190,13 @@ class OneClient(ClientImages):
         discriminators: a stack that holds its discriminator; None where a method has
             none. A method that is not of fedgs gets a stack of this one alone.
         position: the place of its discriminator in that stack.
-        group: of the groups that are compared, the one that it is in; None: in none.
+        group: of the groups that are compared, the one that it is in; None: in none,
+            or in one that is too small to be told.
     """
 
     discriminators: Discriminators | None = None
     position: int = 0
-    group: int | None = None
+    group: InGroup | None = None
 
     def tensors(self, device: str) -> tuple[Images, Labels]:
         """Returns the images (n, C, S, S), float32 in [0, 1], and labels (n,).
@@ -221,7 +222,7 @@ class Hosted(NamedTuple):
     clients: Sequence[int]
     node_id: int
     discriminators: Discriminators | None = None
-    groups: Sequence[int | None] = ()
+    groups: Sequence[InGroup | None] = ()
 
     def only(self, client: int, is_alone: bool) -> OneClient:
         """Returns one of the hosted clients, with its own data.
@@ -361,7 +362,7 @@ class Method(ABC, Generic[ConfigT]):
         names: Sequence[str],
         cohorts: Sequence[CohortOfClient | None],
         least: int,
-    ) -> Sequence[int | None]:
+    ) -> Sequence[InGroup | None]:
         """Returns the group of each client of a node, where groups are compared.
 
         Privacy: reads private data; output private.
@@ -370,7 +371,7 @@ class Method(ABC, Generic[ConfigT]):
             config: of the phase.
             names: public names of the node's clients, in their order.
             cohorts: what the node's own file says of each; empty without one.
-            least: clients below which a group is left out.
+            least: clients below which nothing of a group is told.
         """
         return ()
 

@@ -14,6 +14,8 @@ Without privacy there is no noise, and C restricts nothing
     compare    answers whether that accuracy is at most each threshold
     join       answers its cohort, in private mode by randomised response
 
+In a deployment nodes count instead (`fedgs.methods.cohort_counts`).
+
 No answer holds an accuracy or a number of images.
 
 Source: McMahan et al., "Learning differentially private recurrent language models",
@@ -48,6 +50,7 @@ from fedgs.methods.base import (
     asked,
 )
 from fedgs.randomness import stream
+from fedgs.shapes import TensorDict
 
 
 class CohortClassifier(Method[ResolvedConfig]):
@@ -154,10 +157,9 @@ class Members:
             # release.
             if "cohort" in own:
                 raise ValueError("a client that stated its cohort measures no more")
-            model = classifier.with_weights(self.config, load(asked["weights"]))
-            images = self.data.of(client)
-            held_out, labels = images_of(self.config, images, is_held_out=True)
-            own["accuracy"] = classifier.accuracy(model, held_out, labels)
+            own["accuracy"] = accuracy_of(
+                self.config, self.data.of(client), load(asked["weights"])
+            )
             return {}
         accuracy = own["accuracy"]
         if asked["question"] == "compare":
@@ -192,3 +194,15 @@ def images_of(
     held_out = classifier.is_held_out(config.seed, client.name, count)
     chosen = held_out == is_held_out
     return to_float(client.images[chosen]), client.labels[chosen]
+
+
+def accuracy_of(
+    config: ResolvedConfig, client: ClientImages, weights: TensorDict
+) -> float:
+    """Returns a classifier's accuracy on what a client holds out; NaN where nothing.
+
+    Privacy: reads private data; output private.
+    """
+    model = classifier.with_weights(config, weights)
+    held_out, labels = images_of(config, client, is_held_out=True)
+    return classifier.accuracy(model, held_out, labels)

@@ -22,7 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedgs.cohorts.client_groups import CohortOfClient, groups_of
+from fedgs.cohorts.client_groups import (
+    CohortOfClient,
+    InGroup,
+    groups_of,
+    weighted,
+)
 from fedgs.config.feature_settings import GroupMeansSettings
 from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.run_config import GroupMeansConfig
@@ -79,9 +84,9 @@ class GroupMeans(Method[GroupMeansConfig]):
         names: Sequence[str],
         cohorts: Sequence[CohortOfClient | None],
         least: int,
-    ) -> Sequence[int | None]:
-        """Returns `fedgs.cohorts.client_groups.groups_of`."""
-        return groups_of(config, names, cohorts, least)
+    ) -> Sequence[InGroup | None]:
+        """Returns `fedgs.cohorts.client_groups.groups_of`, with weights."""
+        return weighted(config, groups_of(config, names, cohorts), least)
 
     def answer(
         self, config: GroupMeansConfig, client: OneClient, request: Request
@@ -90,15 +95,18 @@ class GroupMeans(Method[GroupMeansConfig]):
 
         Privacy: reads private data; output private.
         """
-        answered = torch.zeros(config.phase_terms(1).shape, dtype=torch.float64)
-        if client.group is None:
-            return answered
         images, labels = client.tensors(config.device)
         # Of features as they are, from which nothing is taken off.
         centre = torch.zeros(config.num_groups, config.num_features)
         network = {"mean": centre.to(config.device)}
-        own = embedding("means", network, network["mean"], images, labels)
-        answered[0, client.group] = own.cpu()
+        own = embedding("means", network, network["mean"], images, labels).cpu()
+        # Clipped already here: the weight shortens what clipping has left of it.
+        length = own.norm().clamp_min(config.clip_bound)
+        shortened = own * (config.clip_bound / length)
+        answered = torch.zeros(config.phase_terms(1).shape, dtype=torch.float64)
+        # Last, so that the time tells nothing of who is in a group.
+        if client.group is not None:
+            answered[0, client.group.number] = client.group.weight * shortened
         return answered
 
     def finish(

@@ -14,8 +14,12 @@ Every key may be left out; an unknown one is an error:
     allow_updates = false         # true: releases of updates of a shared network, too
                                   #   (Fed-Avg GAN)
     allow_groups = false          # true: releases that tell groups of clients apart,
-                                  #   to compare them, or a run on one cohort alone
-    min_clients_per_group = 10    # on this node; a smaller group is left out
+                                  #   to compare them
+    allow_one_cohort = false      # true: runs on the owners of one cohort alone, whose
+                                  #   number is then public
+    min_clients_per_group = 5     # on this node; nothing of a smaller group is told
+    allow_selection = false       # true: counts of clients below an accuracy, too; the
+                                  #   updates of their classifier need allow_updates
     image_size = 28               # exactly this side of the square fakes
     image_channels = 1            # exactly this
     num_classes = 10              # exactly this; labels lie in [0, num_classes)
@@ -83,9 +87,13 @@ class Limits:
         allow_embeddings: whether a run may have phases of mean features; all other
             limits of a release hold for theirs as well.
         allow_updates: whether a run may be one of Fed-Avg GAN; likewise.
-        allow_groups: whether a run may compare groups of clients, or be of one cohort.
+        allow_groups: whether a run may compare groups of clients.
         min_clients_per_group: clients of each group of a node, at least; where cohorts
-            are compared, a smaller group is left out, and the server is not told.
+            are compared, nothing of a smaller group is told, and of a larger one the
+            less the smaller it is; the server does not learn its size. Of a run on one
+            cohort, all of its clients.
+        allow_one_cohort: whether a run may be on the clients of one cohort alone.
+        allow_selection: whether a run may count clients by their accuracy; likewise.
         min_honest_nodes: how many nodes of every secure aggregation add their noise and
             tell it to nobody, this client's own included; None: aggregation is not
             trusted.
@@ -110,7 +118,9 @@ class Limits:
     allow_embeddings: bool = False
     allow_updates: bool = False
     allow_groups: bool = False
-    min_clients_per_group: int = entry(10, at_least=1)
+    allow_one_cohort: bool = False
+    min_clients_per_group: int = entry(5, at_least=1)
+    allow_selection: bool = False
     min_honest_nodes: int | None = entry(None, at_least=2)
     state_dir: Path | None = None
 
@@ -251,6 +261,9 @@ class Limits:
             remedy = f"gs-wgan, or {_ALLOW_UPDATES}"
             yield "allow_updates", "phases", "update" not in kinds, remedy
         yield from self._demands_of_groups(config, all_terms)
+        if not self.allow_selection:
+            remedy = f"other phases, or {_ALLOW_SELECTION}"
+            yield "allow_selection", "phases", "count" not in kinds, remedy
         only = self.clip_bound
         if only is not None:
             holds = all(terms.clip_bound == only for terms in all_terms)
@@ -280,25 +293,35 @@ class Limits:
             is_one = all(terms.num_groups == 1 for terms in all_terms)
             remedy = f"other phases, or {_ALLOW_GROUPS}"
             yield "allow_groups", "phases", is_one, remedy
+        if not self.allow_one_cohort:
             holds = config.cohort_value is None
-            yield "allow_groups", "cohort_value", holds, f"none, or {_ALLOW_GROUPS}"
-        # Where the sizes of groups are not public, the node leaves small ones out.
+            remedy = f"none, or {_ALLOW_ONE_COHORT}"
+            yield "allow_one_cohort", "cohort_value", holds, remedy
+        # Where the sizes of groups are not public, the node tells less of small ones.
         sizes = [terms.clients_per_group for terms in all_terms]
         fewest = min((size for size in sizes if size is not None), default=None)
         least = self.min_clients_per_group
         holds = fewest is None or fewest >= least
         yield "min_clients_per_group", "groups", holds, f"groups of {least} clients"
-        # A cohort alone is one group of each node.
-        holds = config.cohort_value is None or config.hosting.smallest >= least
-        remedy = f"one of {least} clients on every node"
-        yield "min_clients_per_group", "cohort_value", holds, remedy
 
-    def check_num_clients(self, number: int) -> None:
-        """Refuses a run that gives a deployed node another number of clients.
+    def check_num_clients(self, number: int, cohort_value: str | None) -> None:
+        """Refuses a run that gives a deployed node an unsuitable number of clients.
+
+        Args:
+            number: of the node's clients in the run.
+            cohort_value: as in `Settings`: the one that all of them have, if any.
 
         Raises:
             ClientRefused: names both numbers.
         """
+        least = self.min_clients_per_group
+        if cohort_value is not None and number < least:
+            raise ClientRefused(
+                "min_clients_per_group",
+                f"cohort_value = {cohort_value}: the run gives this node {number} "
+                f"clients: outside the client's limit min_clients_per_group = {least}; "
+                "have the server ask for a larger cohort",
+            )
         if self.num_clients is not None and self.num_clients != number:
             raise ClientRefused(
                 "num_clients",
@@ -334,7 +357,9 @@ ALLOW_ALL = Limits(
     allow_embeddings=True,
     allow_updates=True,
     allow_groups=True,
+    allow_one_cohort=True,
     min_clients_per_group=1,
+    allow_selection=True,
     min_noise_multiplier=0,
 )
 _FILE = "in the client's limits file"
@@ -343,4 +368,6 @@ _ALLOW_NO_NOISE = f"set min_noise_multiplier = 0 {_FILE} to allow less"
 _ALLOW_SEEDED = f"set allow_seeded_noise = true {_FILE} to allow it"
 _ALLOW_EMBEDDINGS = f"set allow_embeddings = true {_FILE} to allow them"
 _ALLOW_GROUPS = f"set allow_groups = true {_FILE} to allow groups of clients"
+_ALLOW_ONE_COHORT = f"set allow_one_cohort = true {_FILE} to allow one cohort alone"
 _ALLOW_UPDATES = f"set allow_updates = true {_FILE} to allow its updates"
+_ALLOW_SELECTION = f"set allow_selection = true {_FILE} to allow counts of clients"

@@ -69,8 +69,8 @@ class Event:
             then not in the line.
         context: in a client's own count, what a masked release was masked under, once:
             the node's public key of the attempt; else "", and then not in the line.
-        release: "gradient", then not in the line; or "embedding", or "update" of a
-            network that all share: one sample, B = 1.
+        release: "gradient", then not in the line; or "embedding", "update" of a network
+            that all share, or "count" of clients: one sample, B = 1.
 
     Raises:
         UserError: a value of the wrong type or outside its range.
@@ -91,7 +91,9 @@ class Event:
     noise_source: str = entry(choices=("os", "seeded"))
     source: str = ""
     context: str = ""
-    release: str = entry("gradient", choices=("gradient", "embedding", "update"))
+    release: str = entry(
+        "gradient", choices=("gradient", "embedding", "update", "count")
+    )
 
     def __post_init__(self) -> None:
         """Checks every field."""

@@ -129,15 +129,16 @@ def _about(runs: Sequence[Run]) -> list[str]:
 
 
 def _embeddings(runs: Sequence[Run]) -> list[str]:
-    """Returns the condition that releases of embeddings add to every row."""
+    """Returns the condition that embeddings and counts add to every row."""
     releases = [event.release for run in runs for event in run.events]
-    count = releases.count("embedding")
+    count = releases.count("embedding") + releases.count("count")
     if count == 0:
         return []
     # Of these rounds C, B and the noise are other ones than those of the settings.
     return [
-        f"{count} of {len(releases)} events release embeddings, B = 1, each with its "
-        "own C and noise; kinds, weights and clip bounds were fixed in advance"
+        f"{count} of {len(releases)} events release embeddings or counts, B = 1, "
+        "each with its own C and noise; kinds, weights and clip bounds were fixed in "
+        "advance"
     ]
 
 

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedgs.cohorts.client_groups import InGroup
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -214,7 +215,7 @@ class Node:
         )
         return answer_of(self.config, hosted, request)
 
-    def _groups(self, round: int) -> Sequence[int | None]:
+    def _groups(self, round: int) -> Sequence[InGroup | None]:
         """Returns the groups of the hosted clients, where a round compares groups."""
         method, own = phase_at(self.config, round)
         return method.groups(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedgs.config.fields import shortened
-from fedgs.config.plugins import COHORT_CLASSIFIER
+from fedgs.config.plugins import COHORT_CLASSIFIER, COHORT_COUNTS
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import RESTORE
@@ -32,7 +32,7 @@ def load_generator(folder: RunFolder) -> nn.Module:
     Raises:
         UserError: the run has no generator yet, or trains none.
     """
-    if folder.config.method == COHORT_CLASSIFIER:
+    if folder.config.method in (COHORT_CLASSIFIER, COHORT_COUNTS):
         raise UserError(
             f"{folder.path}: trains a classifier, which draws no images; give the "
             "folder of a `fedgs train`"

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from clients import client_command
 from clients.client_command import ClientOptions
 from clients.deployed_client import OWN_SETTINGS
-from command_line import flags
+from command_line import flags, plain_flags
 from fedgs.app.cli.deploy_flags import CLIENT_DATA
 from fedgs.config.phases import Phase
 from fedgs.config.run_config import RunConfig
@@ -268,6 +268,7 @@ def test_client_becomes_flowers_with_its_own_data(certs, tmp_path):
 
 PLAIN = r"insecure = True: .* give certificates"
 CLIENT = "client a --data digits --server"
+SELECT = "select-clients --server [::1]:1 --insecure --below 0.5"
 
 
 @pytest.mark.parametrize(
@@ -296,6 +297,14 @@ CLIENT = "client a --data digits --server"
         ("submit --server [::1]:1 --resume x --num-rounds 3", "the run's own settings"),
         ("submit --server [::1]:1 --resume ../up", "resume = .* name of a run folder"),
         ("submit --server [::1]:1 --resume ''", "resume = .* name of a run folder"),
+        ("select-clients --server [::1]:1 --client a", "below is unset: give --below"),
+        (f"{SELECT} --client a", "noise_per_clip is unset: .* --noise-per-clip"),
+        (f"{SELECT} --noise-per-clip 2", "client is unset"),
+        (f"{SELECT} --client a --resume x", "resume = x: .* leave out --resume"),
+        (
+            f"{SELECT} --client a --noise-per-clip 2 --set clip_bound=2",
+            "clip_bound = 2.*: the selection decides it",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_started(words, problem, fedgs):
@@ -423,6 +432,26 @@ def test_submit_registers_starts_and_follows_a_run(certs, control, fedgs, monkey
     _, out, _ = fedgs(*SUBMIT, *clients, "--resume", "digits-1")
     assert out.count("was registered before") == 2
     assert control.app["config"]["run_folder"] == "digits-1"
+
+
+def test_a_selection_is_submitted_with_its_rounds_and_the_noise_of_its_nodes(
+    control, fedgs
+):
+    words = [*SUBMIT[:1], "select-clients", *SUBMIT[2:], "--client=a", "--client=b"]
+    plan = {"below": 25, "above": 75, "num_rounds": 10, "noise_per_clip": 2.0}
+    plan |= {"node_sizes": "40,60", "num_classes": 10, "image_size": 28}
+    code, _, _ = fedgs(*words, *plain_flags(**plan), "--percentiles")
+    assert code == 0
+    sent = control.app["config"]
+    del sent["run_folder"]
+    config = RunConfig.from_flat(sent)
+    first, last = config.phases
+    assert first == Phase("cohort-classifier", rounds=10)
+    # mu^2 of 9 pairs of counts with noise sqrt(100) / 2, in rounds of (2 / 2)^2.
+    assert last == Phase("cohort-counts", rounds=9, share=9 * 2 * 2.0**2 / 100)
+    assert config.noise_multiplier * 2 * 2**0.5 == pytest.approx(2.0)
+    assert (config.num_clients, config.num_rounds) == (100, 19)
+    assert (config.below, config.above, config.are_percentiles) == (25, 75, True)
 
 
 DEBUG = ("deploy", "debug", *SUBMIT[2:], "--client", "a", "--client", "b")

@@ -22,6 +22,8 @@ from planted import of_method
 from tiny import FULL_PARTICIPATION, MOMENTS, REFINED, WITH_RELEASES, tiny_config
 
 INTEGERS = FULL_PARTICIPATION | {"secure_aggregation": True}
+SELECTION = {"method": "cohort-classifier*2,cohort-counts*1:1", "below": 0.5}
+SELECTION |= {"client_selection": "all", "num_rounds": 3}
 COMPACT = {"message_precision": "compact"}
 
 
@@ -60,6 +62,8 @@ def test_every_method_with_discriminators_or_mean_features_holds(settings):
         {"method": "fedavg-gan"},
         {"method": "dp-merf", "secure_aggregation": True},
         {"method": "cohort-classifier"},
+        SELECTION,
+        SELECTION | {"secure_aggregation": True},
     ],
     ids=str,
 )

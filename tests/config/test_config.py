@@ -17,7 +17,8 @@ from refusals import assert_refused
 from tiny import run_config, tiny_config
 
 OF_MOMENTS = {"phases": "means"}
-OF_ALL = (run_config(), run_config(**OF_MOMENTS))
+OF_GROUPS = {"phases": "group-means"}
+OF_ALL = (run_config(), run_config(**OF_MOMENTS), run_config(**OF_GROUPS))
 FIELDS = {spec.name: spec for config in OF_ALL for spec in dataclasses.fields(config)}
 SETTINGS = [spec.name for spec in settings_of()]
 INSIDE: dict[str, st.SearchStrategy[object]] = {
@@ -29,6 +30,7 @@ INSIDE: dict[str, st.SearchStrategy[object]] = {
     "phases": st.sampled_from(
         [
             *("gs-wgan", "means", "means:1,scatter:2", "means,scatter,parts,gs-wgan"),
+            *("group-means", "group-means,means"),
             *(
                 "gs-wgan*4:0.5",
                 "fedavg-gan",
@@ -72,7 +74,10 @@ def inside(spec) -> st.SearchStrategy[object]:
 
 def phases_with(name: str) -> dict[str, str]:
     """Phases that have a setting, of the default ones where these do."""
-    return {} if hasattr(run_config(), name) else OF_MOMENTS
+    for phases in ({}, OF_MOMENTS, OF_GROUPS):
+        if hasattr(run_config(**phases), name):
+            return phases
+    raise AssertionError(name)
 
 
 def outside(spec) -> list[object]:
@@ -198,7 +203,7 @@ def test_what_cannot_be_is_refused_by_name_value_and_remedy(given, named):
 
 
 def test_what_decides_the_epsilons_is_a_plan():
-    told = {"noise_source", "public_conditions", "releases"}
+    told = {"noise_source", "public_conditions", "releases", "is_by_node"}
     of_plan = {spec.name for spec in dataclasses.fields(Plan)} - told
     assert {*settings_with("mechanism")} == of_plan
 

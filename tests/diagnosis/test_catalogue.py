@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.power_table import outcome
 from fedgs.app.debug import suspects
-from fedgs.app.debug.bug_detection import outcome
 from fedgs.config.settings import CORRUPTIONS
 from fedgs.data.federated import to_float
 from fedgs.data.load import load_data

@@ -107,7 +107,7 @@ def test_a_method_sees_one_client_at_a_time_each_once_with_its_own_data(monkeypa
         held = {f.name for f in dataclasses.fields(client)}
         assert held == {
             *("number", "name", "images", "labels"),
-            *("discriminators", "position"),
+            *("discriminators", "position", "group"),
         }
 
 

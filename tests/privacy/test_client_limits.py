@@ -9,6 +9,7 @@ import pytest
 from fedgs.config.run_config import RunConfig
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
+from groups import of_cohorts, of_nodes
 from refusals import assert_refused
 from tiny import tiny_config
 
@@ -32,7 +33,9 @@ KEYS = {
 KEYS |= dict.fromkeys(("max_batch_size", "image_size", "image_channels"), 32)
 KEYS |= dict.fromkeys(("num_classes", "num_clients", "max_fakes"), 3)
 KEYS |= dict.fromkeys(("allow_seeded_noise", "allow_embeddings", "allow_updates"), True)
+KEYS |= {"allow_selection": True}
 KEYS |= {"min_honest_nodes": 5, "state_dir": "counts"}
+KEYS |= {"allow_groups": True, "allow_one_cohort": True, "min_clients_per_group": 3}
 
 
 def test_every_key_of_the_file_is_read(tmp_path, monkeypatch):
@@ -64,6 +67,8 @@ SAID = {  # what is wrong with a file, by what must be said
     "image_size = ": ("-28",),
     "max_fakes = ": ("false",),
     "allow_seeded_noise = ": ("1",),
+    "allow_groups = ": ("1", '"yes"'),
+    "min_clients_per_group = ": ("0", "2.5"),
     "state_dir = ": ("5", '"absent"'),
 }
 WRONG = [(name + value, name) for name, values in SAID.items() for value in values] + [
@@ -148,3 +153,65 @@ def test_an_epsilon_without_room_for_one_release_refuses_the_run():
         config = _config(noise_multiplier=noise)
         words = f"noise_multiplier = {noise:g}"
         assert_refused(words, Limits(client_epsilon=room).check_run, config)
+
+
+# ------------------------------------------------------------------ groups of clients
+
+TWELVE = {"noise_seed": None}  # clients of a node, so three in each of four groups
+GROUPED = Limits(allow_embeddings=True, allow_groups=True, min_clients_per_group=3)
+
+
+def test_a_client_compares_groups_only_if_its_file_says_so():
+    of_one = tiny_config(**TWELVE, cohorts="own.csv", cohort_value="v1")
+    alone = dataclasses.replace(GROUPED, allow_one_cohort=True)
+    runs = {
+        "allow_groups": [(of_nodes(**TWELVE), "phases")],
+        "allow_one_cohort": [(of_one, "cohort_value")],
+    }
+    runs["allow_groups"].append((of_cohorts("own.csv", **TWELVE), "phases"))
+    for key, asked in runs.items():
+        limits = dataclasses.replace(alone, **{key: False})
+        for config, setting in asked:
+            alone.check_run(config)
+            words = rf"{setting} = .*limit {key} = False; give .*{key} = true"
+            with pytest.raises(ClientRefused, match=words) as refused:
+                limits.check_run(config)
+            assert refused.value.setting == key
+    # Nothing of groups is asked of a run that has none.
+    Limits().check_run(tiny_config(**TWELVE))
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"clients_per_group": 2},
+        {"node_sizes": "16,8"},
+        {"groups": 6},
+        {"clients_per_node": 8},
+    ],
+)
+def test_a_server_that_asks_for_smaller_groups_of_a_node_is_refused(hostile):
+    """By what is public of every node: the size that the settings give its groups."""
+    with pytest.raises(ClientRefused, match="min_clients_per_group = 3") as refused:
+        GROUPED.check_run(of_nodes(**TWELVE, **hostile))
+    assert refused.value.setting == "min_clients_per_group"
+    Limits(allow_embeddings=True, allow_groups=True, min_clients_per_group=2).check_run(
+        of_nodes(**TWELVE, **hostile)
+    )
+
+
+def test_a_client_that_says_nothing_permits_no_group_of_fewer_than_five():
+    assert Limits().min_clients_per_group == 5
+    limits = Limits(allow_embeddings=True, allow_groups=True)
+    with pytest.raises(ClientRefused, match="min_clients_per_group = 5"):
+        limits.check_run(of_nodes(**TWELVE))
+    limits.check_run(of_nodes(**TWELVE, num_clients=40, clients_per_node=20))
+
+
+def test_a_run_on_one_cohort_of_few_clients_is_refused():
+    limits = dataclasses.replace(GROUPED, num_clients=None)
+    limits.check_num_clients(3, "v1")
+    limits.check_num_clients(2, None)  # of everybody, as of any run
+    with pytest.raises(ClientRefused, match="gives this node 2 clients") as refused:
+        limits.check_num_clients(2, "v1")
+    assert refused.value.setting == "min_clients_per_group"

@@ -106,7 +106,7 @@ def test_the_relation_of_a_record_is_replace_one_unless_it_is_given(name, tmp_pa
 ZERO_OUT = {"relation": "zero-out"}
 IMAGES = np.random.default_rng(0).integers(0, 256, (60, 16, 16), np.uint8)
 SMALL = {"image_size": 16, "num_clients": 6, "target_epsilon": 9.0, "moment_size": 4}
-SMALL |= {"recipe": "class-means", "background": "dark", "latent_dim": 4}
+SMALL |= {"recipe": "moments", "background": "dark", "latent_dim": 4}
 SMALL["image_channels"] = 1
 
 

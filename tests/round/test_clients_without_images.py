@@ -29,6 +29,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "moments": MOMENTS,
     "dp-merf": {"phases": "dp-merf", "client_selection": "all", "num_rounds": 1},
     "classifier": {"phases": COHORT_CLASSIFIER, "client_selection": "all"},
+    "counts": {
+        **{"phases": "cohort-classifier*1,cohort-counts*1", "num_rounds": 2},
+        **{"client_selection": "all", "below": 0.5},
+    },
     "fedavg-gan": {
         **{"phases": "fedavg-gan", "client_selection": "all"},
         **{"spectral_norm": False, "discriminator_steps": 1},

@@ -59,6 +59,12 @@ MOMENTS: dict[str, Any] = {"client_selection": "all", "clients_per_node": 2}
 MOMENTS |= {"phases": "means:0.5,scatter:1,moments:2", "moment_size": 4}
 MOMENTS |= {"generator": "gaussian", "latent": "normal"}
 
+# One release of groups of clients: of every node, or of two cohorts.
+BY_NODE: dict[str, Any] = {"phases": "group-means", "num_rounds": 1, "moment_size": 4}
+BY_NODE |= {"generator": "gaussian", "latent": "normal", "client_selection": "all"}
+BY_NODE |= {"num_clients": 24, "clients_per_node": 8}
+BY_COHORT = BY_NODE | {"healthy": "v1", "suspicious": "v2", "cohorts": "cohorts.csv"}
+
 # Two releases, then a round of GS-WGAN.
 WITH_RELEASES = FULL_PARTICIPATION | MOMENTS | {"phases": "means:0.5,scatter:2,gs-wgan"}
 

@@ -16,6 +16,7 @@ from fedgs.app.flags import (
     request_flags,
     settings_flags,
 )
+from fedgs.cohorts.selection_settings import Thresholds
 from fedgs.config.method_settings import settings_with
 from fedgs.config.plugins import GROUP_MEANS
 from fedgs.errors import reject
@@ -34,6 +35,9 @@ SUBMITTED = (
     *("node_sizes", "num_classes"),
 )
 COMPARING = tuple(name for name in OF_DEBUG if name not in OF_CLIENT)
+# The same of a selection of clients, which decides noise and rounds.
+SELECTING = ("image_size", "num_classes", "num_clients", "clients_per_node")
+SELECTING += ("node_sizes", "relation", "output", "seed")
 # How a client reads its own data. Where they lie is a flag of `ClientOptions`.
 CLIENT_DATA = tuple(name for name in OF_CLIENT if name != "data")
 
@@ -139,6 +143,22 @@ def debug(
     from fedgs.app.debug import power
 
     deploy.submit(submission, recipe, config, settings, power.show, dry_run)
+
+
+@app.command()
+@settings_flags(*SELECTING, has_set=True)
+@request_flags(Submission, Thresholds)
+def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Select clients by accuracy, privately; who is in which cohort stays with them.
+
+    The run's cohorts.json has thresholds and noisy counts, a client's cohorts.csv the
+    cohort of each owner. `deploy submit --resume RUN` continues it.
+    """
+    from fedgs.app.commands import deploy
+
+    of_submission = {spec.name for spec in fields(Submission)} & given.keys()
+    submission = Submission(**{name: given.pop(name) for name in of_submission})
+    deploy.select_clients(submission, given, settings)
 
 
 @app.command()

@@ -11,6 +11,9 @@ from typing import Any
 import typer
 
 from clients.client_command import ClientOptions, become
+from fedgs.cohorts.selection import deployed_settings
+from fedgs.cohorts.selection_settings import Thresholds
+from fedgs.config.plugins import COHORT_COUNTS
 from fedgs.config.recipes import (
     configure,
     described,
@@ -86,15 +89,12 @@ def submit(
         UserError: bad input; nothing was submitted.
         typer.Exit: the run did not complete (code 1).
     """
-    names = [name for name, _ in submission.clients]
     if submission.resume is not None:
         given = {"recipe": recipe, "config": config, **settings}
         given["dry_run"] = is_dry or None
         reject(given, "--resume takes the run's own settings; leave out")
     else:
-        if not names:
-            problem = "give --client NAME=KEY.pub for every client"
-            raise UserError(f"client is unset: {problem}")
+        names = _names(submission)
         given = {"engine": "flower", "nodes": ",".join(names), **settings}
         configured = configure(recipe, config, given)
         if is_fitted(configured):
@@ -110,6 +110,40 @@ def submit(
         flat = submitting.run_settings(configured, names)
         submission = dataclasses.replace(submission, settings=flat)
     _submit(submission)
+
+
+def select_clients(
+    submission: Submission, selection: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """Registers clients and starts a run that selects cohorts among theirs.
+
+    Args:
+        submission: without the run's settings.
+        selection: the fields of `Thresholds`.
+        settings: of the run, beside what the selection decides.
+
+    Raises:
+        UserError: bad input; nothing was submitted.
+        typer.Exit: the run did not complete (code 1).
+    """
+    resume = {"resume": submission.resume}
+    reject(resume, "`fedgs deploy submit --resume` goes on with a selection; leave out")
+    num_nodes = len(_names(submission))
+    plain = RunConfig.from_flat(settings)
+    num_clients = plain.num_clients or num_nodes * plain.clients_per_node
+    decided = deployed_settings(Thresholds(**selection), num_clients, num_nodes)
+    twice = {name: settings.get(name) for name in decided}
+    reject(twice, "the selection decides it; leave out")
+    submit(submission, COHORT_COUNTS, None, settings | decided)
+
+
+def _names(submission: Submission) -> list[str]:
+    """Returns the names of a new run's clients, at least one."""
+    names = [name for name, _ in submission.clients]
+    if not names:
+        problem = "give --client NAME=KEY.pub for every client"
+        raise UserError(f"client is unset: {problem}")
+    return names
 
 
 def _fitted(config: RunConfig, chosen: Mapping[str, Any]) -> RunConfig:

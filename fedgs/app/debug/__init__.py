@@ -1,1 +1,1 @@
-"""Finding a bug by comparing the generators of two cohorts."""
+"""Finding a bug by comparing groups of clients, or nodes."""

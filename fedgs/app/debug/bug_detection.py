@@ -24,9 +24,10 @@ from fedgs.config.recipes import configure
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.transformations import Transformation
-from fedgs.diagnosis.conclusion import conclude
+from fedgs.diagnosis.conclusion import DIAGNOSIS, conclude
 from fedgs.diagnosis.rule import Rule
 from fedgs.errors import UserError, reject
+from fedgs.files import read_json
 from fedgs.round.preparation import with_absolute_paths
 from fedgs.runs.run_folder import RunFolder
 
@@ -169,12 +170,14 @@ def _shown(
     changed: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Writes the diagnosis of a finished run, and prints it."""
-    settings = folder.config.to_flat()
-    values: dict[str, Any] = {name: settings.get(name) for name in RULE}
-    values |= changed
     content = None
     if folder.config.method == GROUP_MEANS:
-        content = conclude(folder, Rule(**values), suspects)
+        if suspects or changed or not (folder.path / DIAGNOSIS).exists():
+            settings = folder.config.to_flat()
+            values: dict[str, Any] = {name: settings[name] for name in RULE}
+            content = conclude(folder, Rule(**values | {**changed}), suspects)
+        else:  # the run has just written it
+            content = read_json(folder.path / DIAGNOSIS)
     if content is None:
         raise UserError(
             f"{folder.path}: is no finished run of {GROUP_MEANS}; give the --output of "

@@ -48,7 +48,7 @@ def of_plan(signal: float, table: Mapping[str, Any]) -> dict[str, Power]:
     """Returns the power for every bug; the table's next level is read on each side.
 
     Args:
-        signal: `recipes.signal_of` of one group, infinite without noise.
+        signal: K / noise multiplier of one group, infinite without noise.
         table: power.json.
     """
     levels = table["signals"]

@@ -1,7 +1,7 @@
 """A user's own suspect: `--suspect MODULE:FUNCTION`, a transformation of images.
 
 It runs code. So it is read from the command line only: a run folder, a TOML file and a
-server cannot name one, and `debug.json` does not keep it.
+server cannot name one.
 """
 
 import importlib

@@ -1,0 +1,251 @@
+"""How many clients a classifier is right about: the questions of a deployed selection.
+
+After the rounds of `fedgs.methods.cohort_classifier`, in each round
+
+    server                                   node, for its clients
+    the classifier, P thresholds t --------> each client: its accuracy on images that it
+                                               never trained on
+                                               C / sqrt(P) where it is at most t,
+                                               else -C / sqrt(P): of norm C
+    sums -> counts  <----------------------- sum over its clients + Gaussian noise
+                                               (one release, B = 1)
+
+P is 1 or 2. The rounds search for percentiles, if these are asked for, and the last one
+counts the cohorts. No client says which one it is in: its node computes that from the
+last question (`cohorts_of`), and tells nobody.
+
+Source: as `fedgs.cohorts.selection`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgs.cohorts import classifier
+from fedgs.cohorts.selection import NOBODY_ABOVE, NOBODY_BELOW, membership, searched
+from fedgs.cohorts.selection_settings import (
+    ABOVE,
+    REST,
+    SEARCH_STEPS,
+    SELECTED,
+    Thresholds,
+)
+from fedgs.config.fields import Problem, entry
+from fedgs.config.plugins import COHORT_CLASSIFIER
+from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.settings import Settings as PlainSettings
+from fedgs.config.terms import Terms
+from fedgs.data.federated import ClientImages, FederatedImages
+from fedgs.errors import UserError
+from fedgs.methods.base import (
+    Declared,
+    Method,
+    OneClient,
+    Released,
+    Request,
+    State,
+    asked,
+)
+from fedgs.methods.cohort_classifier import accuracy_of
+
+THRESHOLDS = "thresholds"  # beside the classifier's weights in a request
+COUNTS = "counts"  # the part of a checkpoint, and its tensor
+
+
+@dataclass(frozen=True)
+class CountSettings(PlainSettings):
+    """What divides the cohorts, as in `Thresholds`."""
+
+    below: float | None = entry(None)
+    above: float | None = entry(None)
+    are_percentiles: bool = entry(False)
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """The same, checked; raises `UserError`."""
+        return Thresholds(self.below, self.above, self.are_percentiles)
+
+    def problems(self) -> Iterator[Problem]:
+        """Yields why the rounds are not those of a selection."""
+        yield from super().problems()
+        if self.client_selection != "all":
+            yield "client_selection", "all clients are counted; give all"
+        known = [phase.method for phase in self.phases]
+        num_rounds = self.num_rounds - self.rounds_before
+        wanted = self.thresholds.num_questions
+        if known != [COHORT_CLASSIFIER, self.method] or num_rounds != wanted:
+            remedy = f"{COHORT_CLASSIFIER}, then {self.method}*{wanted}"
+            yield "phases", f"give {remedy}, as `fedgs deploy select-clients` does"
+
+
+@dataclass(frozen=True)
+class CountConfig(ResolvedConfig, CountSettings):
+    """What this phase uses."""
+
+
+class CohortCounts(Method[CountConfig]):
+    """Clients answer whether their own accuracy is at most each threshold."""
+
+    Settings = CountSettings
+    recipe = MappingProxyType({"clients_per_node": 1})
+    has_generator = False
+    commits_every_round = True
+    hides_duration = True
+
+    def terms(self, config: CountConfig, round: int) -> Terms:
+        """Returns one count for each threshold, clipped to C as a whole."""
+        shape = (1, 1, 1, len(config.thresholds.bounds))
+        return Terms("count", config.noise_multiplier, config.clip_bound, shape)
+
+    def state(self, config: CountConfig) -> State:
+        """Refuses to begin a run: there is no classifier yet."""
+        raise UserError(f"phases = {config.methods}: begin with {COHORT_CLASSIFIER}")
+
+    def join(self, config: CountConfig, state: State) -> None:
+        """Adds the counts, shape (questions, P)."""
+        thresholds = config.thresholds
+        shape = (thresholds.num_questions, len(thresholds.bounds))
+        part = nn.Module()
+        part.register_buffer(COUNTS, torch.zeros(shape, dtype=torch.float64))
+        state.parts[COUNTS] = part
+
+    def declared(self, config: CountConfig, round: int) -> Mapping[str, Declared]:
+        """Returns the weights of the classifier by name, and the thresholds."""
+        weights = {n: Declared(shape) for n, shape in classifier.shapes(config).items()}
+        return {**weights, THRESHOLDS: Declared((len(config.thresholds.bounds),))}
+
+    def begin(self, config: CountConfig, state: State) -> tuple[Request, None]:
+        """Returns the classifier and the next thresholds; draws nothing.
+
+        Privacy: post-processing of DP output.
+        """
+        thresholds = _thresholds_after(config, state, _num_asked(config, state))
+        sent = torch.tensor(thresholds, dtype=torch.float32)
+        return asked(
+            config, state, {**state.generator.state_dict(), THRESHOLDS: sent}
+        ), None
+
+    def answer(
+        self, config: CountConfig, client: OneClient, request: Request
+    ) -> Tensor:
+        """Returns C / sqrt(P) for each threshold not exceeded, else -C / sqrt(P).
+
+        Privacy: reads private data; output private.
+        """
+        accuracy, low, high = _measured(config, client, request)
+        is_at_most: list[bool] = []
+        if config.below is not None:
+            is_at_most.append(accuracy <= low)
+        if config.above is not None:
+            # Also of NaN: who holds out nothing is not above.
+            is_at_most.append(not accuracy > high)
+        signs = 2.0 * torch.tensor(is_at_most, dtype=torch.float32) - 1.0
+        return (_step(config) * signs)[None, None, None]
+
+    def finish(
+        self, config: CountConfig, state: State, pending: None, released: Released
+    ) -> None:
+        """Keeps the noisy counts.
+
+        Privacy: post-processing of DP output.
+        """
+        # Of K clients a add a step, and K - a take one off.
+        steps = released.total.flatten() / _step(config)
+        counts = (config.num_clients + steps) / 2
+        _counts(state)[_num_asked(config, state)] = counts
+        state.round += 1
+
+
+METHOD = CohortCounts()
+
+
+def cohorts_of(
+    config: CountConfig, data: FederatedImages, hosted: Sequence[int], request: Request
+) -> dict[str, str]:
+    """Returns the cohort of each client of a node, by its name.
+
+    Privacy: reads private data; output private, and stays at the node.
+
+    Args:
+        config: of the phase.
+        data: of the node.
+        hosted: the numbers of its clients.
+        request: the last question.
+    """
+    own = [data.of(client) for client in hosted]
+    return {one.name: membership(*_measured(config, one, request)) for one in own}
+
+
+def outcome_of(config: CountConfig, state: State) -> dict[str, Any]:
+    """Returns the thresholds, and the noisy count of each cohort.
+
+    Privacy: post-processing of DP output.
+
+    Args:
+        config: of the phase, whose rounds are done.
+        state: of the run.
+    """
+    last = config.thresholds.num_questions - 1
+    thresholds = _thresholds_after(config, state, last)
+    found = _counts(state)[last].tolist()
+    limits: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    if config.below is not None:
+        limits["below"] = thresholds[0]
+        counts[SELECTED] = found[0]
+    if config.above is not None:
+        limits["above"] = thresholds[-1]
+        counts[ABOVE] = config.num_clients - found[-1]
+    counts[REST] = config.num_clients - sum(counts.values())
+    return {"thresholds": limits, "noisy_counts": counts}
+
+
+def _thresholds_after(config: CountConfig, state: State, num_asked: int) -> list[float]:
+    """Returns what is asked after so many questions."""
+    bounds = config.thresholds.bounds
+    if not config.are_percentiles:
+        return [*bounds]
+    counts = _counts(state)[:num_asked].tolist()
+    found = searched(bounds, config.num_clients, counts)
+    if num_asked == SEARCH_STEPS:
+        found[-1] = max(found)  # ties or noise may swap them
+    return found
+
+
+def _measured(
+    config: CountConfig, client: ClientImages, request: Request
+) -> tuple[float, float, float]:
+    """Returns a client's accuracy and the thresholds, `NOBODY_BELOW` where unset.
+
+    Privacy: reads private data; output private.
+    """
+    weights = {name: request.tensors[name] for name in classifier.shapes(config)}
+    accuracy = accuracy_of(config, client, weights)
+    low = NOBODY_BELOW
+    high = NOBODY_ABOVE
+    if config.below is not None:
+        low = float(request.tensors[THRESHOLDS][0])
+    if config.above is not None:
+        high = float(request.tensors[THRESHOLDS][-1])
+    # As thresholds are sent: 0.7 is at most 0.7.
+    return float(np.float32(accuracy)), low, high
+
+
+def _step(config: CountConfig) -> float:
+    return config.clip_bound / math.sqrt(len(config.thresholds.bounds))
+
+
+def _num_asked(config: CountConfig, state: State) -> int:
+    return state.round - config.rounds_before
+
+
+def _counts(state: State) -> Tensor:
+    part = state.parts[COUNTS]
+    assert isinstance(part, nn.Module)  # noqa: S101 - of `join`
+    return part.get_buffer(COUNTS)

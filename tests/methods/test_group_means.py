@@ -1,0 +1,364 @@
+"""Group means: the release is that of a run of each group, and moves as promised."""
+
+import dataclasses
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedgs.cohorts.client_groups import CohortOfClient
+from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.data.federated import FederatedImages
+from fedgs.diagnosis.conclusion import samples_of
+from fedgs.files import read_tensors
+from fedgs.mechanism.sanitizer import SanitizedGradients
+from fedgs.methods import new_state, phase_at
+from fedgs.methods.base import Hosted
+from fedgs.methods.group_means import Group, groups_released
+from fedgs.privacy.accountant import statements
+from fedgs.privacy.plan import Plan
+from fedgs.privacy_label import privacy_label
+from fedgs.round.answer import answer_of, summed
+from fedgs.round.node import Node
+from fedgs.round.preparation import with_noise
+from fedgs.round.run import new_event
+from fedgs.runs import epsilons
+from groups import (
+    CLIENTS,
+    ONCE,
+    finished,
+    made,
+    members,
+    of_nodes,
+    only,
+    phase_of,
+)
+from refusals import assert_refused
+from runs import events
+from tests.support.ledgers import statements_from_ledger
+from tiny import changed, next_request, tiny_config
+
+QUIET = {"noise_multiplier": 0.0}
+MODES = ("nodes", "cohorts")
+DELTA = 1e-5
+
+
+def releases(config: ResolvedConfig, data: FederatedImages) -> list:
+    """What the nodes of a run release, each made anew for it."""
+    request = next_request(config, new_state(config))
+    with tempfile.TemporaryDirectory() as place:
+        return [
+            Node(config, node, data, Path(place)).answer(request)
+            for node in range(config.num_nodes)
+        ]
+
+
+# ------------------------------------------------------------------ the eight runs
+
+
+@pytest.mark.parametrize("more", [{}, {"image_channels": 3}, {"clip_bound": 0.02}])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_groups_pictures_are_those_of_a_run_on_its_clients_alone(
+    tmp_path, mode, more
+):
+    config, data = made(mode, tmp_path, **QUIET | more)
+    samples = samples_of(finished(config, data), phase_of(config))
+    of_groups = members(config, data)
+    assert sum(map(len, samples.values())) == len(of_groups) == 8
+    means = ONCE | QUIET | more | {"phases": "means"}
+    for (title, part), clients in of_groups.items():
+        sizes = {"num_clients": len(clients), "clients_per_node": len(clients)}
+        path = tmp_path / f"{title}-{part}"
+        finished(tiny_config(**means | sizes, output=str(path)), only(data, clients))
+        tensors, _ = read_tensors(path / "generator.safetensors")
+        images, labels = samples[title][part]
+        assert labels.tolist() == [0, 1, 2]
+        assert images.std() > 0.01
+        expected = tensors["mean"].clamp(0, 1).numpy()
+        np.testing.assert_allclose(images, expected, atol=2e-6)
+
+
+def test_groups_come_with_their_cohort_and_their_part_once_released(tmp_path):
+    config, data = made("cohorts", tmp_path)
+    own = phase_of(config)
+    server = new_state(config)
+    assert groups_released(own, server.released) == []
+    method, _ = phase_at(config, 1)
+    method.finish(own, server, None, summed(config, 1, releases(config, data)))
+    found = groups_released(own, server.released)
+    assert all(isinstance(group, Group) for group in found)
+    titles = [(group.cohort, group.part) for group in found]
+    assert titles == [(title, part) for title in ("v1", "v2") for part in range(4)]
+    assert {tuple(group.images.shape) for group in found} == {(3, 1, 16, 16)}
+
+
+def test_one_client_answers_in_the_block_of_its_group_and_nowhere_else(tmp_path):
+    config, data = made("cohorts", tmp_path, clients_per_node=1, **QUIET)
+    of_client = {
+        client: part + 4 * (title == "v2")
+        for (title, part), clients in members(config, data).items()
+        for client in clients
+    }
+    assert 0 < len(of_client) < CLIENTS
+    for client, release in enumerate(releases(config, data)):
+        norms = release.values[0].flatten(1).norm(dim=1)
+        expected = torch.zeros(8)
+        if client in of_client:
+            expected[of_client[client]] = config.clip_bound
+        assert torch.allclose(norms, expected, atol=1e-6)
+
+
+# ------------------------------------------------------------------ noise
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_noise_of_every_block_is_that_of_the_terms(tmp_path, mode):
+    config, data = made(mode, tmp_path, noise_multiplier=0.5)
+    quiet = dataclasses.replace(config, noise_multiplier=0.0)
+    method, own = phase_at(config, 1)
+    terms = method.terms(own, 1)
+    exact = summed(quiet, 1, releases(quiet, data)).total
+    draws: list[Tensor] = []
+    for seed in range(20):
+        seeded = dataclasses.replace(config, noise_seed=seed)
+        released = summed(seeded, 1, releases(seeded, data))
+        draws.append(released.total - exact)
+        assert released.noise_std == pytest.approx(terms.noise_std * 2**0.5)
+    noise = torch.stack(draws)[:, 0]  # (draws, blocks, classes, 1 + features)
+    assert noise.shape == (20, *terms.shape[1:])
+    # Of n numbers the estimate of the deviation has a relative error of 1/sqrt(2 n).
+    by_block = noise.transpose(0, 1).flatten(1)
+    error = 5 / math.sqrt(2 * by_block.shape[1])
+    assert (by_block.std(1) / released.noise_std - 1).abs().max() < error
+    blocks = torch.corrcoef(by_block)
+    limit = 5 / math.sqrt(by_block.shape[1])
+    assert (blocks - torch.eye(len(blocks))).abs().max() < limit
+
+
+def test_a_nodes_own_release_is_kept_only_where_nodes_are_compared(tmp_path):
+    for mode, count in (("nodes", 2), ("cohorts", 0)):
+        config, data = made(mode, tmp_path)
+        answers = releases(config, data)
+        released = summed(config, 1, answers)
+        assert len(released.by_node) == count
+        for answer in answers[:count]:
+            own = released.by_node[answer.node_id]
+            assert torch.equal(own, answer.values.double())
+
+
+# ------------------------------------------------------------------ sensitivity
+
+WORST = ("random", "black", "white", "one pixel", "stripes")
+
+
+def adversarial(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Six images and labels of an owner that nobody expects."""
+    rng = np.random.default_rng(seed)
+    images = np.zeros((6, 1, 16, 16), np.uint8)
+    if kind == "random":
+        images = rng.integers(0, 256, images.shape).astype(np.uint8)
+    elif kind == "white":
+        images[:] = 255
+    elif kind == "one pixel":
+        images[:, :, rng.integers(16), rng.integers(16)] = 255
+    elif kind == "stripes":
+        images[:, :, :: int(rng.integers(1, 5))] = 255
+    labels = rng.integers(0, 3, 6)
+    if seed % 2:
+        labels[:] = seed % 3
+    return images, labels
+
+
+owners = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(WORST),
+        "seed": st.integers(0, 10_000),
+        "value": st.sampled_from([None, "v1", "v2", "other", ""]),
+        "part": st.sampled_from([None, 0, 3, 17]),
+        "images": st.integers(0, 6),
+    }
+)
+
+
+def given_owners(data: FederatedImages, changes: dict[int, dict]) -> FederatedImages:
+    """Returns data in which some clients have other images and another cohort."""
+    images, labels = data.images.copy(), data.labels.copy()
+    records = list(data.client_records)
+    cohorts = list(data.client_cohorts)
+    for client, own in changes.items():
+        rows = records[client]
+        images[rows], labels[rows] = adversarial(own["kind"], own["seed"])
+        records[client] = rows[: own["images"]]
+        if cohorts and own["value"] is None:
+            cohorts[client] = None
+        elif cohorts:
+            cohorts[client] = CohortOfClient(own["value"], own["part"])
+    return dataclasses.replace(
+        data,
+        images=images,
+        labels=labels,
+        client_records=tuple(records),
+        client_cohorts=tuple(cohorts),
+    )
+
+
+def of_first_node(config: ResolvedConfig, data: FederatedImages, least: int) -> Tensor:
+    """What the first node, which hosts 12 clients, releases without noise."""
+    hosted = range(12)
+    method, own = phase_at(config, 1)
+    names = [data.client_names[client] for client in hosted]
+    cohorts = [data.client_cohorts[client] for client in hosted if data.client_cohorts]
+    groups = method.groups(own, names, cohorts, least)
+    request = next_request(config, new_state(config))
+    release = answer_of(config, Hosted(data, hosted, 0, groups=groups), request)
+    assert isinstance(release, SanitizedGradients)
+    return release.values.double()
+
+
+@pytest.fixture(scope="module", params=MODES)
+def attacked(request, tmp_path_factory):
+    """A run without noise, whose first node hosts 12 clients, and its data."""
+    return made(request.param, tmp_path_factory.mktemp("attacked"), **QUIET)
+
+
+@settings(max_examples=30)
+@given(
+    others=st.dictionaries(st.integers(0, 11), owners, max_size=12),
+    client=st.integers(0, 11),
+    before=owners,
+    after=owners,
+    gone=st.sampled_from([("images",), ("value",), ("images", "value")]),
+    least=st.integers(1, 4),
+)
+def test_one_owner_moves_the_release_of_its_node_as_far_as_its_noise_hides(
+    attacked, others, client, before, after, gone, least
+):
+    """Whatever all owners have, and whatever one of them has instead."""
+    config, data = attacked
+    nothing = {"images": 0, "value": None}
+    bounds = [
+        # Replace-one: anything, another cohort and no images among it.
+        (after, 2.0),
+        # Zero-out: the same owner has no images, or is in no cohort, or both.
+        (before | {name: nothing[name] for name in gone}, 1.0),
+        # Another group alone: what was in one block is now in another one.
+        (before | {name: after[name] for name in ("value", "part")}, 2**0.5),
+    ]
+    one = of_first_node(config, given_owners(data, others | {client: before}), least)
+    for own, bound in bounds:
+        changed = given_owners(data, others | {client: own})
+        other = of_first_node(config, changed, least)
+        assert float((one - other).norm()) <= bound * config.clip_bound + 1e-6
+
+
+def test_an_owner_that_changes_its_cohort_moves_the_release_by_exactly_sqrt_2(tmp_path):
+    """So that the bound above is one of what happens, and not of an empty release."""
+    config, data = made("cohorts", tmp_path, **QUIET)
+    (client, *_) = members(config, data)["v1", 0]
+    assert client < 12
+    own = {"kind": "random", "seed": 2, "images": 6, "part": None}
+    one, *others = (
+        releases(config, given_owners(data, {client: own | {"value": value}}))[0]
+        for value in ("v1", "v1", "v2", None)
+    )
+    distances = [float((one.values - other.values).norm()) for other in others]
+    assert distances == pytest.approx([0, 2**0.5, 1], abs=1e-6)
+
+
+# ------------------------------------------------------------------ epsilons
+
+
+def stated(rows) -> dict[tuple[str, str], float]:
+    return {(row.adversary, row.relation): row.epsilon for row in rows}
+
+
+def test_where_nodes_are_compared_one_nodes_noise_counts_for_every_adversary(tmp_path):
+    """In the plan and in the ledger, and so in all that is stated of either."""
+    found = {}
+    for mode in MODES:
+        config, _ = made(mode, tmp_path, engine="flower", noise_seed=None)
+        plan = Plan.from_config(config)
+        event = new_event(config, 1, "all", 1)
+        assert (
+            event.counted_nodes == plan.counted_nodes == (1 if mode == "nodes" else 2)
+        )
+        found[mode] = stated(statements(plan, DELTA))
+        of_ledger = stated(statements_from_ledger([event], DELTA))
+        assert of_ledger == pytest.approx(found[mode])
+    of_nodes, of_cohorts = found["nodes"], found["cohorts"]
+    assert {adversary for adversary, _ in of_nodes} == {"release", "server", "secagg"}
+    for (adversary, relation), epsilon in of_nodes.items():
+        assert epsilon == of_nodes["server", relation], adversary
+    for relation in ("replace-one", "zero-out"):
+        # The same noise where what is published is the sum over two nodes.
+        assert of_cohorts["server", relation] == of_nodes["server", relation]
+        assert of_cohorts["release", relation] < of_nodes["release", relation]
+
+
+def test_a_finished_run_and_its_label_say_the_same_epsilon_as_its_plan(tmp_path):
+    for mode in MODES:
+        own = tmp_path / mode
+        own.mkdir()
+        config, data = made(mode, own, noise_seed=None, engine="local")
+        folder = finished(config, data)
+        (event,) = events(folder)
+        assert event.release == "embedding"
+        assert event.batch_size == 1
+        planned = stated(statements(Plan.from_config(config), config.delta))
+        assert stated(epsilons.of_run(folder.path)) == pytest.approx(planned)
+        (entry,) = privacy_label(folder.path)["who_sees_what"]
+        labelled = {relation: eps for (_, relation), eps in planned.items()}
+        assert entry["epsilon"] == pytest.approx(labelled)
+
+
+@pytest.mark.parametrize("adversary", ["release", "server"])
+def test_calibrated_noise_of_compared_nodes_is_that_of_one_node(tmp_path, adversary):
+    noise = {}
+    for mode in MODES:
+        config, _ = made(mode, tmp_path, engine="flower", noise_seed=None)
+        asked = {"adversary": adversary, "target_epsilon": 8.0, "noise_multiplier": ""}
+        planned = RunConfig.from_flat(asked, config)
+        noise[mode] = with_noise(planned).noise_multiplier
+    ratio = noise["nodes"] / noise["cohorts"]
+    assert ratio == pytest.approx(2**0.5 if adversary == "release" else 1.0, rel=1e-3)
+
+
+# ------------------------------------------------------------------ bad input
+
+
+def test_a_request_to_some_clients_is_refused(tmp_path):
+    config, _ = made("nodes", tmp_path)
+    request = changed(next_request(config, new_state(config)), participants=(0, 1))
+    method, own = phase_at(config, 1)
+    assert_refused("not to all", method.check, own, request)
+
+
+REFUSED = [
+    ({"phases": "group-means,means", "num_rounds": 2}, "a run by itself"),
+    ({"secure_aggregation": True, "engine": "flower"}, "secure_aggregation"),
+    ({"min_answers": 2}, "min_answers"),
+    ({"clients_per_node": CLIENTS}, "give --clients-per-node less"),
+    ({"clients_per_node": 23}, "the smallest node has 1 clients for 4 groups"),
+    ({"clients_per_node": 1}, "the smallest node has 1 clients for 4 groups"),
+    ({"clients_per_group": 4}, "clients_per_group = 4"),
+    ({"groups": 3}, "groups = 3"),
+    ({"groups": 7}, "groups = 7"),
+    ({"suspicious": "7"}, "suspicious = '7'.*0, 1"),
+    ({"healthy": "v1", "cohorts": "own.csv"}, "give --suspicious too"),
+    ({"healthy": "v1", "suspicious": "v2"}, "give --cohorts"),
+    ({"healthy": "v1", "suspicious": "v1", "cohorts": "own.csv"}, "another one"),
+    ({"cohort_value": "v1"}, "cohort_value = 'v1'.*--cohorts"),
+    ({"moment_size": 17}, "moment_size = 17.*16"),
+    ({"client_selection": "uniform"}, "client_selection"),
+]
+
+
+@pytest.mark.parametrize(("more", "words"), REFUSED)
+def test_settings_that_compare_nothing_are_refused(more, words):
+    assert_refused(words, of_nodes, **more)
