@@ -14,6 +14,7 @@ from fedgs.config.fields import Problem, option
 from fedgs.config.settings import IMAGE_SIZES, PARTS_OF_CLASS, Settings
 from fedgs.config.terms import Terms
 from fedgs.errors import UserError
+from fedgs.files import NAME_RULE, is_plain_name
 
 # Of an image in each network: the feature by which its number is released. No client's
 # embedding is shorter, so none is shorter than a clip bound of at most this.
@@ -311,6 +312,10 @@ class GroupMeansSettings(LowFrequencySettings):
             yield "healthy", "needs the cohort to compare; give --suspicious too"
         if self.healthy is not None and self.healthy == self.suspicious:
             yield "suspicious", "is the healthy cohort; give --suspicious another one"
+        for name in ("healthy", "suspicious"):
+            value = getattr(self, name)
+            if value is not None and not is_plain_name(value):
+                yield name, NAME_RULE  # of the files of its groups
         if self.compares_nodes:
             yield from self._problems_of_nodes()
         elif self.nodes is None and self.cohorts is None:

@@ -21,9 +21,10 @@ from fedgs.diagnosis import sentences
 from fedgs.diagnosis.diagnosis import Diagnosis, diagnose
 from fedgs.diagnosis.rule import Rule
 from fedgs.diagnosis.sites import SiteVerdict, compare_sites
+from fedgs.errors import UserError, first_n
 from fedgs.evaluation.images import LabelledImages
 from fedgs.files import make_folder, replacing, write_json
-from fedgs.methods.group_means import groups_released
+from fedgs.methods.group_means import Group, groups_released
 from fedgs.round.checkpoint import restored_releases
 from fedgs.runs.run_folder import RunFolder, versions
 from fedgs.runs.sample_files import save_images
@@ -32,6 +33,7 @@ DIAGNOSIS = "diagnosis.json"
 PICTURE = "diagnosis.png"
 FORMAT = 4
 THE_OTHERS = "all others"
+LEAST_SEEN = 4.0  # standard deviations: chance shows clients in 1 of 30,000 runs
 
 Samples = Mapping[str, Sequence[LabelledImages]]  # of each cohort's groups
 
@@ -52,18 +54,23 @@ def conclude(
         not finished.
 
     Raises:
-        UserError: a suspect fails, or the folder is broken.
+        UserError: a suspect fails, the folder is broken, or the release shows no client
+            of a cohort or a node.
     """
     config = folder.config.at_phase(0)
     if not isinstance(config, GroupMeansConfig) or not folder.is_finished:
         return None
-    samples = samples_of(folder, config)
+    groups = groups_in(folder, config)
+    if not groups:  # a budget that was spent before the release
+        return None
+    _check_seen(groups)
+    samples = samples_of(groups)
     rule = rule or Rule(config.alpha, config.min_effect)
     entries = (*TRANSFORMATIONS, *suspects)
     comparisons = list(_comparisons(config, samples, rule, entries))
     make_folder(folder.path / "groups")
-    for cohort, groups in samples.items():
-        for number, (images, labels) in enumerate(groups):
+    for cohort, own in samples.items():
+        for number, (images, labels) in enumerate(own):
             path = folder.path / "groups" / f"{cohort}-{number}.npz"
             with replacing(path) as file:
                 np.savez_compressed(file, images=images, labels=labels)
@@ -82,8 +89,8 @@ def conclude(
     return content
 
 
-def samples_of(folder: RunFolder, config: GroupMeansConfig) -> Samples:
-    """Returns the mean pictures of every cohort's groups, as a run released them.
+def groups_in(folder: RunFolder, config: GroupMeansConfig) -> list[Group]:
+    """Returns what a run has released of every group.
 
     Privacy: post-processing of DP output.
     """
@@ -91,9 +98,36 @@ def samples_of(folder: RunFolder, config: GroupMeansConfig) -> Samples:
     tensors = {}
     if committed is not None:
         _, tensors = committed
+    return groups_released(config, restored_releases(folder.config, tensors))
+
+
+def _check_seen(groups: Sequence[Group]) -> None:
+    """Refuses to compare clients with none: noise alone looks like a bug.
+
+    Raises:
+        UserError: names the cohort or the node.
+    """
+    seen: dict[str, list[float]] = {}
+    for group in groups:
+        seen.setdefault(group.cohort, []).append(group.seen)
+    # Of all groups of a cohort together, their noise has a standard deviation of 1.
+    clear = {
+        name: sum(own) / len(own) ** 0.5 > LEAST_SEEN for name, own in seen.items()
+    }
+    absent = [name for name, is_seen in clear.items() if not is_seen]
+    # Where no cohort is seen, the noise hides all of them, and no bug is named.
+    if absent and any(clear.values()):
+        raise UserError(
+            f"{first_n(map(repr, absent))}: the release shows no client there, which "
+            "nothing can be compared with; give --healthy and --suspicious values that "
+            "the clients' files of cohorts have, or leave such a node out"
+        )
+
+
+def samples_of(groups: Sequence[Group]) -> Samples:
+    """Returns the mean pictures of every cohort's groups, a sample of each class."""
     samples: dict[str, list[LabelledImages]] = {}
-    releases = restored_releases(folder.config, tensors)
-    for group in groups_released(config, releases):
+    for group in groups:
         labels = np.arange(len(group.images))
         own = LabelledImages(group.images.numpy(), labels)
         samples.setdefault(group.cohort, []).append(own)

@@ -33,7 +33,7 @@ from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.run_config import GroupMeansConfig
 from fedgs.config.terms import Terms
 from fedgs.errors import UserError
-from fedgs.gan.features import embedding, mean_features
+from fedgs.gan.features import MeanFeatures, embedding, mean_features
 from fedgs.gan.models import build_generator
 from fedgs.gan.moments import blank, in_pixels, set_generator
 from fedgs.methods.base import Declared, Method, OneClient, Released, Request, State
@@ -42,6 +42,7 @@ from fedgs.randomness import derived_seed
 from fedgs.shapes import Images, TensorDict
 
 TARGET = "target"
+SEEN = "seen"
 
 
 class GroupMeans(Method[GroupMeansConfig]):
@@ -127,10 +128,13 @@ class GroupMeans(Method[GroupMeansConfig]):
             in_order = sorted(released.by_node)
             blocks = torch.cat([released.by_node[node][0] for node in in_order])
             noise_std = config.phase_terms(1).noise_std
-        targets = torch.stack(
-            [_mean_features(config, block, noise_std) for block in blocks]
-        )
-        state.released.append((GROUP_MEANS, {TARGET: targets}))
+        means = [_mean_features(config, block, noise_std) for block in blocks]
+        targets = torch.stack([found.target for found in means])
+        noise = torch.stack([found.noise_std for found in means])
+        kept = {TARGET: targets, SEEN: _seen(blocks, noise_std)}
+        if not config.compares_nodes:
+            kept[TARGET] = _equally_noisy(config, targets, noise)
+        state.released.append((GROUP_MEANS, kept))
         model = dataclasses.replace(blank(config), mean=targets.double().mean(0))
         set_generator(config, model, state.generator, state.ema)
         state.round += 1
@@ -146,11 +150,14 @@ class Group(NamedTuple):
         cohort: the node's name, or the cohort's value.
         part: which of the cohort's groups it is, from 0.
         images: the mean picture of each class, shape (classes, C, S, S), in [0, 1].
+        seen: by how many standard deviations of its noise the release shows clients in
+            it; a standard normal number where there is none.
     """
 
     cohort: str
     part: int
     images: Images
+    seen: float
 
 
 def groups_released(
@@ -164,30 +171,59 @@ def groups_released(
         config: of the run's one phase.
         releases: as in `State.released`.
     """
-    targets = [own[TARGET] for method, own in releases if method == GROUP_MEANS]
-    if not targets:
+    kept = [own for method, own in releases if method == GROUP_MEANS]
+    if not kept:
         return []
     cohorts = config.site_names
     if config.healthy is not None and config.suspicious is not None:
         cohorts = (config.healthy, config.suspicious)
-    pictures = in_pixels(config, targets[-1]).clamp(0, 1)
+    pictures = in_pixels(config, kept[-1][TARGET]).clamp(0, 1)
+    seen = kept[-1][SEEN].tolist()
     return [
         Group(
             cohort=cohorts[number // config.groups],
             part=number % config.groups,
             images=images,
+            seen=seen[number],
         )
         for number, images in enumerate(pictures)
     ]
 
 
-def _mean_features(config: GroupMeansConfig, block: Tensor, noise_std: float) -> Tensor:
+def _seen(blocks: Tensor, noise_std: float) -> Tensor:
+    """Returns `Group.seen` of every group, from the features that count images."""
+    # The same of every class: along their mean, the noise is no larger than in one.
+    masses = blocks[:, :, 0]
+    count = masses.sum(1) / masses.shape[1] ** 0.5
+    if noise_std:
+        return (count / noise_std).float()
+    return torch.where(count > 0, torch.inf, 0.0)
+
+
+def _equally_noisy(config: GroupMeansConfig, targets: Tensor, noise: Tensor) -> Tensor:
+    """Adds noise, so that every group has as much as the one that has most.
+
+    A cohort of few clients has more in its means, and noise looks like a bug: cohorts
+    of other sizes would differ where their images do not.
+
+    Args:
+        config: of the phase; its seed decides the noise, which protects nobody.
+        targets: mean features, shape (groups, classes, features).
+        noise: the standard deviation of the noise in them, shape (groups, classes).
+    """
+    rng = torch.Generator().manual_seed(derived_seed(config.seed, "equal-noise"))
+    more = (noise.amax(0).square() - noise.square()).clamp_min(0).sqrt()
+    return targets + more[:, :, None] * torch.randn(targets.shape, generator=rng)
+
+
+def _mean_features(
+    config: GroupMeansConfig, block: Tensor, noise_std: float
+) -> MeanFeatures:
     """Returns the mean features of one group's classes, (classes, features)."""
     centre = torch.zeros(config.num_groups, config.num_features)
     most = config.num_clients
     if config.compares_nodes:
         most = config.group_size
-    found = mean_features(
+    return mean_features(
         config, {}, centre, total=block, noise_std=noise_std, num_clients=most
     )
-    return found.target

@@ -1,83 +1,99 @@
-"""`fedgs debug`: cohorts, groups, resuming, the folder, and what it refuses."""
+"""`fedgs debug`: one run, its verdict and its pictures, and what it refuses before."""
 
 import dataclasses
+import json
 import math
 import re
 import shlex
 import shutil
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import tiny
-from command_line import flags, printed, refused
-from fedgs.app.debug import bug_detection, power
-from fedgs.app.debug import cohorts as debug_cohorts
-from fedgs.app.debug import debug_folder as debug_plan
-from fedgs.app.debug.debug_folder import read_debug
-from fedgs.cohorts.cohort_file import (
-    EXCLUDED,
-    Cohort,
-    read_cohort,
-    selection_costs,
-    write_cohort,
-)
-from fedgs.config.recipes import class_means
+from command_line import flags, plain_flags, printed, refused
+from fedgs.app.commands import train
+from fedgs.app.debug import power, verdict
+from fedgs.app.debug.debug_request import OF_DEBUG
+from fedgs.app.python import debug as debug_from_python
+from fedgs.cohorts.cohort_file import BY_THE_USER, Cohort, selection_costs, write_cohort
+from fedgs.config.recipes import group_means
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.data.corruption import corrupted_clients
 from fedgs.data.transformations import TRANSFORMATIONS
-from fedgs.privacy.accountant import statements
+from fedgs.diagnosis import conclusion
+from fedgs.files import read_json
 from fedgs.privacy.budget import calibrate_noise
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.selection_cost import SelectionCost
 from fedgs.round import local
 from fedgs.round.run import RunStopped
-from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
-from plans import epsilon
-from runs import generator
-from tiny import run_config
+from groups import write_cohorts
 
-OWNERS = 24  # two cohorts of 12, groups of 3
-SMALL = {
-    "recipe": "class-means",
-    "engine": "local",
-    "image_size": 16,
-    "seed": 3,
-    "noise_multiplier": 0.05,
-    "samples_per_group": 60,
-}
-GAN = {n: v for n, v in tiny.SETTINGS.items() if n.endswith(("_dim", "batch_size"))}
-GAN |= {"recipe": "gs-wgan", "num_rounds": 2, "warm_start_rounds": 1}
-GAN |= {"fakes_per_round": 8, "dct_size": 8}
-OF_NO_SEED = {"bug": "flip", "healthy": "/h", "suspicious": "/s", "seed": None}
-MASKED = {"bug": "rotate", "engine": "flower", "secure_aggregation": True}
+OWNERS = 48  # of 12 pictures each: two cohorts of four groups of six, or two nodes
+NAMES = tuple(f"o{number:02}" for number in range(OWNERS))
+SMALL = {"image_size": 16, "seed": 3, "noise_multiplier": 0.05}
+EACH = {"each": True, "clients_per_node": 24}
+VALUES = {"healthy": "v1", "suspicious": "v2"}
+POSSIBLE = {"invert", "rotate", "blur"}  # the whole catalogue takes seconds
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _few_bugs():
-    """The whole catalogue takes seconds."""
-    few = [t for t in TRANSFORMATIONS if t.name in ("invert", "rotate", "blur")]
+def _few_bugs() -> Iterator[None]:
+    few = [t for t in TRANSFORMATIONS if t.name in POSSIBLE]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bug_detection, "TRANSFORMATIONS", few)
+        patch.setattr(conclusion, "TRANSFORMATIONS", few)
         yield
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """24 owners of 24 pictures of strokes each."""
+def pictures(colours: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Strokes that no turn or inversion leaves as they are, with faint noise."""
     rng = np.random.default_rng(0)
-    labels = np.tile([0, 1, 2], OWNERS * 8)
-    images = rng.integers(0, 30, (len(labels), 16, 16), dtype=np.uint8)
-    images[labels == 0, 3:13, 7:9] = 230
-    images[labels == 1, 3:13, 4:6] = 230
-    images[labels == 2, 3:13, 10:12] = 230
-    owners = np.repeat([f"o{i:02}" for i in range(OWNERS)], 24)
+    labels = np.tile([0, 1, 2], OWNERS * 4)
+    images = rng.integers(0, 30, (len(labels), 16, 16, colours), dtype=np.uint8)
+    for label, column in enumerate((7, 4, 10)):
+        images[labels == label, 2:9, column : column + 2] = 230
+        images[labels == label, 2:4, 3 : 6 + label] = 200
+    if colours == 1:
+        images = images[..., 0]
+    return images, labels, np.repeat(NAMES, 12)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    images, labels, owners = pictures()
     path = tmp_path_factory.mktemp("data") / "strokes.npz"
     np.savez(path, images=images, labels=labels, clients=owners)
     return f"npz:{path}"
+
+
+def spoilt(folder: Path, bug: Callable, owners: range | tuple[int, ...]) -> str:
+    """Writes the same data with a bug in all images of some owners."""
+    images, labels, names = pictures()
+    rows = np.isin(names, [NAMES[owner] for owner in owners])
+    images[rows] = bug(images[rows])
+    path = folder / "spoilt.npz"
+    np.savez(path, images=images, labels=labels, clients=names)
+    return f"npz:{path}"
+
+
+def inverted(images: np.ndarray) -> np.ndarray:
+    return 255 - images
+
+
+def turned(images: np.ndarray) -> np.ndarray:
+    return np.rot90(images, axes=(1, 2))
+
+
+def make_files(folder: Path, healthy=range(24), suspicious=range(24, 48), **selection):
+    """Writes two files of client names."""
+    found = {}
+    for name, numbers in (("healthy", healthy), ("suspicious", suspicious)):
+        found[name] = folder / f"{name}.txt"
+        own = tuple(f"o{number:02}" for number in numbers)
+        write_cohort(found[name], Cohort(own, **selection), name)
+    return found
 
 
 @pytest.fixture
@@ -85,23 +101,26 @@ def files(tmp_path):
     return make_files(tmp_path)
 
 
-def make_files(folder, healthy=range(12), suspicious=range(12, 24), **selection):
-    found = {}
-    for name, numbers in (("healthy", healthy), ("suspicious", suspicious)):
-        found[name] = folder / f"{name}.txt"
-        names = tuple(f"o{i:02}" for i in numbers)
-        write_cohort(found[name], Cohort(names, **selection), name)
-    return found
+@pytest.fixture
+def own_cohorts(tmp_path) -> dict[str, str]:
+    """A file in which half of the owners are v1, and the other half v2."""
+    values = {name: "v1" if i < 24 else "v2" for i, name in enumerate(NAMES)}
+    return {"cohorts": write_cohorts(tmp_path / "own.csv", values)} | VALUES
 
 
-def debug_flags(**settings: object) -> list[str]:
-    """`fedgs debug` has fewer flags than `fedgs train`: --set gives these as well."""
-    words = []
-    for name in ("image_size", "num_rounds", "noise_multiplier", "test_fraction"):
+def words_of(**settings: object) -> list[str]:
+    """`fedgs debug` has other flags than `fedgs train`: --set gives the rest."""
+    words: list[str] = []
+    for name in ("image_size", "noise_multiplier"):
         value = settings.pop(name, None)
         if value is not None:
             words += ["--set", f"{name}={value}"]
-    return [*flags(**settings), *words]
+    own = {
+        n: settings.pop(n)
+        for n in ("healthy", "suspicious", *OF_DEBUG)
+        if n in settings
+    }
+    return [*flags(**settings), *plain_flags(**own), *words]
 
 
 @pytest.fixture
@@ -110,17 +129,17 @@ def debug(fedgs, data, tmp_path):
 
     def debug(**settings: object) -> tuple[int, str, str]:
         output = {"data": data, "output": tmp_path / "out"}
-        return fedgs("debug", *debug_flags(**output | SMALL | settings))
+        return fedgs("debug", *words_of(**output | SMALL | settings))
 
     return debug
 
 
 @pytest.fixture(scope="module")
 def original(data, tmp_path_factory, exit_code):
-    """A finished folder on own cohorts; not to be changed."""
+    """A finished run on two files of names; not to be changed."""
     path = tmp_path_factory.mktemp("original")
     given = {"data": data, "output": path / "out"} | SMALL | make_files(path)
-    assert exit_code("debug", *debug_flags(**given)) == 0
+    assert exit_code("debug", *words_of(**given)) == 0
     return path / "out"
 
 
@@ -135,196 +154,221 @@ def no_training(monkeypatch):
     def fail(*arguments: object) -> None:
         raise AssertionError("trained")
 
-    monkeypatch.setattr(bug_detection, "train_group", fail)
-    monkeypatch.setattr(debug_cohorts, "select", fail)
+    monkeypatch.setattr(local, "train", fail)
+
+
+def found_in(path: Path) -> dict:
+    return read_json(path / "diagnosis.json")
 
 
 # ------------------------------------------------------------------ the whole
 
 
-def test_own_cohorts_from_files_to_diagnosis(fedgs, done):
-    path = done
-    out = printed(fedgs("debug", "--output", path), "")  # is finished: shows it again
-    plan, found = read_debug(path)
-    assert plan["clients_per_group"] == 3
-    assert plan["clients"] == {"healthy": 12, "suspicious": 12}
-    assert plan["source"] == "the user's own files"
-    assert (found["planted"], found["outcome"]) == (None, None)
-    runs = [run for runs in plan["runs"].values() for run in runs]
-    assert runs == [f"{c}-{i}" for c in ("healthy", "suspicious") for i in range(4)]
-    names = [read_cohort(path / "groups" / f"{run}.txt").names for run in runs]
-    assert [len(own) for own in names] == [3] * 8
-    assert len({name for own in names for name in own}) == 24
-    configs = [RunFolder.open(path / run).config for run in runs]
-    of_group = {(c.num_nodes, c.num_clients, c.corruption_seed) for c in configs}
-    assert of_group == {(1, 3, 3)}
-    assert len({c.seed for c in configs}) == 8
-    assert (path / "diagnosis.png").read_bytes().startswith(b"\x89PNG")
-    with np.load(path / "samples" / "suspicious-3.npz") as samples:
-        assert samples["images"].shape == (60, 1, 16, 16)
-        assert np.bincount(samples["labels"]).tolist() == [20, 20, 20]
+def test_two_files_of_names_become_one_run_and_a_diagnosis(fedgs, done):
+    out = printed(fedgs("debug", "--output", done), "")  # is finished: shows it again
+    config = RunFolder.open(done).config
+    assert config.recipe == "group-means"
+    assert (config.num_clients, config.num_nodes) == (48, 1)
+    assert len(RunFolder.open(done).read_ledger().events) == 1
+    content = found_in(done)
+    assert content["rows"] == ["healthy", "suspicious"]
+    (found,) = content["comparisons"]
+    assert (found["suspicious"], found["healthy"]) == ("suspicious", "healthy")
+    assert found["num_splits"] == 35
     # The noise has no seed: one split of 35 is the most extreme, so it may be "other".
     assert found["verdict"] in ("none", "undecided", "other")
-    assert found["num_splits"] == 35
     assert [row["bug"] for row in found["ranking"]][-1] == "other"
+    for row in content["rows"]:
+        for part in range(4):
+            with np.load(done / "groups" / f"{row}-{part}.npz") as group:
+                assert group["images"].shape == (3, 1, 16, 16)
+                assert group["labels"].tolist() == [0, 1, 2]
+    assert (done / "diagnosis.png").read_bytes().startswith(b"\x89PNG")
     text = " ".join(out.split())
-    assert f"verdict {found['verdict']}" in text
+    assert f"suspicious: {found['verdict']}" in text
     assert found["sentence"] in text
+    assert "picture" in text
 
 
-def test_epsilon_is_that_of_one_group(original):
-    _, found = read_debug(original)
-    config = RunFolder.open(original / "healthy-0").config
-    wanted = {s.relation: s.epsilon for s in statements(Plan.from_config(config), 1e-5)}
-    rows = {row["relation"]: row for row in found["privacy"]}
-    assert set(rows) == {"replace-one", "zero-out"}
-    for relation, row in rows.items():
-        assert row["epsilon"] == pytest.approx(wanted[relation])
-        assert bug_detection.PARALLEL in row["conditions"]
-        assert any("own" in condition for condition in row["conditions"])
+def test_groups_of_two_files_are_of_one_size_and_no_client_is_in_two(done):
+    path = done / "private" / "cohorts.csv"
+    header, *rows = path.read_text().splitlines()
+    assert header == "owner,cohort,part"
+    owners = [row.split(",")[0] for row in rows]
+    assert sorted(owners) == sorted(NAMES)
+    groups = [row.split(",", 1)[1] for row in rows]
+    assert {groups.count(group) for group in groups} == {6}
+    assert len({*groups}) == 8
 
 
-def test_the_largest_epsilon_of_the_groups_counts():
-    config = run_config(num_clients=3, clients_per_round=3, noise_multiplier=2)
-    configs = [dataclasses.replace(config, num_rounds=count) for count in (2, 4, 2)]
-    groups = [statements(Plan.from_config(each), 1e-5) for each in configs]
-    found = bug_detection.worst_case(groups)
-    assert [r.epsilon for r in found] == [r.epsilon for r in groups[1]]
+@pytest.mark.parametrize(("bug", "name"), [(inverted, "invert"), (turned, "rotate")])
+def test_a_bug_of_one_cohort_is_named(debug, files, tmp_path, bug, name):
+    data = spoilt(tmp_path, bug, range(24, 48))
+    out = printed(debug(data=data, **files))
+    (found,) = found_in(tmp_path / "out")["comparisons"]
+    assert found["verdict"] == name
+    assert f"suspicious: {name}" in out
+    # The same cohorts without a bug: nobody is accused.
+    printed(debug(**files, output=tmp_path / "clean"))
+    assert not found_in(tmp_path / "clean")["comparisons"][0]["bugs"]
 
 
-def test_an_experiment_plants_its_bug_everywhere(debug, data, tmp_path, monkeypatch):
-    short = dataclasses.replace(debug_cohorts.SELECTION, num_rounds=2)
-    monkeypatch.setattr(debug_cohorts, "SELECTION", short)
-    printed(debug(bug="flip", fraction=0.5, clients_per_group=2), "")
-    path = tmp_path / "out"
-    plan, found = read_debug(path)
-    assert found["planted"]["bug"] == "invert"
-    assert plan["source"] == "selected by accuracy"
-    selected = read_cohort(path / "cohorts" / "selected.txt")
-    config = RunFolder.open(path / "suspicious-0").config
-    names = read_cohort(path / "groups" / "suspicious-0.txt").names
-    assert set(names) <= set(selected.names)
-    of_all = {"image_size": 16, "seed": 3, "clients_per_round": 1}
-    original = run_config(**of_all, data=data, corruption="invert")
-    spoilt = corrupted_clients(original, names)
-    assert corrupted_clients(config, names).tolist() == spoilt.tolist()
-    groups = [path / "groups" / f"{run}.txt" for run in plan["runs"]["healthy"]]
-    healthy = [name for group in groups for name in read_cohort(group).names]
-    counted = corrupted_clients(original, healthy).sum()
-    assert found["planted"]["counts"]["healthy"]["corrupted"] == counted
-    expected = {"invert": "right", "undecided": "undecided", "other": "undecided"}
-    assert found["outcome"] == expected.get(found["verdict"], "wrong")
-    assert all(EXCLUDED in " ".join(row["conditions"]) for row in found["privacy"])
-    assert not any(row["guarantee"] is None for row in found["privacy"])
+def test_values_of_the_clients_file_are_compared_on_nodes_they_share(
+    debug, own_cohorts, tmp_path
+):
+    data = spoilt(tmp_path, inverted, range(24, 48))
+    given = own_cohorts | {"data": data, "clients_per_node": 16}
+    out = printed(debug(**given))
+    config = RunFolder.open(tmp_path / "out").config
+    assert config.num_nodes == 3
+    (found,) = found_in(tmp_path / "out")["comparisons"]
+    assert (found["suspicious"], found["healthy"]) == ("v2", "v1")
+    assert found["verdict"] == "invert"
+    assert "1.73 times it in every group, since each of the 3 nodes adds its own" in out
+
+
+@pytest.mark.parametrize("asked", [{"each": True}, {"suspicious": "1"}])
+def test_nodes_are_compared_each_with_all_others(debug, tmp_path, asked):
+    data = spoilt(tmp_path, inverted, range(16, 32))
+    out = printed(debug(data=data, clients_per_node=16, **asked))
+    content = found_in(tmp_path / "out")
+    assert content["rows"] == ["0", "1", "2"]
+    by_name = {found["suspicious"]: found for found in content["comparisons"]}
+    assert [*by_name] == (["0", "1", "2"] if "each" in asked else ["1"])
+    assert by_name["1"]["verdict"] == "invert"
+    if "each" in asked:
+        assert by_name["1"]["p"] <= 0.05
+        assert "Every site against all others" in out
+    # Rows of the picture: one for each node, whoever was compared.
+    assert len([*(tmp_path / "out" / "groups").glob("*.npz")]) == 12
+
+
+def test_an_experiment_plants_its_bug_in_one_node_or_in_clients(debug, files, tmp_path):
+    printed(debug(**EACH, bug="flip"))
+    planted = found_in(tmp_path / "out")["planted"]
+    assert planted["bug"] == "invert"
+    assert planted["where"] in ("0", "1")
+    config = RunFolder.open(tmp_path / "out").config
+    assert config.corruption_unit == "node"
+    out = printed(debug(**files, bug="flip", fraction=0.5, output=tmp_path / "other"))
+    planted = found_in(tmp_path / "other")["planted"]
+    assert planted == {"bug": "invert", "where": "0.5 of the clients"}
+    assert "planted: invert in 0.5 of the clients" in out
 
 
 def test_a_private_selection_is_in_the_epsilon_once(debug, tmp_path):
     cost = SelectionCost(4.0, 2, 2, 2.0, 3.0)
     private = {"selection": "private", "cost": cost, "selection_id": "one and the same"}
-    printed(debug(**make_files(tmp_path, **private), clients_per_group=2), "")
-    path = tmp_path / "out"
-    plan, found = read_debug(path)
-    assert plan["source"] == "selected by accuracy"
-    config = RunFolder.open(path / "healthy-0").config
+    printed(debug(**make_files(tmp_path, **private)), "")
+    config = RunFolder.open(tmp_path / "out").config
     assert selection_costs([config]) == (cost,)
-    alone = {s.relation: s.epsilon for s in statements(Plan.from_config(config), 1e-5)}
-    for row in found["privacy"]:
-        assert "a randomised response of epsilon 3" in " ".join(row["conditions"])
-        asked = {"relation": row["relation"], "adversary": row["adversary"]}
-        stated = epsilons.of_run(path / "suspicious-1")
-        assert row["epsilon"] == pytest.approx(epsilon(stated, **asked))
-        assert row["epsilon"] > alone[row["relation"]]
 
 
-@pytest.mark.slow
-@pytest.mark.flower
-def test_flower_gives_the_generators_and_the_verdict_of_the_local_engine(
-    fedgs, data, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-    given = {"data": data, "bug": "rotate", "noise_seed": 7}
-    given |= SMALL | GAN | {"clients_per_group": 2}
-    found = {}
-    for engine in ("local", "flower"):
-        path = tmp_path / engine
-        own = given | {"engine": engine, "output": path}
-        printed(fedgs("debug", *debug_flags(**own)))
-        plan, diagnosis = read_debug(path)
-        runs = [run for own in plan["runs"].values() for run in own]
-        assert {RunFolder.open(path / run).config.engine for run in runs} == {engine}
-        found[engine] = [generator(path / run) for run in runs]
-        found[engine].append(diagnosis["ranking"])
-    assert found["flower"] == found["local"]
-
-
-@pytest.mark.slow
-def test_an_interrupted_folder_goes_on_with_its_output_alone(
-    debug, fedgs, files, tmp_path, monkeypatch
-):
-    trained = []
-    train = local.train
-
-    def stop_in_the_third(folder, data, report, stop):
-        trained.append(folder.path.name)
-        if len(trained) == 3:
-            raise RunStopped("stopped after round 0")
-        train(folder, data, report, stop)
-
-    monkeypatch.setattr(local, "train", stop_in_the_third)
-    path = tmp_path / "out"
-    assert debug(**files)[0] == 1
-    assert read_debug(path)[1] is None
-    first = (path / "healthy-0" / "generator.safetensors").read_bytes()
-    printed(fedgs("debug", "--output", path), "")
-    rest = [f"{cohort}-{i}" for i in (1, 2, 3) for cohort in ("healthy", "suspicious")]
-    assert trained[2:] == ["healthy-1", *rest]
-    assert (path / "healthy-0" / "generator.safetensors").read_bytes() == first
-    assert read_debug(path)[1] is not None
-
-
-def test_a_stop_in_a_groups_last_round_trains_no_further_group(
-    debug, files, tmp_path, monkeypatch
-):
-    trained = []
-
-    def stop(folder, data, report, stop):
-        trained.append(folder.path.name)
-        stop.set()  # as a signal does, when no round is left
-
-    monkeypatch.setattr(local, "train", stop)
-    code, _, err = debug(**files)
-    assert code == 1
-    assert "stopped after generator 1 of 8" in err
-    assert f"continue with: fedgs debug --output {tmp_path / 'out'}" in err
-    assert trained == ["healthy-0"]
-
-
-def test_a_folder_that_is_not_there_or_of_another_version_is_said(fedgs, tmp_path):
-    path = tmp_path / "out"
-    refused(fedgs("debug", "--output", path), "debug.json is missing")
-    path.mkdir()
-    (path / "debug.json").write_text('{"format": 1}')
-    refused(fedgs("debug", "--output", path), ".*debug folder of format 1")
-
-
-def test_a_client_in_two_groups_is_refused(fedgs, done):
-    shutil.rmtree(done / "healthy-1")
-    shutil.copytree(done / "healthy-0", done / "healthy-1")
-    refused(fedgs("debug", "--output", done), ".*a client is in two groups")
-
-
-@pytest.mark.usefixtures("no_training")
-def test_a_suspect_that_fails_is_said_before_any_training(debug, files, tmp_path):
-    (tmp_path / "own.py").write_text("def half(x):\n    return x[:1]\n")
-    suspect = f"{tmp_path / 'own.py'}:half"
-    refused(debug(**files, suspect=suspect), "return images of the same shape")
+def test_a_program_gets_the_same_diagnosis(data, files, tmp_path):
+    given = {"data": data, "output": tmp_path / "out", "seed": 0, "image_size": 16}
+    given |= {"noise_multiplier": 0.05}
+    assert debug_from_python(dry_run=True, **given, **files) is None
     assert not (tmp_path / "out").exists()
+    found = debug_from_python(**given, **files)
+    assert found == json.loads((tmp_path / "out" / "diagnosis.json").read_text())
+    again = debug_from_python(output=tmp_path / "out")
+    assert again["comparisons"] == found["comparisons"]
+
+
+# ------------------------------------------------------------------ going on
+
+
+def test_a_released_verdict_is_judged_anew_at_no_epsilon(fedgs, done):
+    ledger = (done / "ledger.jsonl").read_bytes()
+    weights = (done / "generator.safetensors").read_bytes()
+    for rule in ({"alpha": 0.2}, {"min_effect": 0.5}):
+        printed(fedgs("debug", "--output", done, *plain_flags(**rule)), "")
+        (found,) = found_in(done)["comparisons"]
+        for name, value in rule.items():
+            assert found[name] == value
+    refused(fedgs("debug", "--output", done, "--min-effect", 7), "min_effect = 7.0:")
+    assert (done / "ledger.jsonl").read_bytes() == ledger
+    assert (done / "generator.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupted_run_goes_on_with_its_output_alone(
+    debug, fedgs, files, tmp_path, monkeypatch, when
+):
+    """Before its release it is made; after it, it is not made again."""
+    path = tmp_path / "out"
+
+    def stopped(*arguments: object) -> None:
+        raise RunStopped("stopped")
+
+    with monkeypatch.context() as patch:
+        if when == "before":
+            patch.setattr(local, "train", stopped)
+        else:
+            patch.setattr(train, "conclude", stopped)
+        assert debug(**files)[0] == 1
+    assert not (path / "diagnosis.json").exists()
+    assert len(RunFolder.open(path).read_ledger().events) == int(when == "after")
+    printed(fedgs("debug", "--output", path))
+    assert found_in(path)["rows"] == ["healthy", "suspicious"]
+    assert len(RunFolder.open(path).read_ledger().events) == 1
+
+
+def test_a_folder_that_is_not_there_or_of_another_kind_is_said(fedgs, tmp_path, debug):
+    refused(fedgs("debug", "--output", tmp_path / "out"), ".*out")
+    given = {"image_size": 16, "seed": 0, "noise_multiplier": 1, "num_rounds": 3}
+    path = tmp_path / "other"
+    images, labels, owners = pictures()
+    arrays = {"images": images, "labels": labels, "clients": owners}
+    np.savez(tmp_path / "a.npz", **arrays)
+    given |= {"data": f"npz:{tmp_path}/a.npz", "output": path, "recipe": "moments"}
+    printed(fedgs("train", *flags(**given)))
+    refused(fedgs("debug", "--output", path), ".*no finished run of group-means")
 
 
 def test_a_folder_goes_on_with_no_other_settings(fedgs, done):
     given = ("debug", "--output", done)
     refused(fedgs(*given, "--groups", 5), "groups = 5", "leave out --groups")
-    refused(fedgs(*given, "--set", "num_rounds=9"), "num_rounds = 9")
+    refused(fedgs(*given, "--set", "clip_bound=2"), "clip_bound = 2")
+    refused(fedgs(*given, "--each"), "each = True")
+    refused(fedgs(*given, "--dry-run"), "dry_run = True")
+
+
+def test_an_undecided_verdict_names_the_step_that_decides_it(fedgs, data, tmp_path):
+    """A bug in some clients of one cohort: the same release shows it in fewer."""
+    bad = spoilt(tmp_path, inverted, tuple(range(24, 48, 3)))
+    given = {"data": bad, "output": tmp_path / "out", "seed": 0, "image_size": 16}
+    given |= make_files(tmp_path) | {"target_epsilon": 99, "noise_seed": 1}
+    # Two of the six clients of each group of v2 have it.
+    values = {n: ("v1" if i < 24 else "v2", i // 6 % 4) for i, n in enumerate(NAMES)}
+    given |= VALUES | {"cohorts": write_cohorts(tmp_path / "own.csv", values)}
+    out = printed(fedgs("debug", *words_of(**given, min_effect=0.6)))
+    assert re.search("^v2: undecided$", out, re.MULTILINE)
+    step = re.search(
+        r"Next step: inverted is significant.* fedgs (debug.*)$", out, re.M
+    )
+    assert step, out
+    out = printed(fedgs(*shlex.split(step[1])))
+    assert re.search("^v2: (one of )?invert", out, re.MULTILINE)
+
+
+def test_a_smaller_share_is_advised_unless_accuracy_selected_the_cohorts(tmp_path):
+    best = {
+        "title": "inverted",
+        "interval": [0.12, 0.2],
+        "adjusted_p": 0.03,
+        "fit": 0.9,
+    }
+    comparison = {"verdict": "undecided", "ranking": [best]}
+    comparison |= {"min_effect": 0.25, "alpha": 0.05}
+    for selection, is_advised in ((BY_THE_USER, True), ("not private", False)):
+        path = tmp_path / "cohort.txt"
+        write_cohort(path, Cohort(("ann", "bob"), selection), "two")
+        config = dataclasses.replace(group_means(), cohort=str(path))
+        step = verdict.next_step(config, comparison, "out")
+        assert ("--min-effect 0.1" in step) == is_advised
+        assert ("less noise" in step) != is_advised
+    assert verdict.next_step(config, comparison | {"verdict": "none"}, "out") == ""
 
 
 # ------------------------------------------------------------------ bad input
@@ -333,9 +377,9 @@ def test_a_folder_goes_on_with_no_other_settings(fedgs, done):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"healthy": range(12), "suspicious": range(11, 23)}, "'o11' (1 clients)"),
-        ({"healthy": range(12), "suspicious": range(20, 32)}, "no client 'o24'"),
-        ({"healthy": range(12), "suspicious": range(12, 19)}, "7 clients are too few"),
+        ({"healthy": range(24), "suspicious": range(23, 47)}, "'o23' (1 clients)"),
+        ({"healthy": range(24), "suspicious": range(40, 64)}, "no client 'o48'"),
+        ({"healthy": range(24), "suspicious": range(24, 31)}, "7 clients are too few"),
     ],
 )
 @pytest.mark.usefixtures("no_training")
@@ -346,7 +390,7 @@ def test_cohorts_that_do_not_fit_are_refused(debug, tmp_path, settings, words):
 
 @pytest.mark.usefixtures("no_training")
 def test_cohorts_of_different_sources_are_refused(debug, tmp_path, files):
-    names = read_cohort(files["suspicious"]).names
+    names = NAMES[24:]
     write_cohort(files["suspicious"], Cohort(names, "not private"), "selected")
     refused(debug(**files), "their epsilons cannot be stated together")
 
@@ -354,15 +398,24 @@ def test_cohorts_of_different_sources_are_refused(debug, tmp_path, files):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"fraction": 0.5}, "needs --bug"),
-        (MASKED, "secure_aggregation = True:"),
-        ({"bug": "flip", "fraction": 2}, "at most 1"),
-        ({"bug": "flip", "groups": 3}, "--groups at least 4"),
-        ({"bug": "flip", "groups": 4, "clients_per_group": 4}, ".npz: 24 clients are"),
-        ({"bug": "flip", "cohort": "c.txt"}, "leave out --set cohort"),
+        ({}, "suspicious is unset: give --healthy and --suspicious"),
+        ({"fraction": 0.5, "each": True}, "needs --bug"),
+        ({"bug": "no", "each": True}, "bug = 'no': give --bug one of flip"),
+        (EACH | {"bug": "flip", "fraction": 2}, "at most 1"),
+        (EACH | {"groups": 3}, "--groups at least 4"),
+        (EACH | {"clients_per_group": 7}, "has 24 clients for 4 groups"),
+        (EACH | {"healthy": "a"}, "healthy = a: --each compares every node"),
+        (EACH | {"cohort": "c.txt"}, "leave out --set cohort"),
+        (EACH | {"secure_aggregation": True, "engine": "flower"}, "shows none"),
+        ({"each": True, "clients_per_node": 48}, "there is one"),
+        ({"each": True, "clients_per_node": 1}, "has 1 clients for 4 groups"),
+        ({"suspicious": "9", "clients_per_node": 24}, "give --suspicious one of 0, 1"),
         ({"healthy": "/nowhere"}, "give --suspicious too"),
         ({"healthy": "/no", "suspicious": "/no"}, "healthy = /no:"),
-        (OF_NO_SEED, "give the --seed that they were selected with"),
+        (
+            {"bug": "flip", "healthy": "/h", "suspicious": "/s", "seed": None},
+            "give the --seed that they were selected with",
+        ),
     ],
 )
 @pytest.mark.usefixtures("no_training")
@@ -371,28 +424,82 @@ def test_bad_flags_are_refused_before_any_work(debug, tmp_path, settings, words)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_hopeless_plan_is_refused_with_what_would_suffice(
-    debug, files, tmp_path, no_training
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"suspicious": "v9"}, "suspicious = v9: 0 clients have it"),
+        ({"healthy": "v9"}, "healthy = v9: 0 clients have it"),
+        ({"num_clients": 30}, "suspicious = v2: 6 clients have it, too few for 4"),
+        ({"suspicious": "v1"}, "give --suspicious another one"),
+        ({"healthy": "a/b"}, "healthy = 'a/b': give a plain name"),
+        ({"partition": "iid", "num_clients": 48}, "cohorts = .*: partition = iid"),
+        ({"cohorts": "/nowhere.csv"}, "cohorts = /nowhere.csv: cannot be read"),
+    ],
+)
+@pytest.mark.usefixtures("no_training")
+def test_values_that_too_few_clients_have_are_refused(
+    debug, own_cohorts, tmp_path, settings, words
 ):
-    given = dict.fromkeys(SMALL) | {"engine": "local", "recipe": "class-means"}
-    for hopeless, words in (
-        ({"target_epsilon": 0.1}, ("target_epsilon", "clients in each group")),
-        ({"target_epsilon": 100, "alpha": 0.02}, ("alpha", "--groups")),
-    ):
-        refused(debug(**given | files | hopeless), *words)
+    refused(debug(**own_cohorts | settings), words)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_says_what_can_be_found_and_writes_nothing(
+def test_settings_of_a_file_are_the_users_as_well(debug, own_cohorts, tmp_path):
+    """The file of cohorts may stand in it, and where clients live."""
+    file = tmp_path / "debug.toml"
+    cohorts = own_cohorts.pop("cohorts")
+    file.write_text(f'cohorts = "{cohorts}"\nclients_per_node = 24\n')
+    printed(debug(**own_cohorts, config=file))
+    config = RunFolder.open(tmp_path / "out").config
+    assert config.num_nodes == 2
+    assert found_in(tmp_path / "out")["rows"] == ["v1", "v2"]
+
+
+def test_a_suspect_that_fails_is_said_before_any_training(
     debug, files, tmp_path, no_training
 ):
-    done = debug(**files, **GAN, dry_run=True)
-    assert "power: not measured for these settings" in printed(done)
-    given = dict.fromkeys(SMALL) | {"target_epsilon": 100, "engine": "local"}
-    text = printed(debug(**given | files, dry_run=True))
-    assert "power: 3 clients in each group, epsilon 100" in text
-    assert "found: invert\n" in text
-    assert "found in half of the clients as well: nothing\n" in text
+    (tmp_path / "own.py").write_text("def half(x):\n    return x[:1]\n")
+    suspect = f"{tmp_path / 'own.py'}:half"
+    refused(debug(**files, suspect=suspect), "return images of the same shape")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_suspect_of_ones_own_is_named(debug, files, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "def striped(x):\n    x[..., ::2] = 1\n    return x\n"
+    )
+
+    def striped(images: np.ndarray) -> np.ndarray:
+        images = images.copy()
+        images[..., ::2] = 255
+        return images
+
+    data = spoilt(tmp_path, striped, range(24, 48))
+    suspect = f"{tmp_path / 'own.py'}:striped"
+    printed(debug(data=data, **files, suspect=suspect))
+    (found,) = found_in(tmp_path / "out")["comparisons"]
+    assert suspect in [row["bug"] for row in found["ranking"]]
+
+
+# ------------------------------------------------------------------ power
+
+
+@pytest.mark.usefixtures("no_training")
+def test_a_hopeless_plan_is_refused_with_what_would_suffice(debug, files, tmp_path):
+    given = files | {"noise_multiplier": None, "target_epsilon": 0.1}
+    refused(debug(**given), "target_epsilon", "clients in each group")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("no_training")
+def test_a_dry_run_says_what_can_be_found_and_writes_nothing(debug, files, tmp_path):
+    given = {"noise_multiplier": None, "target_epsilon": 100, "dry_run": True}
+    text = printed(debug(**given | files))
+    assert "power: 6 clients in each group, epsilon 100" in text
+    assert re.search("^ +found: invert", text, re.M)
+    assert "found in half of the clients as well:" in text
+    text = printed(debug(**given | EACH))
+    assert "power: 6 clients in each group, epsilon 100" in text
     assert not (tmp_path / "out").exists()
 
 
@@ -417,55 +524,34 @@ def test_the_stored_table_knows_all_bugs_at_all_levels_in_all_and_in_half():
 
 
 def test_the_epsilon_that_suffices_is_that_of_its_noise():
-    sizes = dict.fromkeys(("num_clients", "clients_per_node", "clients_per_round"), 67)
-    given = {**sizes, "noise_multiplier": 0.7, "seed": 0, "num_classes": 10}
+    given = {"num_clients": 64, "clients_per_node": 32, "clients_per_round": 64}
+    given |= {"noise_multiplier": 0.7, "seed": 0, "num_classes": 10}
     given |= {"image_size": 28, "image_channels": 1}
-    config = ResolvedConfig.from_flat(given, class_means())
+    config = ResolvedConfig.from_flat(given, group_means())
     noise = calibrate_noise(Plan.from_config(config), 3.0, 1e-5, "release", "zero-out")
     assert power.epsilon_of(config, noise) == pytest.approx(3.0, rel=1e-3)
+    # Of nodes that are compared, one's own noise counts, and not both's.
+    both = dataclasses.replace(Plan.from_config(config), is_by_node=False)
+    assert calibrate_noise(both, 3.0, 1e-5, "release", "zero-out") < noise
 
 
-def test_the_command_that_is_kept_can_be_typed_again(monkeypatch):
-    for given, seed in (("--bug flip", " --seed 7"), ("--seed=3", "")):
-        monkeypatch.setattr(sys, "argv", ["fedgs", "debug", *given.split()])
-        assert debug_plan._command(7) == f"fedgs debug {given}{seed}"
+# ------------------------------------------------------------------ odd data
 
 
-def test_outcome_of_an_experiment():
-    for verdict, bug, wanted in (
-        ("invert", "invert", "right"),
-        ("undecided", "none", "undecided"),
-        ("none", "rotate", "wrong"),
-        ("invert and rotate", "rotate", "wrong"),
-        ("rotate", "none", "wrong"),
-    ):
-        assert bug_detection.outcome(verdict, bug) == wanted
+@pytest.mark.parametrize("size", [28, 64])
+def test_images_of_every_size_and_in_colour_are_compared(debug, tmp_path, size):
+    images, labels, owners = pictures(colours=3)
+    np.savez(tmp_path / "c.npz", images=images, labels=labels, clients=owners)
+    given = EACH | {"data": f"npz:{tmp_path}/c.npz", "image_size": size}
+    printed(debug(**given))
+    with np.load(tmp_path / "out" / "groups" / "1-0.npz") as group:
+        assert group["images"].shape == (3, 3, size, size)
 
 
-def test_a_selection_replaces_what_an_interrupted_one_left(tmp_path, monkeypatch):
-    left: list[bool] = []
-    look = lambda config, _: left.append(Path(config.output).exists())  # noqa: E731
-    monkeypatch.setattr(debug_cohorts, "select_clients", look)
-    (tmp_path / "cohorts").mkdir()
-    debug_cohorts.select(tmp_path / "cohorts", run_config())
-    assert left == [False]
-
-
-def test_an_undecided_verdict_names_the_step_that_decides_it(fedgs, data, tmp_path):
-    """A bug in some clients of one cohort: the same samples show it in fewer."""
-    arrays = dict(np.load(data.removeprefix("npz:")))
-    is_bad = np.isin(arrays["clients"], ["o12", "o13", "o14", "o15", "o16"])
-    arrays["images"][is_bad] = 255 - arrays["images"][is_bad]
-    np.savez(tmp_path / "some.npz", **arrays)
-    given = {"data": f"npz:{tmp_path}/some.npz", "output": tmp_path / "out", "seed": 0}
-    given |= make_files(tmp_path) | {"target_epsilon": 99, "noise_seed": 1}
-    given |= {"engine": "local", "image_size": 16, "samples_per_group": 60}
-    out = printed(fedgs("debug", *debug_flags(**given, min_effect=0.4)))
-    assert re.search("^verdict +undecided$", out, re.MULTILINE)
-    step = re.search(r"^Next step: inverted is significant.* fedgs (.*)$", out, re.M)
-    assert step
-    weights = {p: p.read_bytes() for p in (tmp_path / "out").rglob("generator*")}
-    out = printed(fedgs(*shlex.split(step[1])))
-    assert re.search("^verdict +(one of )?invert", out, re.MULTILINE)
-    assert all(path.read_bytes() == kept for path, kept in weights.items())
-    refused(fedgs(*shlex.split(step[1])[:-1], 7), "min_effect = 7.0:")
+def test_data_of_one_class_are_compared(debug, tmp_path):
+    images, labels, owners = pictures()
+    kept = labels == 1
+    arrays = {"images": images[kept], "labels": labels[kept] * 0}
+    np.savez(tmp_path / "one.npz", **arrays, clients=owners[kept])
+    printed(debug(data=f"npz:{tmp_path}/one.npz", **EACH))
+    assert found_in(tmp_path / "out")["rows"] == ["0", "1"]

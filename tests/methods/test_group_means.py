@@ -4,6 +4,7 @@ import dataclasses
 import math
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,33 +15,41 @@ from torch import Tensor
 
 from fedgs.cohorts.client_groups import CohortOfClient
 from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.data.cohort import keep_cohort
 from fedgs.data.federated import FederatedImages
-from fedgs.diagnosis.conclusion import samples_of
+from fedgs.diagnosis.conclusion import conclude, groups_in, samples_of
 from fedgs.files import read_tensors
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import new_state, phase_at
 from fedgs.methods.base import Hosted
-from fedgs.methods.group_means import Group, groups_released
+from fedgs.methods.group_means import TARGET, Group, groups_released
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
 from fedgs.privacy_label import privacy_label
 from fedgs.round.answer import answer_of, summed
+from fedgs.round.local import LocalNodes
 from fedgs.round.node import Node
 from fedgs.round.preparation import with_noise
 from fedgs.round.run import new_event
 from fedgs.runs import epsilons
+from fedgs.runs.run_folder import RunFolder
 from groups import (
     CLIENTS,
     ONCE,
     finished,
     made,
     members,
+    of_cohorts,
     of_nodes,
     only,
+    people,
     phase_of,
+    write_cohorts,
+    write_people,
 )
 from refusals import assert_refused
-from runs import events
+from runs import events, train
+from simulated_grid import FakeGrid, product, start
 from tests.support.ledgers import statements_from_ledger
 from tiny import changed, next_request, tiny_config
 
@@ -68,7 +77,7 @@ def test_every_groups_pictures_are_those_of_a_run_on_its_clients_alone(
     tmp_path, mode, more
 ):
     config, data = made(mode, tmp_path, **QUIET | more)
-    samples = samples_of(finished(config, data), phase_of(config))
+    samples = samples_of(groups_in(finished(config, data), phase_of(config)))
     of_groups = members(config, data)
     assert sum(map(len, samples.values())) == len(of_groups) == 8
     means = ONCE | QUIET | more | {"phases": "means"}
@@ -150,6 +159,38 @@ def test_a_nodes_own_release_is_kept_only_where_nodes_are_compared(tmp_path):
         for answer in answers[:count]:
             own = released.by_node[answer.node_id]
             assert torch.equal(own, answer.values.double())
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_a_cohort_of_which_the_release_shows_no_client_is_not_compared(tmp_path, noise):
+    """As of a deployment whose clients' files have no such value: noise is no bug."""
+    more = {"healthy": "absent", "noise_multiplier": noise}
+    folder = finished(*made("cohorts", tmp_path, **more))
+    assert_refused("'absent': the release shows no client there", conclude, folder)
+    assert not (folder.path / "diagnosis.json").exists()
+
+
+def test_groups_of_few_clients_and_of_many_have_the_same_noise(tmp_path):
+    """Else the noise of a small cohort would look like a bug of its images."""
+    values = {f"p{i:02}": ("v1" if i < 20 else "v2", i % 4) for i in range(CLIENTS)}
+    file = write_cohorts(tmp_path / "own.csv", values)
+
+    def targets(noise_multiplier: float, noise_seed: int) -> Tensor:
+        noise = {"noise_multiplier": noise_multiplier, "noise_seed": noise_seed}
+        config = of_cohorts(file, **noise, seed=noise_seed)
+        data = keep_cohort(config, people())
+        server = new_state(config)
+        method, _ = phase_at(config, 1)
+        method.finish(
+            phase_of(config), server, None, summed(config, 1, releases(config, data))
+        )
+        ((_, kept),) = server.released
+        return kept[TARGET]
+
+    exact = targets(0.0, 1)
+    noise = torch.stack([targets(0.02, seed) - exact for seed in range(20)])
+    of_many, of_few = noise[:, :4].std(), noise[:, 4:].std()
+    assert float(of_many) == pytest.approx(float(of_few), rel=0.15)
 
 
 # ------------------------------------------------------------------ sensitivity
@@ -327,6 +368,76 @@ def test_calibrated_noise_of_compared_nodes_is_that_of_one_node(tmp_path, advers
         noise[mode] = with_noise(planned).noise_multiplier
     ratio = noise["nodes"] / noise["cohorts"]
     assert ratio == pytest.approx(2**0.5 if adversary == "release" else 1.0, rel=1e-3)
+
+
+# ------------------------------------------------------------------ engines, resuming
+
+
+@pytest.fixture
+def own_run(tmp_path):
+    """Makes the run folder of a mode on data in a file, in a folder of its own."""
+
+    def own_run(mode: str, name: str, **settings: object) -> RunFolder:
+        place = tmp_path / name
+        place.mkdir()
+        given = {"data": write_people(place / "people.npz")} | settings
+        config, _ = made(mode, place, **given)
+        return RunFolder.create(config)
+
+    return own_run
+
+
+def what_is_left(folder: RunFolder) -> list[Any]:
+    """Generators, groups and the ledger of a finished run."""
+    content = conclude(folder)
+    assert content is not None
+    groups = sorted((folder.path / "groups").iterdir())
+    images = [np.load(path)["images"].tobytes() for path in groups]
+    return [product(folder), images, content["comparisons"], events(folder)]
+
+
+@pytest.mark.usefixtures("server_process", "clock")
+@pytest.mark.parametrize("mode", MODES)
+def test_both_engines_give_the_same_bytes_and_the_same_verdict(own_run, mode):
+    local = own_run(mode, "local", num_workers=3)
+    train(local)
+    flower = own_run(mode, "flower", engine="flower")
+    start(flower, FakeGrid(flower.config.num_nodes))
+    assert what_is_left(flower) == what_is_left(local)
+
+
+class Killed(KeyboardInterrupt):
+    """Stands for a process that is killed."""
+
+
+def killed(*arguments: object) -> None:
+    raise Killed
+
+
+# By what was not done any more: nothing was asked, or an answer was not kept.
+FAULTS = {
+    "before the release": (LocalNodes, "answers"),
+    "after the answers": (RunFolder, "save_checkpoint"),
+    "after the checkpoint": (RunFolder, "append_metrics"),
+}
+
+
+@pytest.mark.usefixtures("server_process")
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_run_resumes_to_the_same_bytes(own_run, mode, fault):
+    whole = own_run(mode, "whole")
+    train(whole)
+    broken = own_run(mode, "broken")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*FAULTS[fault], killed)
+        with pytest.raises(Killed):
+            train(broken)
+    assert conclude(broken) is None
+    train(RunFolder.open(broken.path))
+    assert what_is_left(broken)[:3] == what_is_left(whole)[:3]
+    # What a release may have told counts, whether it was kept or not.
+    assert 1 <= len(events(broken)) <= 2
 
 
 # ------------------------------------------------------------------ bad input

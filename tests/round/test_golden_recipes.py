@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from fedgs.config.plugins import GROUP_MEANS
-from fedgs.diagnosis.conclusion import conclude
 from fedgs.files import read_json, read_tensors, write_json
 from fedgs.privacy.accountant import Statement, statements
 from fedgs.privacy.ledger import Event
@@ -106,18 +104,6 @@ def test_a_recipe_repeats_its_golden_numbers_on_both_engines(
     assert found["epsilons"].keys() == golden["epsilons"].keys()
     for what, rows in golden["epsilons"].items():
         assert found["epsilons"][what] == pytest.approx(rows, rel=1e-6), what
-
-
-@pytest.mark.usefixtures("server_process", "clock")
-def test_both_engines_show_the_same_groups(tmp_path):
-    found = []
-    for engine in ("local", "flower"):
-        folder = run_of_recipe(GROUP_MEANS, tmp_path / engine, engine)
-        comparisons = conclude(folder)["comparisons"]
-        files = sorted((folder.path / "groups").iterdir())
-        found.append((comparisons, [(f.name, f.read_bytes()) for f in files]))
-    assert len(found[0][1]) == 8
-    assert found[0] == found[1]
 
 
 def test_every_recipe_has_golden_numbers():

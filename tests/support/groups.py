@@ -43,6 +43,14 @@ def cohorts_of(data: FederatedImages) -> dict[str, str]:
     return {name: VALUES[i % len(VALUES)] for i, name in named if i % 8 != 7}
 
 
+def write_people(path: Path) -> str:
+    """Writes the same clients for `npz:PATH`; returns that value of `data`."""
+    data = people()
+    owners = np.repeat(data.client_names, IMAGES)
+    np.savez(path, images=data.images, labels=data.labels, clients=owners)
+    return f"npz:{path}"
+
+
 def write_cohorts(path: Path, cohorts: Mapping[str, Sequence[object] | str]) -> str:
     """Writes a file of cohorts: of each owner its value, or a value and a part."""
     rows = [[o, v] if isinstance(v, str) else [o, *v] for o, v in cohorts.items()]

@@ -18,6 +18,7 @@ from fedgs.methods import dp_merf
 from fedgs.privacy.plan import Plan
 from fedgs.round.preparation import resolve, with_noise
 from fedgs.runs.run_folder import RunFolder
+from groups import CLIENTS, write_people
 from runs import train
 from simulated_grid import FakeGrid, start
 from tiny import SIDE, strokes, write_tiny_npz
@@ -110,8 +111,9 @@ def _noise(config: RunConfig) -> dict[str, Any]:
 def _data(config: RunConfig, place: Path) -> dict[str, Any]:
     """Writes the tiny data into a folder; returns the settings that name them."""
     own: dict[str, Any] = {"image_size": SIDE}
-    if config.method == GROUP_MEANS:  # two nodes of four groups of two clients
-        own |= {"data": _of_many(place / "many.npz"), "clients_per_node": 8}
+    if config.method == GROUP_MEANS:  # groups of a node need some clients
+        own |= {"data": write_people(place / "people.npz"), "num_clients": CLIENTS}
+        own["clients_per_node"] = CLIENTS // 2
     elif config.partition == "iid":  # is of shards of images that have no owners
         own["data"] = _unowned(place / "tiny.npz", seed=0)
     else:
@@ -119,13 +121,6 @@ def _data(config: RunConfig, place: Path) -> dict[str, Any]:
     if config.public_data is not None:  # a recipe's has ten classes, these have three
         own["public_data"] = _unowned(place / "public.npz", seed=1)
     return own
-
-
-def _of_many(path: Path) -> str:
-    """Writes images of 16 owners."""
-    images, labels = strokes(count=96)
-    np.savez(path, images=images, labels=labels, clients=np.repeat(range(16), 6))
-    return f"npz:{path}"
 
 
 def _unowned(path: Path, seed: int) -> str:

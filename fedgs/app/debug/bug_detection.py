@@ -16,11 +16,11 @@ import numpy as np
 from fedgs.app.commands import train
 from fedgs.app.commands.run_outcome import new_output
 from fedgs.app.debug import power, verdict
-from fedgs.app.debug.cohorts import as_settings
+from fedgs.app.debug.cohorts import as_settings, check_values
 from fedgs.app.debug.debug_request import Compared, planted
 from fedgs.app.debug.suspects import load_suspect
 from fedgs.config.plugins import GROUP_MEANS
-from fedgs.config.recipes import configure
+from fedgs.config.recipes import configure, recipe, settings_in
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.transformations import Transformation
@@ -78,9 +78,11 @@ def from_flags(
     values = settings | planted(given)
     if "corruption" in values and compared.healthy is None:
         values["corruption_unit"] = "node"
-    if compared.healthy is None or "cohorts" in settings:
+    # A setting of the file is the user's as well, and stays.
+    told = {*settings, *settings_in(config, recipe(GROUP_MEANS).phases)}
+    if compared.healthy is None or "cohorts" in told:
         values |= compared.settings
-    if compared.healthy is not None and not {*PLACES} & {*settings}:
+    if compared.healthy is not None and not {*PLACES} & told:
         values["clients_per_node"] = ONE_NODE
     configured = configure(GROUP_MEANS, config, values)
     why = "--healthy and --suspicious say who takes part; leave out"
@@ -129,6 +131,8 @@ def debug(
         shape = (4, *data.images.shape[1:])
         for suspect in suspects:
             suspect.apply(np.zeros(shape, np.float32), np.zeros(4, np.int64), 1)
+        phase: Any = resolved.at_phase(0)
+        check_values(phase, data)
         power.show(resolved)
 
     with tempfile.TemporaryDirectory() as folder:

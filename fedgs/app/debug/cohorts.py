@@ -3,14 +3,16 @@
 import csv
 import dataclasses
 import io
+from collections import Counter
 from pathlib import Path
 
 from fedgs.app.debug.debug_request import Compared
 from fedgs.cohorts.client_groups import HEADER, PART
 from fedgs.cohorts.cohort_file import Cohort, write_cohort
 from fedgs.config.feature_settings import GroupMeansSettings
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import GroupMeansConfig, RunConfig
 from fedgs.data.cohort import cohort_of_data
+from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.errors import UserError, first_n
 from fedgs.files import write_atomically
@@ -74,6 +76,27 @@ def as_settings(
         "clients_per_group": "",
     }
     return RunConfig.from_flat(settings, config).validate()
+
+
+def check_values(own: GroupMeansConfig, data: FederatedImages) -> None:
+    """Refuses cohorts that have too few clients for the run's groups.
+
+    Only where this process has all data: in a deployment, nobody knows.
+
+    Raises:
+        UserError: names the cohort and its number of clients.
+    """
+    if own.compares_nodes:
+        return
+    sizes = Counter(cohort.value for cohort in data.client_cohorts if cohort)
+    for name in (HEALTHY, SUSPICIOUS):
+        value = getattr(own, name)
+        if sizes[value] < own.groups * FEWEST_CLIENTS:
+            raise UserError(
+                f"{name} = {value}: {sizes[value]} clients have it, too few for "
+                f"{own.groups} groups of {FEWEST_CLIENTS}; give a value that more "
+                "clients have in the file of --cohorts"
+            )
 
 
 def _check_apart(files: dict[str, Path], cohorts: dict[str, Cohort]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from fedgs.app.commands.run_outcome import near
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table, cell
+from fedgs.cohorts.cohort_file import OWN_COHORT, selection_condition
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.diagnosis import LEAST_FIT, UNDECIDED
 from fedgs.diagnosis.rule import INTERVAL_CONFIDENCE
@@ -80,7 +81,8 @@ def next_step(config: RunConfig, comparison: Mapping[str, Any], output: str) -> 
     is_seen = is_significant and (best["fit"] or 0) >= LEAST_FIT
     # A smaller share is not advised if accuracy selected the cohorts: a difference of
     # handwriting alone may then look like a bug in few images, and would be named.
-    if is_seen and 0 < low < least and config.cohort is None:
+    is_own = selection_condition(config) in (None, OWN_COHORT)
+    if is_seen and 0 < low < least and is_own:
         # A round number below the interval, in steps of 0.05.
         less = math.floor(20 * low) / 20 or low / 2
         return (
