@@ -88,25 +88,29 @@ def test_a_client_refuses_what_its_owners_did_not_agree_to(deploy, tmp_path):
     of_cohorts = deploy("cohorts", **OF_COHORTS)
     look = deploy("look", mode="moments", cohort_value="v1", **DEPLOYED)
     sizes = {"num_clients": 24, "node_sizes": "8,8,8"}
-    sites = deploy("sites", **OF_GROUPS | sizes)
+    sites = deploy("sites", **OF_GROUPS | sizes)  # in groups of two
+    alone = f"{LIMITS}allow_one_cohort = true\n"
+    least = "min_clients_per_group = {}\n".format
     for run in (of_cohorts, look, sites):
-        data = Path(run.clients[0].node_config["data"].removeprefix("npz:"))
-        content = data.read_bytes()
-        data.write_bytes(b"")
-        assert refusal(run, LIMITS) == "allow_groups"
-        if run is sites:
-            # A server gets no group of an owner or two, whatever it asks for.
-            assert refusal(run, ALLOWED) == "min_clients_per_group"
-            least = "min_clients_per_group = 2\n"
-            assert_refused("npz", refusal, run, ALLOWED + least)
-            continue
-        few = "cohorts" if run is of_cohorts else "min_clients_per_group"
-        assert refusal(run, ALLOWED) == few
-        assert refusal(run, f"{ALLOWED}min_clients_per_group = 1\n") == "cohorts"
-        own = table(tmp_path, "v1", "v2")
-        run.clients[0].node_config["cohorts"] = own
-        assert_refused("npz", refusal, run, f"{ALLOWED}min_clients_per_group = 1\n")
-        data.write_bytes(content)
+        Path(run.clients[0].node_config["data"].removeprefix("npz:")).write_bytes(b"")
+    for run, limits, named in (
+        (of_cohorts, LIMITS, "allow_groups"),
+        (of_cohorts, alone, "allow_groups"),
+        (of_cohorts, ALLOWED, "cohorts"),
+        (look, LIMITS, "allow_one_cohort"),
+        (look, ALLOWED, "allow_one_cohort"),
+        (look, alone, "cohorts"),
+        (sites, LIMITS, "allow_groups"),
+        # A server gets no group of an owner or two, whatever it asks for.
+        (sites, ALLOWED, "min_clients_per_group"),
+    ):
+        assert refusal(run, limits) == named
+    for run in (of_cohorts, look):
+        run.clients[0].node_config["cohorts"] = table(tmp_path, "v1", "v2")
+    assert refusal(look, alone) == "min_clients_per_group"
+    # Only what is allowed needs the data, which are broken.
+    for run, limits in ((of_cohorts, ALLOWED), (look, alone), (sites, ALLOWED)):
+        assert_refused("npz", refusal, run, limits + least(2))
 
 
 def test_a_server_cannot_choose_the_file_of_cohorts(cohorts, tmp_path):
