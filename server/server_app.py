@@ -118,12 +118,10 @@ def main(grid: Grid, context: Context) -> None:
     try:
         folder = open_folder(settings)
     except UserError as error:
-        refusal = f"{REFUSED}: {error}"
+        more = ""
         if is_plain:
-            refusal += PLAIN
-        log(ERROR, "%s", refusal)
-        FLOWER_LOGGER.addFilter(lambda record: not record.exc_info)  # no traceback
-        raise UserError(refusal) from None
+            more = PLAIN
+        raise refused(f"{error}{more}") from None
     torch.set_num_threads(1)
     keep_freed_memory()
     is_deployed = bool(folder.config.node_names)
@@ -155,6 +153,18 @@ def main(grid: Grid, context: Context) -> None:
                 write_cohorts(folder, strategy.training.server)
 
 
+def refused(problem: str) -> UserError:
+    """Logs in one line what no repetition mends; returns it as the submitter reads it.
+
+    Args:
+        problem: names the setting and the remedy.
+    """
+    refusal = f"{REFUSED}: {problem}"
+    log(ERROR, "%s", refusal)
+    FLOWER_LOGGER.addFilter(lambda record: not record.exc_info)  # no traceback
+    return UserError(refusal)
+
+
 def write_cohorts(folder: RunFolder, state: State) -> None:
     """Writes and logs what a selection found: the clients keep who is in which cohort.
 
@@ -173,8 +183,15 @@ def write_cohorts(folder: RunFolder, state: State) -> None:
 
 
 def log_verdicts(folder: RunFolder) -> None:
-    """Says what a run that compares groups has found: one line for each comparison."""
-    content = conclude(folder)
+    """Says what a run that compares groups has found: one line for each comparison.
+
+    Raises:
+        UserError: the release shows no client of a cohort.
+    """
+    try:
+        content = conclude(folder)
+    except UserError as error:
+        raise refused(str(error)) from None
     if content is None:
         return
     for comparison in content["comparisons"]:

@@ -10,11 +10,13 @@ from flwr.common.serde import message_to_proto
 from safetensors.torch import load
 
 from deployed_grid import LIMITS, NAMES, Deployment, place_of
+from fedgs.process import REFUSED
 from refusals import assert_refused
 from runs import undisturbed
 from server.launch.certs import make_certificates
 from server.launch.submit import client_key
 from server.roll_call import public_settings
+from server.server_app import log_verdicts
 from tiny import write_tiny_npz
 
 pytestmark = pytest.mark.usefixtures("server_process", "clock")
@@ -158,6 +160,17 @@ def test_no_value_and_no_owner_leaves_a_client(cohorts, capfd):
             # One sum of all blocks, whoever is in which.
             shape = run.folder.config.terms(1).shape
             assert load(record["tensors"])["gradients"].shape == shape
+
+
+def test_a_value_that_no_client_has_is_refused_as_bad_input(cohorts, log):
+    run = cohorts("run", *["v1"] * 6, noise_multiplier=0.01)
+    run.start()
+    assert_refused(f"^{REFUSED}: 'v2': the release", log_verdicts, run.folder)
+    other = cohorts("other", *["v1", "v2"] * 3, noise_multiplier=0.01)
+    other.start()
+    log_verdicts(other.folder)
+    assert log[-2].startswith("verdict of v2: ")
+    assert log[-1] == "picture: diagnosis.png, a row for each of v1, v2"
 
 
 def test_cohorts_under_masks_give_the_bytes_of_one_curator(cohorts, tmp_path):
