@@ -1,74 +1,86 @@
 """How much noise can a bug be found through? The table that `fedgs debug` looks up.
 
-    python -m experiments.power_table --output power.jsonl
+    python -m experiments.power_table --data-dir DATA --output power.jsonl
 
-Both cohorts are digits of fonts, four groups of 64 pseudo-writers each, in other groups
-for every trial. The bug is put into all images of one cohort, or of half of its
-clients; each group releases its class means, as in the recipe `group-means`, with the
-noise of one level, and the samples are diagnosed. Every bug, share and trial is one
-line of the output; the same command goes on. At the end they are added up in
-fedgs/app/debug/power.json.
+Two sites of four groups of 64 pseudo-owners each, in other groups for every trial. The
+bug is put into all images of one site, or of half of its owners; a run of group means
+compares the sites, at the noise of each level. Owners have ten images: digits of a
+font, or clothes of Fashion-MNIST. Every bug, kind of data, share and trial is one line
+of the output; the same command goes on. At the end they are added up, both kinds of
+data together, in fedgs/app/debug/power.json.
 """
 
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from numpy.typing import NDArray
+from torch import Tensor
 
 from experiments.store import Store
 from fedgs.app.debug.power import POWER_FILE
 from fedgs.app.flags import OutputOption, run_command
 from fedgs.config.recipes import configure
-from fedgs.config.run_config import MomentConfig
+from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
+from fedgs.diagnosis.conclusion import samples_of
 from fedgs.diagnosis.diagnosis import ONE_OF, OTHER, UNDECIDED, diagnose
-from fedgs.evaluation.images import LabelledImages
 from fedgs.files import write_json
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from fedgs.methods import new_state, phases_of
-from fedgs.methods.base import Hosted
-from fedgs.randomness import derived_seed, stream
-from fedgs.round.answer import answer_of, summed
-from fedgs.round.preparation import resolve
-from fedgs.runs import sample
+from fedgs.methods import new_state
+from fedgs.methods.base import Hosted, Released, Request
+from fedgs.methods.group_means import METHOD, groups_released
+from fedgs.randomness import stream
+from fedgs.round.answer import answer_of
 
 _SIGNALS = (10, 20, 40, 80, 160, 320, 640)  # K / noise multiplier, of one group
-_GROUPS = 4  # of a cohort
+_GROUPS = 4  # of a site
 _CLIENTS = 64  # of a group
-_TRIALS = 2  # of every bug
+_TRIALS = 2  # of every bug and kind of data
 _ALL = 1.0  # of the suspicious clients have the bug
 _HALF = 0.5
-_MOMENT_SIZE = 6  # of the recipe group-means
-_SAMPLES = 10  # of a group: one of each class, for all of a class are alike
 _BUGS = {"none": None, **{entry.name: entry for entry in TRANSFORMATIONS}}
+_HEALTHY = 0  # nodes
+_SUSPICIOUS = 1
+# Kinds of data, all with ten classes, and owners of ten images.
+_KINDS: dict[str, dict[str, Any]] = {
+    "fonts": {"data": "fonts"},
+    "clothes": {"data": "fashion-mnist", "partition": "iid", "num_clients": 6000},
+}
 
 
-def main(output: OutputOption) -> None:
+def main(
+    output: OutputOption,
+    data_dir: Annotated[str, typer.Option(help="Folder with Fashion-MNIST.")],
+) -> None:
     """Fill the table; its lines are kept in OUTPUT."""
     store = Store(output)
-    config, data = _setting()
-    for trial in range(_TRIALS):
-        missing = {n: c for n, c in _cells(trial).items() if n not in store.lines}
-        for name, verdicts in _trial(config, data, trial, missing):
-            store.add(name, missing[name] | {"verdicts": verdicts})
+    config = _setting()
+    for kind, settings in _KINDS.items():
+        data = load_data(RunConfig(**settings, data_dir=data_dir, seed=0))
+        for trial in range(_TRIALS):
+            cells = _cells(kind, trial)
+            missing = {n: c for n, c in cells.items() if n not in store.lines}
+            for name, verdicts in _trial(config, data, trial, missing):
+                store.add(name, missing[name] | {"verdicts": verdicts})
     write_json(POWER_FILE, added_up([*store.lines.values()]))
 
 
-def _cells(trial: int) -> dict[str, dict[str, Any]]:
+def _cells(kind: str, trial: int) -> dict[str, dict[str, Any]]:
     """Returns the cells of a trial by their names."""
     cells: dict[str, dict[str, Any]] = {}
     for bug, transformation in _BUGS.items():
         # Without a bug it makes no difference how many clients have it.
         shares = (_ALL, _HALF) if transformation else (_ALL,)
         for share in shares:
-            cell = {"trial": trial, "bug": bug, "share": share}
-            cells[f"{trial}-{bug}-{share:g}"] = cell
+            cell = {"data": kind, "trial": trial, "bug": bug, "share": share}
+            cells[f"{kind}-{trial}-{bug}-{share:g}"] = cell
     return cells
 
 
@@ -116,48 +128,37 @@ def outcome(verdict: str, bug: str) -> str:
     return "wrong"
 
 
-def _setting() -> tuple[MomentConfig, FederatedImages]:
-    settings = {"data": "fonts", "noise_multiplier": 1.0, "output": "-", "seed": 0}
-    # The release of one group of `group-means`, as a run of its clients alone.
-    settings |= {"phases": "means", "num_rounds": 1, "moment_size": _MOMENT_SIZE}
-    settings |= {"clients_per_node": _CLIENTS}
-    config = configure("moments", None, settings)
-    resolved, data = resolve(config, load_data(config))
-    return cast(MomentConfig, resolved), data
+def _setting() -> GroupMeansConfig:
+    """Returns the settings of a run that compares two sites, without noise."""
+    count = _GROUPS * _CLIENTS
+    settings = {"num_clients": 2 * count, "clients_per_node": count, "groups": _GROUPS}
+    settings |= {"image_size": 28, "image_channels": 1, "num_classes": 10}
+    settings |= {"noise_multiplier": 0.0, "output": "-", "seed": 0}
+    config = configure("group-means", None, settings)
+    flat = config.to_flat() | {"clients_per_round": 2 * count}
+    own = ResolvedConfig.from_flat(flat).at_phase(0)
+    assert isinstance(own, GroupMeansConfig)
+    return own
 
 
 def _trial(
-    config: MomentConfig,
+    config: GroupMeansConfig,
     data: FederatedImages,
     trial: int,
     cells: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[tuple[str, list[str]]]:
     """Yields every cell with its verdicts at all levels of noise."""
-    order = stream(trial, "power-table").permutation(data.num_clients)
-    # The first half of the groups is the healthy cohort, the other the suspicious one.
-    groups = order[: 2 * _GROUPS * _CLIENTS].reshape(2 * _GROUPS, _CLIENTS)
-
-    def drawn(data: FederatedImages, signal: float, first: int) -> list[LabelledImages]:
-        found: list[LabelledImages] = []
-        for group in range(first, first + _GROUPS):
-            seed = derived_seed(trial, "group", group)
-            found.append(samples(config, data, groups[group], signal, seed))
-        return found
-
     if not cells:
         return
-    healthy = [drawn(data, signal, 0) for signal in _SIGNALS]
+    order = stream(trial, "power-table").permutation(data.num_clients)
+    owners = order[: config.num_clients].reshape(config.num_nodes, -1)
+    healthy = _sums(config, data, owners[_HEALTHY], _HEALTHY)
     for name, cell in cells.items():
-        chosen = groups[_GROUPS:, : round(cell["share"] * _CLIENTS)]
-        other = spoilt(data, _BUGS[cell["bug"]], chosen.ravel())
-        verdicts: list[str] = []
-        for own, signal in zip(healthy, _SIGNALS, strict=True):
-            suspicious = drawn(other, signal, _GROUPS)
-            diagnosis = diagnose(
-                own, suspicious, data.num_classes, frequencies=config.moment_size
-            )
-            verdicts.append(diagnosis.verdict)
-        yield name, verdicts
+        chosen = owners[_SUSPICIOUS, : round(cell["share"] * owners.shape[1])]
+        other = spoilt(data, _BUGS[cell["bug"]], chosen)
+        suspicious = _sums(config, other, owners[_SUSPICIOUS], _SUSPICIOUS)
+        sums = {_HEALTHY: healthy, _SUSPICIOUS: suspicious}
+        yield name, [_verdict(config, sums, signal, trial) for signal in _SIGNALS]
 
 
 def spoilt(
@@ -175,42 +176,50 @@ def spoilt(
     return dataclasses.replace(data, images=images, labels=labels)
 
 
-def samples(
-    config: MomentConfig,
+def _sums(
+    config: GroupMeansConfig,
     data: FederatedImages,
-    clients: NDArray[np.int64],
-    signal: float,
-    seed: int,
-) -> LabelledImages:
-    """Draws samples of one group's generator, trained as a run of one node trains it.
-
-    Args:
-        config: of a run of class means; its clients, noise and seeds are replaced.
-        data: public.
-        clients: of the group.
-        signal: K / noise multiplier.
-        seed: of the group.
-    """
-    count = len(clients)
-    config = dataclasses.replace(
-        config,
-        num_clients=count,
-        clients_per_round=count,
-        clients_per_node=count,
-        noise_multiplier=count / signal,
-        seed=seed,
-        noise_seed=seed,
+    owners: NDArray[np.int64],
+    node: int,
+) -> Tensor:
+    """Returns what a node of these owners releases, but for the noise."""
+    # The run's numbers of clients are not those of the data.
+    names = [data.client_names[owner] for owner in owners]
+    hosted = Hosted(
+        data=data,
+        clients=owners.tolist(),
+        node_id=node,
+        groups=METHOD.groups(config, names, (), least=1),
     )
-    server = new_state(config)
-    hosted = Hosted(data, clients.tolist(), 0)
-    for method, own in phases_of(config):
-        request, pending = method.begin(own, server)
-        answer = answer_of(config, hosted, request)
-        assert isinstance(answer, SanitizedGradients)
-        released = summed(config, request.round, [answer])
-        method.finish(own, server, pending, released)
-    labels = np.arange(_SAMPLES, dtype=np.int64) % config.num_classes
-    return LabelledImages(sample.draw(config, server.ema, labels, seed=0), labels)
+    answer = answer_of(config, hosted, Request(1, {}))
+    assert isinstance(answer, SanitizedGradients)
+    return answer.values.double()
+
+
+def _verdict(
+    config: GroupMeansConfig, sums: Mapping[int, Tensor], signal: float, trial: int
+) -> str:
+    """Returns the verdict on two nodes' sums at one level of noise."""
+    noisy = dataclasses.replace(config, noise_multiplier=_CLIENTS / signal)
+    noise_std = noisy.phase_terms(1).noise_std
+    rng = torch.Generator().manual_seed(trial)
+    by_node = {
+        node: own + noise_std * torch.randn(own.shape, generator=rng)
+        for node, own in sums.items()
+    }
+    total = sum(by_node.values(), start=torch.zeros(()))
+    state = new_state(noisy)
+    released = Released(total, noise_std * len(sums) ** 0.5, by_node)
+    METHOD.finish(noisy, state, None, released)
+    samples = samples_of(groups_released(noisy, state.released))
+    healthy, suspicious = samples.values()
+    diagnosis = diagnose(
+        healthy,
+        suspicious,
+        num_classes=noisy.num_classes,
+        frequencies=noisy.moment_size,
+    )
+    return diagnosis.verdict
 
 
 if __name__ == "__main__":

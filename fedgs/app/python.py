@@ -81,6 +81,9 @@ def debug(dry_run: bool = False, **asked: Any) -> dict[str, Any] | None:
     Raises:
         UserError: bad input; nothing was trained.
     """
+    for name in ("healthy", "suspicious"):  # a file, or a value
+        if isinstance(asked.get(name), Path):
+            asked[name] = str(asked[name])
     given, settings = _split(
         asked,
         debug_request.Compared,
@@ -106,8 +109,6 @@ def _split(
     for name, value in asked.items():
         if name not in names:
             settings[name] = value
-        elif isinstance(value, Path):
-            own[name] = str(value)
         else:
             own[name] = value
     check_names(settings)

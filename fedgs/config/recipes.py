@@ -181,7 +181,7 @@ def of_method(name: str) -> RunConfig:
 
 def group_means() -> RunConfig:
     """The class means of every group of clients in one release: `fedgs debug`."""
-    return _recipe(base=moments(), phases=GROUP_MEANS, num_rounds=1, moment_size=6)
+    return _recipe(base=moments(), phases=GROUP_MEANS, num_rounds=1)
 
 
 def demo() -> RunConfig:

@@ -12,10 +12,11 @@ All products are of different groups, so that the groups' own noise cancels on a
 An entry that is not undone by another one is asked both ways: the healthy cohort may be
 the spoilt one.
 
-A generator that draws averages (`frequencies`) has no spoilt images beside intact ones:
-with the bug in a share f of the clients it draws the mixture (1 - f) x + f T(x), and
-the features of that do not lie at f on the way. They are computed for several f, and u
-is what each moves, divided by f.
+Where the samples are averages (`frequencies`), there is one feature: their low
+frequencies, which are linear, and in units in which the noise of the release is white
+(`fedgs.config.feature_settings.frequency_weight`). Pictures of them are not cut off at
+black and white, so that noise cancels here too, and averages of intact and of spoilt
+images lie on one line. A class that a group lacks has the mean of the other groups.
 
 Privacy: post-processing of DP output.
 """
@@ -31,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from fedgs.config.feature_settings import MASS
+from fedgs.config.feature_settings import frequency_weight
 from fedgs.data.transformations import INVERSION, TURNS, Degree, Transformation
 from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
@@ -41,9 +42,11 @@ Array = NDArray[np.float64]
 Rows = NDArray[np.bool_]
 Step = tuple[Transformation, Degree]
 Relabel = Callable[[features.Labels, int, Degree], features.Labels]
-_CLIENT_SHARES = (1.0, 0.75, 0.5, 0.25)  # with the bug, where averages are drawn
 _COPIES = 8  # a power of two, so that the mean of equal ones is exact
-SHOWN = 0.4  # of a share by averages that are cut off: measured down to 0.43
+SHOWN = 0.5  # of a share by averages, in which longer embeddings count less
+# Of the mean pixel in averages, over what makes its noise white: it alone tells less
+# contrast from an inversion of some images.
+_OF_BRIGHTNESS = 2.0
 _LEAST_DISTANCE = 1e-5  # squared, in units of images from their group's mean
 # The features that a family changes, in their order; the rest is asked in all. Neither
 # brightness nor contrast of a generator changes those of turns, and noise that is cut
@@ -63,7 +66,6 @@ class Candidate:
     Attributes:
         steps: entry of the catalogue and degree; two for a combination.
         spoilt: the cohort that would have the bug.
-        client_share: f of the mixture that was made, or 1.
         moves: <x_g, u_h> of all groups' features x and moves u, of each feature; shape
             (number of features, number of groups, number of groups).
         sizes: <u_g, u_h>, likewise.
@@ -72,7 +74,6 @@ class Candidate:
 
     steps: tuple[Step, ...]
     spoilt: str
-    client_share: float
     moves: Array
     sizes: Array
     weights: Array
@@ -154,12 +155,13 @@ class CohortSamples:
 
     Attributes:
         num_classes: of the labels.
-        frequencies: how many along each side the generators can draw; None is all.
+        frequencies: how many along each side averages have; None of other images.
         means: class means of the features, scaled, shape (number of groups, number of
             classes, d).
         by_feature: the same, by the feature's name.
         grams: inner products of the groups' means, of each feature.
-        kernel: mean kernel of the pictures alone, of every two groups.
+        kernel: mean kernel of the pictures alone, of every two groups; of averages the
+            inner product of their means.
         rows: of `permutation.splits`: the true cohorts first, then all others.
     """
 
@@ -177,10 +179,9 @@ class CohortSamples:
         self.rows = permutation.splits(num_suspicious, len(groups) - num_suspicious)
         if frequencies:  # a generator that draws averages draws each again and again
             groups = _without_repeats(groups)
-        self.kernel = features.kernel_means([group.images for group in groups])
         self._images = [group.images for group in groups]
         self._labels = [group.labels for group in groups]
-        of_images = [features.image_features(images) for images in self._images]
+        of_images = [self._features(images) for images in self._images]
         # Units and scales are of the intact samples, and stay: a bug that widened them
         # would look smaller.
         self._units = features.spreads(of_images)
@@ -191,8 +192,12 @@ class CohortSamples:
         self.means = self._joined(self.by_feature)
         by_feature = self._split(self.means)
         self.grams = np.stack([means @ means.T for means in by_feature])
-        # The means after the steps on images, by share of clients and steps.
-        self._known: dict[tuple[Any, ...], Array] = {(1.0,): self.means}
+        if frequencies:  # there is nothing beside the classes' means
+            self.kernel = self.grams.sum(0)
+        else:
+            self.kernel = features.kernel_means(self._images)
+        # The means after the steps on images, by these.
+        self._known: dict[tuple[Any, ...], Array] = {(): self.means}
 
     @property
     def cohorts(self) -> NDArray[np.int64]:
@@ -204,6 +209,12 @@ class CohortSamples:
         found = copy.copy(self)
         found.rows = rows
         return found
+
+    def _features(self, images: features.Images) -> dict[str, features.Images]:
+        """Returns what is averaged: of averages their low frequencies, nothing else."""
+        if self.frequencies:
+            return {"mean picture": low_frequencies(images, self.frequencies)}
+        return features.image_features(images)
 
     def _split(self, means: Array) -> list[Array]:
         """Returns the features of all classes as vectors, a row for each group."""
@@ -226,10 +237,9 @@ class CohortSamples:
     def shown(self, entry: Transformation) -> float:
         """Returns how much of a bug's share the samples show at least.
 
-        All of it, unless they are averages. Averages of turned images are turned, and
-        those of other labels are other averages. But what makes black grey is less seen
-        where noise is cut off at black (docs/debugging.md), and what is not linear may
-        change each image and not their average.
+        All of it, unless they are averages. Turns and other labels leave a client's
+        weight in them as it is. Other bugs may make its embedding longer, so that it
+        counts less; and what is not linear may change each image and not their average.
         """
         is_of_labels = entry.images is None
         if not self.frequencies or entry.family == TURNS or is_of_labels:
@@ -246,50 +256,36 @@ class CohortSamples:
                 steps: tuple[Step, ...] = ((entry, degree),)
                 if after is not None:
                     steps = after.steps + steps
-                for client_share in self._client_shares(entry, after):
-                    found += self._both_ways(steps, client_share)
+                found += self._both_ways(steps)
         return found
 
-    def _client_shares(
-        self, entry: Transformation, after: Candidate | None
-    ) -> tuple[float, ...]:
-        """Returns for which shares of clients with the bug mixtures are made."""
-        if after is not None:
-            return (after.client_share,)
-        if self.frequencies and entry.is_linear:
-            return _CLIENT_SHARES
-        return (1.0,)
-
-    def _both_ways(
-        self, steps: tuple[Step, ...], client_share: float
-    ) -> list[Candidate]:
+    def _both_ways(self, steps: tuple[Step, ...]) -> list[Candidate]:
         """Returns the candidates by which either cohort would be the spoilt one."""
         own = self._split(self.means)
-        after = self._after(steps, client_share)
-        moved = self._split((after - self.means) / client_share)
+        moved = self._split(self._after(steps) - self.means)
         last, _ = steps[-1]
+        weights = np.ones(len(own))
+        if not self.frequencies:
+            weights = _ASKED_IN.get(last.family, weights)
         first = Candidate(
             steps=steps,
             spoilt=SUSPICIOUS,
-            client_share=client_share,
             moves=np.stack([x @ u.T for x, u in zip(own, moved, strict=True)]),
             sizes=np.stack([u @ u.T for u in moved]),
-            weights=_ASKED_IN.get(last.family, np.ones(len(own))),
+            weights=weights,
         )
         if first.is_turn:
             return [first]
         return [first, dataclasses.replace(first, spoilt=HEALTHY)]
 
-    def _after(self, steps: tuple[Step, ...], client_share: float) -> Array:
+    def _after(self, steps: tuple[Step, ...]) -> Array:
         """Returns the means after the steps: those on images first, then on labels."""
         on_images = [step for step in steps if step[0].images is not None]
-        known_by = [(entry.name, degree) for entry, degree in on_images]
-        key = (client_share, *known_by)
+        key = tuple((entry.name, degree) for entry, degree in on_images)
         if key not in self._known:
             own: list[dict[str, features.Images]] = []
             for images in self._images:
-                changed = self._changed(images, on_images, client_share)
-                own.append(features.image_features(changed))
+                own.append(self._features(self._changed(images, on_images)))
             self._known[key] = self._joined(self._means(own))
         found = self._known[key]
         for entry, degree in steps:
@@ -298,24 +294,24 @@ class CohortSamples:
         return found
 
     def _changed(
-        self, intact: features.Images, steps: Sequence[Step], client_share: float
+        self, intact: features.Images, steps: Sequence[Step]
     ) -> features.Images:
-        """Returns images after the steps, as the generator would draw them."""
+        """Returns images after the steps."""
         # A bug may be random; an average is one of many images, so of many draws.
         copies = 1
         if self.frequencies and len(intact) <= self.num_classes:
             copies = _COPIES
         images = intact.repeat(copies, axis=0)
         for entry, degree in steps:
-            if entry.images is not None:
+            if entry.images is None:
+                continue
+            if entry.is_picture_turn or not self.frequencies:
                 images = entry.images(images, degree)
-        images = images.reshape(-1, copies, *images.shape[1:]).mean(1)
-        if client_share < 1:
-            images = mixture(intact, images, client_share)
-        # Turns make of pictures that are cut off at black and white such pictures.
-        if self.frequencies and not all(entry.is_picture_turn for entry, _ in steps):
-            images = low_pass(images, self.frequencies)
-        return images
+            else:
+                # No bug has seen what noise leaves beyond black and white.
+                cut_off = images.clip(0, 1)
+                images = images + entry.images(cut_off, degree) - cut_off
+        return images.reshape(-1, copies, *images.shape[1:]).mean(1)
 
     def _relabelled(self, means: Array, labels: Relabel, degree: Degree) -> Array:
         """Returns the class means under other labels: means of the old classes' means.
@@ -351,49 +347,24 @@ def _one_of_each(group: LabelledImages) -> LabelledImages:
     return group
 
 
-def mixture(
-    intact: features.Images, spoilt: features.Images, client_share: float
-) -> features.Images:
-    """Returns the averages that clients release if a share of them has a bug.
-
-    An embedding is shortened to the clip bound, so clients count the less the longer
-    theirs are; of a class, MASS and the mean picture (`fedgs.gan.features.embedding`).
-    A bug that makes them shorter is taken to leave the length: it may be in a share of
-    everybody's images as well, and the share is rather over- than underestimated.
-
-    Privacy: post-processing of DP output.
-
-    Args:
-        intact: means of intact clients, shape (n, C, S, S).
-        spoilt: of those with the bug.
-        client_share: of those with the bug, above 0 and below 1.
-    """
-    shortening = min(1.0, _embedding_length(intact) / _embedding_length(spoilt))
-    weight = client_share * shortening
-    share = weight / (1 - client_share + weight)
-    return (intact + share * (spoilt - intact)).astype(np.float32)
-
-
-def _embedding_length(means: features.Images) -> float:
-    """Returns the length of a client's embedding: of MASS and the mean picture."""
-    squared = float(np.square(means).sum((1, 2, 3)).mean())
-    return math.sqrt(MASS**2 + squared)
-
-
-def low_pass(images: features.Images, count: int) -> features.Images:
-    """Returns images of count x count low frequencies, cut off at black and white.
+def low_frequencies(images: features.Images, count: int) -> features.Images:
+    """Returns count x count low frequencies, in units in which the noise is white.
 
     Privacy: post-processing of DP output.
 
     Args:
         images: shape (n, C, S, S).
         count: at most S.
+
+    Returns:
+        Shape (n, C * count * count).
     """
     found = np.asarray(fft.dctn(images, axes=(2, 3), norm="ortho"))
-    found[:, :, count:] = 0
-    found[:, :, :, count:] = 0
-    pixels = np.asarray(fft.idctn(found, axes=(2, 3), norm="ortho"))
-    return np.clip(pixels, 0, 1).astype(np.float32)
+    sides = range(count)
+    weights = np.array([[frequency_weight(row, col) for col in sides] for row in sides])
+    weights[0, 0] *= _OF_BRIGHTNESS
+    weighted = found[:, :, :count, :count] * weights
+    return weighted.reshape(len(images), -1).astype(np.float32)
 
 
 def _scales(by_feature: Sequence[Array], rows: Rows) -> list[float]:

@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig
 from fedgs.data.corruption import spoilt_node
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
 from fedgs.diagnosis import sentences
 from fedgs.diagnosis.diagnosis import Diagnosis, diagnose
+from fedgs.diagnosis.group_features import class_means
 from fedgs.diagnosis.rule import Rule
 from fedgs.diagnosis.sites import SiteVerdict, compare_sites
 from fedgs.errors import UserError, first_n
@@ -33,7 +35,7 @@ DIAGNOSIS = "diagnosis.json"
 PICTURE = "diagnosis.png"
 FORMAT = 4
 THE_OTHERS = "all others"
-LEAST_SEEN = 4.0  # standard deviations: chance shows clients in 1 of 30,000 runs
+LEAST_SEEN = 5.0  # standard deviations, which noise alone hardly ever has
 
 Samples = Mapping[str, Sequence[LabelledImages]]  # of each cohort's groups
 
@@ -73,8 +75,9 @@ def conclude(
         for number, (images, labels) in enumerate(own):
             path = folder.path / "groups" / f"{cohort}-{number}.npz"
             with replacing(path) as file:
-                np.savez_compressed(file, images=images, labels=labels)
-    _draw(folder, samples)
+                shown = images.clip(0, 1)
+                np.savez_compressed(file, images=shown, labels=labels)
+    _draw(folder, config, samples)
     content: dict[str, Any] = {
         "format": FORMAT,
         "comparisons": comparisons,
@@ -120,7 +123,8 @@ def _check_seen(groups: Sequence[Group]) -> None:
         raise UserError(
             f"{first_n(map(repr, absent))}: the release shows no client there, which "
             "nothing can be compared with; give --healthy and --suspicious values that "
-            "the clients' files of cohorts have, or leave such a node out"
+            "the clients' files of cohorts have, leave such a node out, or give less "
+            "noise"
         )
 
 
@@ -128,8 +132,7 @@ def samples_of(groups: Sequence[Group]) -> Samples:
     """Returns the mean pictures of every cohort's groups, a sample of each class."""
     samples: dict[str, list[LabelledImages]] = {}
     for group in groups:
-        labels = np.arange(len(group.images))
-        own = LabelledImages(group.images.numpy(), labels)
+        own = LabelledImages(group.images.numpy(), group.labels.numpy())
         samples.setdefault(group.cohort, []).append(own)
     return samples
 
@@ -194,10 +197,15 @@ def planted(config: ResolvedConfig, own: GroupMeansConfig) -> dict[str, Any] | N
     return {"bug": config.corruption, "where": where}
 
 
-def _draw(folder: RunFolder, samples: Samples) -> None:
+def _draw(folder: RunFolder, config: GroupMeansConfig, samples: Samples) -> None:
     """Writes a row for each cohort: the mean picture of each class, over its groups."""
-    rows = [
-        np.mean([images for images, _ in groups], axis=0) for groups in samples.values()
-    ]
-    images = np.concatenate(rows).astype(np.float32)
-    save_images(folder.path / PICTURE, images, columns=len(rows[0]))
+    rows = list[NDArray[np.float32]]()
+    for groups in samples.values():
+        images = np.concatenate([own.images for own in groups])
+        labels = np.concatenate([own.labels for own in groups])
+        flat = images.reshape(len(images), -1)
+        means = class_means(flat, labels, config.num_classes)
+        # Black where none of the groups has a class.
+        means = np.nan_to_num(means).reshape(-1, *images.shape[1:])
+        rows.append(means.clip(0, 1).astype(np.float32))
+    save_images(folder.path / PICTURE, np.concatenate(rows), config.num_classes)

@@ -73,7 +73,6 @@ OTHER = "other"
 LEAST_FIT = 0.7
 MOST_RIVALS = 2
 MOST_TURNS = 3  # a quarter turn has three others for rivals
-NEAR_FIT = 0.15  # of inversion in averages, whose noise hides some of it
 VEIL_FIT = 0.5  # an inversion of most images explains noise no better, and is no veil
 CLOSE_FIT = 0.05  # of a bug with a degree, which is coarse: a fit so near is no less
 GOOD_FIT = 0.95  # a second bug is looked for where the best one explains less
@@ -193,13 +192,14 @@ def diagnose(
 
     Args:
         healthy: samples of each of its generators, at least 4; all groups have the same
-            number of images, of one shape.
+            number of images, of one shape. Of averages one picture of each class, not
+            cut off; a group may lack a class.
         suspicious: likewise, from 4 to 6, as many as healthy ones or another number.
         num_classes: of the labels.
         rule: the default rule if None.
         entries: the catalogue.
-        frequencies: how many low ones along each side the generators can draw; an
-            entry is looked for as they would draw it. None is all.
+        frequencies: how many low ones along each side averages have; None: these are
+            images and not averages.
         has_shared_start: the generators began with the same public pictures, so what
             they have in common does not show that they have learned.
 
@@ -225,7 +225,8 @@ def samples_of(
         UserError: groups that cannot be compared.
     """
     groups = [*healthy, *suspicious]
-    raise_if_any("samples", _problems(len(healthy), len(suspicious), groups))
+    problems = _problems(len(healthy), len(suspicious), groups, bool(frequencies))
+    raise_if_any("samples", problems)
     raise_if_any("samples", _label_problems(groups, num_classes))
     return CohortSamples(groups, num_classes, frequencies, len(suspicious))
 
@@ -306,7 +307,10 @@ def differences_of_splits(samples: CohortSamples) -> tuple[Array, Array]:
 
 
 def _problems(
-    num_healthy: int, num_suspicious: int, groups: Sequence[LabelledImages]
+    num_healthy: int,
+    num_suspicious: int,
+    groups: Sequence[LabelledImages],
+    are_averages: bool,
 ) -> Iterator[str]:
     """Yields what is wrong with the number of groups, or with their images."""
     is_number = FEWEST_GROUPS <= num_suspicious <= MOST_GROUPS
@@ -320,10 +324,14 @@ def _problems(
     for number, (images, labels) in enumerate(groups):
         where = f"group {number}: "
         # A mean of features does not tell of another size or another range of pixels.
-        if images.shape != shape or labels.shape != shape[:1] or images.ndim != 4:
+        is_other = images.shape[1:] != shape[1:] or labels.shape != images.shape[:1]
+        if not are_averages:  # of which a group may lack a class
+            is_other |= images.shape != shape
+        if is_other or images.ndim != 4:
             shapes = f"{images.shape} images and {labels.shape} labels"
             yield f"{where}{shapes}, group 0 has {shape}: other data; {ONE_DATA_SET}"
-        if not np.isfinite(images).all() or images.min() < 0 or images.max() > 1:
+        is_inside = are_averages or (images.min() >= 0 and images.max() <= 1)
+        if not np.isfinite(images).all() or not is_inside:
             yield (
                 f"{where}pixels outside [0, 1]; its generator diverged, train it with "
                 "more noise or a smaller learning rate"
@@ -388,7 +396,7 @@ def _weights(grams: Array, rows: Rows, rule: Rule) -> Array:
     if is_seen.any():
         of_cohorts = np.array([float(values[0]) for values in by_feature])
         squared = np.maximum(of_cohorts, _LEAST_SQUARED)
-        counts = np.where(features.IS_LEARNED, 1.0, _OF_TRAINING) * is_seen
+        counts = np.where(features.is_learned(len(grams)), 1.0, _OF_TRAINING) * is_seen
         return counts / squared / counts.sum()
     whole = float(permutation.distances(grams.sum(0), rows)[0]) ** 2
     if whole > 0:
@@ -496,9 +504,10 @@ def _least_fit(best: Candidate, rows: Rows) -> float:
     explained = best.explained_by_feature(~suspicious, suspicious)
     # Features that training changes count only where no other one differs.
     is_seen = best.weights > 0
-    counts = np.where(features.IS_LEARNED, 1.0, _OF_TRAINING) * is_seen
-    if (is_seen & features.IS_LEARNED).any():
-        is_seen &= features.IS_LEARNED
+    is_learned = features.is_learned(len(is_seen))
+    counts = np.where(is_learned, 1.0, _OF_TRAINING) * is_seen
+    if (is_seen & is_learned).any():
+        is_seen &= is_learned
     if not is_seen.any():
         return 0.0
     fits = explained[is_seen] * best.weights[is_seen] / counts[is_seen] * counts.sum()
@@ -574,13 +583,12 @@ def _named(
 
 def _is_rival(first: _Explanation, other: _Explanation, samples: CohortSamples) -> bool:
     """Tells whether another entry may be what the first looks like."""
+    if samples.frequencies and other.is_excluded:
+        return False
     kin = first.best.entry.kin
-    # Averages do not tell kin apart, and show inversion only in part.
+    # Averages do not tell kin apart.
     if samples.frequencies and kin and kin == other.best.entry.kin:
         return kin != VEIL or other.least_fit >= VEIL_FIT
-    is_near = first.fit - other.fit < NEAR_FIT
-    if samples.frequencies and other.name == INVERT and is_near:
-        return not other.is_excluded
     if not samples.shown(first.best.entry):
         # Which averages tell only roughly: it is not clearly more than anything else.
         return other.fit >= LEAST_FIT and not other.is_excluded

@@ -15,9 +15,7 @@ _SMOOTHING = 1.0  # pixels: the noise of a generator is finer than a stroke
 _CELLS = 8  # along each side
 _LEVELS = 8  # of brightness
 _RINGS = 6  # of spatial frequencies
-# By feature, in the order of `image_features`: noise of the training alone changes the
-# others, so they weigh less.
-IS_LEARNED = np.array([True, True, False, False, False])
+NUM_LEARNED = 2  # the first features; noise of the training alone changes the others
 _LEAST_CONTRAST = 0.001  # per pixel, likewise
 _LEAST_POWER = 1e-4  # per pixel: what is below it looks black
 
@@ -112,6 +110,11 @@ def image_features(images: Images) -> dict[str, Images]:
         "direction of strokes": _directions(images),
         "sharpness": _power(images),
     }
+
+
+def is_learned(num_features: int) -> NDArray[np.bool_]:
+    """Tells of each feature whether it weighs fully; averages have the first alone."""
+    return np.arange(num_features) < NUM_LEARNED
 
 
 def _of_one_contrast(values: Images) -> Images:

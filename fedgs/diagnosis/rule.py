@@ -1,13 +1,13 @@
 """What a verdict needs: error rate, size of a bug, and how many groups there are.
 
-Imports no tensor library.
+Imports no tensor library. A value out of range is refused with the name of its flag.
 """
 
 from dataclasses import dataclass
 
 from fedgs.config.feature_settings import FEWEST_GROUPS as FEWEST_GROUPS
 from fedgs.config.feature_settings import MOST_GROUPS as MOST_GROUPS
-from fedgs.config.fields import check_ranges, entry
+from fedgs.config.fields import check_ranges, flag
 
 INTERVAL_CONFIDENCE = 0.95
 
@@ -25,8 +25,8 @@ class Rule:
         UserError: a value that is not above 0 and below 1.
     """
 
-    alpha: float = entry(0.05, above=0, below=1)
-    min_effect: float = entry(0.25, above=0, below=1)
+    alpha: float = flag(0.05, "False-positive rate.", above=0, below=1)
+    min_effect: float = flag(0.25, "Share of images that is a bug.", above=0, below=1)
 
     def __post_init__(self) -> None:
         """Checks the ranges."""

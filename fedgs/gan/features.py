@@ -1,6 +1,7 @@
 """Features of images by public networks, which each client evaluates on its own.
 
     means        low frequencies of the image: the coefficients of a small DCT block
+    group-means  the same, each with a weight that is the same for all data
     scatter      products of two of them, after the image's class mean is taken off
     moments      the same image along given axes, and products of two coordinates
     parts        the same, by the part of its class that the image lies in
@@ -33,9 +34,11 @@ from fedgs.config.feature_settings import (
     OF_TRUNKS,
     SPLITS,
     TRUNK_AXES,
+    frequency_weight,
     layers_of,
 )
-from fedgs.config.run_config import FeatureConfig, MomentConfig
+from fedgs.config.plugins import GROUP_MEANS
+from fedgs.config.run_config import FeatureConfig, GroupMeansConfig, MomentConfig
 from fedgs.config.settings import PARTS_OF_CLASS
 from fedgs.gan.public_networks import trunk_features
 from fedgs.mechanism.sanitizer import to_dct
@@ -129,6 +132,20 @@ def _part_shapes(config: MomentConfig) -> Shapes:
     }
 
 
+def _weight_shapes(config: GroupMeansConfig) -> Shapes:
+    return {"weights": (config.moment_features,)}
+
+
+def frequency_weights(config: GroupMeansConfig) -> Tensor:
+    """Returns `frequency_weight` of each feature of group means, (features,), float32.
+
+    Privacy: public.
+    """
+    sides = range(config.moment_size)
+    block = [frequency_weight(row, column) for row in sides for column in sides]
+    return torch.tensor(block).repeat(config.image_channels)
+
+
 def _trunk_shapes(kind: str, config: FeatureConfig) -> Shapes:
     sizes = layers_of(kind)
     size = (sum(sizes),)
@@ -151,6 +168,10 @@ def _parts(net: TensorDict, images: Images, labels: Labels) -> Labels:
 
 def _mean_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
     return low_frequencies(images, net["mean"].shape[1]) - net["mean"][labels]
+
+
+def _group_mean_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
+    return low_frequencies(images, len(net["weights"])) * net["weights"]
 
 
 def _scatter_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
@@ -203,6 +224,7 @@ def pairs(size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 KINDS = {
     "means": Kind(_model_shapes, _mean_features),
+    GROUP_MEANS: Kind(_weight_shapes, _group_mean_features),
     "scatter": Kind(_model_shapes, _scatter_features),
     "moments": Kind(_model_shapes, _moment_features),
     "parts": Kind(_part_shapes, _moment_features, _parts),

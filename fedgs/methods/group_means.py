@@ -33,16 +33,23 @@ from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.run_config import GroupMeansConfig
 from fedgs.config.terms import Terms
 from fedgs.errors import UserError
-from fedgs.gan.features import MeanFeatures, embedding, mean_features
+from fedgs.gan.features import (
+    LEAST_SHARE,
+    MeanFeatures,
+    embedding,
+    frequency_weights,
+    mean_features,
+)
 from fedgs.gan.models import build_generator
 from fedgs.gan.moments import blank, in_pixels, set_generator
 from fedgs.methods.base import Declared, Method, OneClient, Released, Request, State
 from fedgs.methods.schedule import EVERYONE
 from fedgs.randomness import derived_seed
-from fedgs.shapes import Images, TensorDict
+from fedgs.shapes import Images, Labels, TensorDict
 
 TARGET = "target"
 SEEN = "seen"
+IS_KNOWN = "is_known"
 
 
 class GroupMeans(Method[GroupMeansConfig]):
@@ -97,10 +104,10 @@ class GroupMeans(Method[GroupMeansConfig]):
         Privacy: reads private data; output private.
         """
         images, labels = client.tensors(config.device)
-        # Of features as they are, from which nothing is taken off.
-        centre = torch.zeros(config.num_groups, config.num_features)
-        network = {"mean": centre.to(config.device)}
-        own = embedding("means", network, network["mean"], images, labels).cpu()
+        network = {"weights": frequency_weights(config).to(config.device)}
+        # Nothing is taken off the features.
+        centre = images.new_zeros(config.num_groups, config.num_features)
+        own = embedding(GROUP_MEANS, network, centre, images, labels).cpu()
         # Clipped already here: the weight shortens what clipping has left of it.
         length = own.norm().clamp_min(config.clip_bound)
         shortened = own * (config.clip_bound / length)
@@ -131,9 +138,12 @@ class GroupMeans(Method[GroupMeansConfig]):
         means = [_mean_features(config, block, noise_std) for block in blocks]
         targets = torch.stack([found.target for found in means])
         noise = torch.stack([found.noise_std for found in means])
-        kept = {TARGET: targets, SEEN: _seen(blocks, noise_std)}
+        is_known = _is_known(blocks[:, :, 0])
         if not config.compares_nodes:
-            kept[TARGET] = _equally_noisy(config, targets, noise)
+            targets = _equally_noisy(config, targets, noise, is_known)
+        # In their own units again: no frequency has a weight any more.
+        targets = targets / frequency_weights(config)
+        kept = {TARGET: targets, SEEN: _seen(blocks, noise_std), IS_KNOWN: is_known}
         state.released.append((GROUP_MEANS, kept))
         model = dataclasses.replace(blank(config), mean=targets.double().mean(0))
         set_generator(config, model, state.generator, state.ema)
@@ -149,14 +159,18 @@ class Group(NamedTuple):
     Attributes:
         cohort: the node's name, or the cohort's value.
         part: which of the cohort's groups it is, from 0.
-        images: the mean picture of each class, shape (classes, C, S, S), in [0, 1].
+        images: the mean picture of each class that the group has, in order, shape
+            (classes, C, S, S). Of low frequencies alone and with noise, so not cut off
+            at 0 and 1.
+        labels: of these pictures, shape (classes,).
         seen: by how many standard deviations of its noise the release shows clients in
-            it; a standard normal number where there is none.
+            it; about a standard normal number where there is none.
     """
 
     cohort: str
     part: int
     images: Images
+    labels: Labels
     seen: float
 
 
@@ -171,36 +185,45 @@ def groups_released(
         config: of the run's one phase.
         releases: as in `State.released`.
     """
-    kept = [own for method, own in releases if method == GROUP_MEANS]
-    if not kept:
+    found = [own for method, own in releases if method == GROUP_MEANS]
+    if not found:
         return []
     cohorts = config.site_names
     if config.healthy is not None and config.suspicious is not None:
         cohorts = (config.healthy, config.suspicious)
-    pictures = in_pixels(config, kept[-1][TARGET]).clamp(0, 1)
-    seen = kept[-1][SEEN].tolist()
+    pictures = in_pixels(config, found[-1][TARGET])
+    is_known = found[-1][IS_KNOWN]
+    seen = found[-1][SEEN].tolist()
     return [
         Group(
             cohort=cohorts[number // config.groups],
             part=number % config.groups,
-            images=images,
+            images=pictures[number, is_known[number]],
+            labels=is_known[number].nonzero().flatten(),
             seen=seen[number],
         )
-        for number, images in enumerate(pictures)
+        for number in range(len(pictures))
     ]
 
 
 def _seen(blocks: Tensor, noise_std: float) -> Tensor:
-    """Returns `Group.seen` of every group, from the features that count images."""
-    # The same of every class: along their mean, the noise is no larger than in one.
-    masses = blocks[:, :, 0]
-    count = masses.sum(1) / masses.shape[1] ** 0.5
+    """Returns `Group.seen` of every group, from the length of its block.
+
+    Clipped answers are about equally long, and point in one direction: together they
+    are longer than noise. Of noise alone the squares add up to n noise_std^2, with a
+    standard deviation of sqrt(2 n) noise_std^2.
+    """
+    squares = blocks.square().flatten(1)
     if noise_std:
-        return (count / noise_std).float()
-    return torch.where(count > 0, torch.inf, 0.0)
+        count = squares.shape[1]
+        excess = squares.sum(1) / noise_std**2 - count
+        return (excess / (2 * count) ** 0.5).float()
+    return torch.where(squares.sum(1) > 0, torch.inf, 0.0)
 
 
-def _equally_noisy(config: GroupMeansConfig, targets: Tensor, noise: Tensor) -> Tensor:
+def _equally_noisy(
+    config: GroupMeansConfig, targets: Tensor, noise: Tensor, is_known: Tensor
+) -> Tensor:
     """Adds noise, so that every group has as much as the one that has most.
 
     A cohort of few clients has more in its means, and noise looks like a bug: cohorts
@@ -210,16 +233,29 @@ def _equally_noisy(config: GroupMeansConfig, targets: Tensor, noise: Tensor) -> 
         config: of the phase; its seed decides the noise, which protects nobody.
         targets: mean features, shape (groups, classes, features).
         noise: the standard deviation of the noise in them, shape (groups, classes).
+        is_known: which classes each group has, of the same shape.
     """
     rng = torch.Generator().manual_seed(derived_seed(config.seed, "equal-noise"))
-    more = (noise.amax(0).square() - noise.square()).clamp_min(0).sqrt()
+    most = noise.where(is_known, 0).amax(0)
+    more = (most.square() - noise.square()).clamp_min(0).sqrt()
     return targets + more[:, :, None] * torch.randn(targets.shape, generator=rng)
+
+
+def _is_known(mass: Tensor) -> Tensor:
+    """Tells which classes each group has: no mean can be made of noise alone.
+
+    Args:
+        mass: of each group's classes, shape (groups, classes); noise may make it
+            negative.
+    """
+    is_largest = mass == mass.amax(1, keepdim=True)  # so that there is one
+    return is_largest | (mass >= LEAST_SHARE * mass.mean(1, keepdim=True))
 
 
 def _mean_features(
     config: GroupMeansConfig, block: Tensor, noise_std: float
 ) -> MeanFeatures:
-    """Returns the mean features of one group's classes, (classes, features)."""
+    """Returns the weighted mean features of a group's classes, (classes, features)."""
     centre = torch.zeros(config.num_groups, config.num_features)
     most = config.num_clients
     if config.compares_nodes:

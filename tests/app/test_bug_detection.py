@@ -538,14 +538,15 @@ def test_the_epsilon_that_suffices_is_that_of_its_noise():
 # ------------------------------------------------------------------ odd data
 
 
-@pytest.mark.parametrize("size", [28, 64])
+@pytest.mark.parametrize("size", [None, 28, 64])
 def test_images_of_every_size_and_in_colour_are_compared(debug, tmp_path, size):
     images, labels, owners = pictures(colours=3)
     np.savez(tmp_path / "c.npz", images=images, labels=labels, clients=owners)
     given = EACH | {"data": f"npz:{tmp_path}/c.npz", "image_size": size}
     printed(debug(**given))
     with np.load(tmp_path / "out" / "groups" / "1-0.npz") as group:
-        assert group["images"].shape == (3, 3, size, size)
+        side = size or 16  # of the data
+        assert group["images"].shape == (3, 3, side, side)
 
 
 def test_data_of_one_class_are_compared(debug, tmp_path):

@@ -279,7 +279,7 @@ def test_noise_on_the_sum_is_the_multiplier_times_the_bound(make, monkeypatch):
     folder = make(noise_per_clip=3.0, clients_per_round=5)
     config, data = folder.config, load_data(folder.config)
     request = METHOD.begin(config, new_state(config))[0]
-    total, noise_std = summed(config, 1, answers_of(config, data, request))
+    total, noise_std, _ = summed(config, 1, answers_of(config, data, request))
     # The deviation of an estimated deviation of N numbers is 1 / sqrt(2 N) of it.
     tolerance = 5 / math.sqrt(2 * total.numel())
     assert noise_std == pytest.approx(3.0 * config.clip_bound) == pytest.approx(3.0)

@@ -4,18 +4,22 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.power_table import outcome
 from fedgs.app.debug import suspects
+from fedgs.config.feature_settings import MASS, frequency_weight
 from fedgs.config.settings import CORRUPTIONS
 from fedgs.data.federated import to_float
 from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS
-from fedgs.diagnosis.catalogue import CohortSamples, low_pass, mixture
+from fedgs.diagnosis.catalogue import CohortSamples
 from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, ONE_OF, diagnose
 from fedgs.evaluation.images import LabelledImages
+from fedgs.gan.features import embedding
+from fedgs.mechanism.sanitizer import from_dct
 from fedgs.randomness import stream
 from refusals import assert_refused
 from tiny import run_config
@@ -133,26 +137,29 @@ def test_cohorts_of_real_images_that_are_alike_have_no_bug(writers):
 
 @pytest.fixture(scope="module")
 def released(digits):
-    """What a generator of released class means draws: one picture of each class.
+    """What a release of group means shows: one picture of each class.
 
     Of a group's ten clients the first have the bug. Their embeddings are shortened to
     one length, as where they are released, and there is no noise.
     """
+    sides = range(SIDE)
+    block = [[frequency_weight(row, column) for column in sides] for row in sides]
+    weights = torch.tensor(block).flatten()
+    centre = torch.zeros(10, len(weights))
 
     def averages(group, name, share):
-        total = 0
+        total = torch.zeros(10, 1 + len(weights), dtype=torch.float64)
         for number, own in enumerate(np.split(np.arange(len(group.labels)), 10)):
             client = LabelledImages(group.images[own], group.labels[own])
             if name and number < 10 * share:
                 client = spoilt(client, name)
-            of_class = np.eye(10)[client.labels].T
-            sums = np.einsum("cn,nxyz->cxyz", of_class, client.images)
-            counts = of_class.sum(1)
-            length = np.sqrt(4 * np.square(counts).sum() + np.square(sums).sum())
-            weighted = [counts / length, (sums / length).reshape(10, -1)]
-            total = total + np.concatenate([weighted[0][:, None], weighted[1]], 1)
-        means = (total[:, 1:] / total[:, :1]).reshape(10, 1, 16, 16)
-        return LabelledImages(low_pass(means.astype(np.float32), 6), np.arange(10))
+            data = torch.tensor(client.images), torch.tensor(client.labels)
+            found = embedding("group-means", {"weights": weights}, centre, *data)
+            total += found / found.norm()
+        means = MASS * total[:, 1:] / total[:, :1] / weights
+        pictures = from_dct(means.view(10, 1, SIDE, SIDE), 16).float()
+        is_known = total[:, 0] > 0
+        return LabelledImages(pictures[is_known].numpy(), np.arange(10)[is_known])
 
     def of(name=None, share=1.0):
         return [averages(group, name, share) for group in digits]
@@ -160,6 +167,7 @@ def released(digits):
     return of
 
 
+SIDE = 8  # of the low frequencies
 OF_MEANS = ("invert", "border", "crop", "blank", "brightness", "gamma", "scale")
 
 
@@ -179,13 +187,13 @@ def test_averages_of_two_bugs_are_undecided_for_one_in_a_part_looks_like_two(rel
     rotated = BY_NAME["rotate"].images
     groups = [g._replace(images=rotated(g.images, None)) for g in released("blank")]
     entries = [BY_NAME[name] for name in ("invert", "rotate", "blank", "shift")]
-    found = diagnose([*released()[:G]], groups[G:], 10, None, entries, frequencies=6)
+    found = diagnose([*released()[:G]], groups[G:], 10, None, entries, frequencies=SIDE)
     assert found.verdict == "undecided"
 
 
 def of_averages(released, name, share, bugs=OF_MEANS):
     entries, spoilt = [BY_NAME[n] for n in bugs], released(name, share)[G:]
-    return diagnose(released()[:G], spoilt, 10, None, entries, frequencies=6)
+    return diagnose(released()[:G], spoilt, 10, None, entries, frequencies=SIDE)
 
 
 @pytest.mark.parametrize("name", ["mirror", "border"])
@@ -194,7 +202,7 @@ def test_averages_show_a_bug_of_half_the_clients_and_their_share(released, name)
     assert found.verdict == name
     low, high = found.ranking[0].interval
     assert low < 0.55
-    assert high > 0.45
+    assert high > 0.4  # a frame makes embeddings longer, so that they count less
     assert found.draws_averages
 
 
@@ -205,30 +213,19 @@ def test_averages_of_partly_inverted_clients_name_and_clear_nothing_else(release
     assert found.verdict == "undecided" or "invert" in found.verdict
 
 
-def test_averages_of_noisy_images_look_like_those_of_partly_inverted_ones(
+def test_averages_of_noisy_images_name_nothing_but_what_makes_black_and_white_grey(
     released, monkeypatch
 ):
     monkeypatch.setitem(OTHER_DEGREES, "noise", 0.5)
     found = of_averages(released, "noise", 1.0, (*OF_MEANS, "noise"))
-    assert found.verdict == f"{ONE_OF}invert, noise"
+    assert found.verdict in ("undecided", f"{ONE_OF}invert, noise")
 
 
 def test_averages_clear_nobody_of_what_changes_images_and_not_their_average(released):
     found = of_averages(released, "mirror", 1.0, (*OF_MEANS, "noise", "mirror"))
     cleared = {s.bug for s in found.ranking if s.decision == "excluded"}
-    assert "invert" in cleared
+    assert "border" in cleared
     assert not cleared & {"gamma", "brightness", "noise"}
-
-
-def test_a_client_of_longer_embeddings_counts_less():
-    """Lengths 3, of MASS 2 and a picture, and 6: weights 1 and 1/2."""
-    intact, bright = np.zeros((2, 1, 1, 5, 10), np.float32)
-    intact[0, 0, 0, :5] = 1
-    bright[0, 0, :4, :8] = 1
-    found = mixture(intact, bright, 0.5)
-    assert found == pytest.approx(2 / 3 * intact + 1 / 3 * bright)
-    # One that is darker may be in a part of everybody's images.
-    assert mixture(bright, intact, 0.5) == pytest.approx((intact + bright) / 2)
 
 
 def test_a_suspect_of_the_users_own_is_found(digits, tmp_path):

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from scipy.ndimage import zoom
 
-from fedgs.app.debug import verdict
 from fedgs.data.transformations import TRANSFORMATIONS
-from fedgs.diagnosis import diagnosis, group_features
+from fedgs.diagnosis import diagnosis, group_features, sentences
 from fedgs.diagnosis.diagnosis import INVERT, OTHER, ROTATE, Rule
 from fedgs.evaluation.images import LabelledImages
 from refusals import assert_refused
@@ -136,9 +135,9 @@ def test_a_verdict_on_averages_is_about_clients_and_strength_as_drawn(digits):
         (False, "share 1.00, 95% interval", "images"),
     ):
         own = dataclasses.replace(found, draws_averages=draws_averages)
-        assert strength in verdict.sentence(own)
+        assert strength in sentences.sentence(own, "b", "a")
         none = dataclasses.replace(own, verdict="none", ranking=())
-        assert f"each in 25% of the {of} or more" in verdict.sentence(none)
+        assert f"each in 25% of the {of} or more" in sentences.sentence(none, "b", "a")
 
 
 def test_a_small_share_is_significant_and_not_named(digits):
@@ -267,4 +266,4 @@ def test_groups_that_cannot_be_compared_are_refused(digits, at, change, words):
 @pytest.mark.parametrize("name", ["alpha", "min_effect"])
 @pytest.mark.parametrize("value", [0, 1, math.nan])
 def test_rule_checks_its_ranges(name, value):
-    assert_refused(f"--{name.replace('_', '-')}", Rule, **{name: value})
+    assert_refused(f"{name} = ", Rule, **{name: value})

@@ -109,7 +109,7 @@ def test_of_two_sites_a_bug_that_nothing_undoes_names_the_one_that_has_it():
 def test_a_site_that_differs_by_nothing_that_is_known_is_other():
     def stained(images):
         spots = images.copy()
-        spots[:, :, 2:5, 7:10] = 0.6
+        spots[:, :, 2:5, 7:10] = 0.5
         return spots
 
     found = compare(five({"c": stained}))
@@ -171,7 +171,7 @@ def test_a_feature_in_which_groups_of_one_site_differ_hides_no_site():
 
     def dimmed(groups):
         return [
-            g._replace(images=np.float32(rng.uniform(0.5, 1)) * g.images)
+            g._replace(images=np.float32(rng.uniform(0.7, 1)) * g.images)
             for g in groups
         ]
 

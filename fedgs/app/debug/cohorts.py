@@ -9,7 +9,7 @@ from pathlib import Path
 from fedgs.app.debug.debug_request import Compared
 from fedgs.cohorts.client_groups import HEADER, PART
 from fedgs.cohorts.cohort_file import Cohort, write_cohort
-from fedgs.config.feature_settings import GroupMeansSettings
+from fedgs.config.feature_settings import FEWEST_CLIENTS, GroupMeansSettings
 from fedgs.config.run_config import GroupMeansConfig, RunConfig
 from fedgs.data.cohort import cohort_of_data
 from fedgs.data.federated import FederatedImages
@@ -18,7 +18,6 @@ from fedgs.errors import UserError, first_n
 from fedgs.files import write_atomically
 from fedgs.randomness import stream
 
-FEWEST_CLIENTS = 2  # of a group
 HEALTHY = "healthy"
 SUSPICIOUS = "suspicious"
 

@@ -1,9 +1,9 @@
 """Which bugs can a plan of `fedgs debug` find at all? Said before any training.
 
 Looked up in power.json, which a script of the experiments makes: how
-often each bug was named on public digits of fonts, by what the noise leaves of a
+often each bug was named on digits of fonts and on clothes, by what the noise leaves of a
 group's average. It assumes that the bug is in all images of one cohort and in none of
-the other's, and that handwriting varies as fonts do; docs/debugging.md says more.
+the other's, and that owners have ten images; docs/debugging.md says more.
 
 Privacy: public. Reads settings and the number of clients.
 """
@@ -140,7 +140,7 @@ def _lines(
     yield (
         f"power: {group_size(config)} clients in each group, {noise}"
         f"{_of_nodes(config)}. By {trials} "
-        "trials a bug on digits of fonts with this noise, the bug in all images of "
+        "trials a bug on digits and clothes with this noise, the bug in all images of "
         "one cohort:"
     )
     for now in (YES, PERHAPS, NO):
