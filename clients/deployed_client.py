@@ -4,7 +4,8 @@
       .client.lock               held by the one process that answers for this node
       error.log                  texts of failures; they never leave
       releases/                  the clients' own count, over all runs
-      cohorts.csv                who is in which cohort, by the last selection
+      cohorts.csv                who is in which cohort, by the last selection; counts
+                                 where the client names no other file
       RUN_ID/run.json            the run's settings as the server sent them
       RUN_ID/start.json          which start of the server was joined last
       RUN_ID/node-*/             discriminators, their moments, the stored answer
@@ -119,6 +120,10 @@ class DeploymentConfig:
             raise UserError(f"{unknown[0]}: unknown in --node-config; give {known}")
         # This process may be started from any folder.
         values["data"] = sources.with_absolute_path(values["data"])
+        if "cohorts" in values:
+            values["cohorts"] = str(Path(values["cohorts"]).expanduser().absolute())
+        elif (state_dir / COHORTS).is_file():
+            values["cohorts"] = str(state_dir / COHORTS)
         RunConfig.from_flat(values)  # checks each value
         site = cls(name, state_dir, values, limits, peers)
         site.own_limits()  # refuses a file that cannot be read
@@ -159,6 +164,20 @@ class DeploymentConfig:
                 "masks only; leave out peers to take part without",
             )
         self.peers.check_names(config.node_names)
+
+    def check_cohorts(self, config: RunConfig) -> None:
+        """Refuses a run of cohorts where nothing says which one a client is in.
+
+        Raises:
+            ClientRefused: names the setting and the remedy.
+        """
+        values = [getattr(config, name, None) for name in ("healthy", "cohort_value")]
+        if "cohorts" not in self.settings and any(values):
+            raise ClientRefused(
+                "cohorts",
+                "cohorts is unset: the run is of cohorts of clients; give --cohorts, a "
+                "CSV file of owner,cohort",
+            )
 
     def open(self) -> None:
         """Makes the state directory, and holds it as long as this process lives.
@@ -405,6 +424,7 @@ class DeployedClient:
         limits = self.site.own_limits()
         limits.check_run(config)
         self.site.check_peers(config)
+        self.site.check_cohorts(config)
         hosted = config.hosting.hosted(_position(self.site, config))
         # Before the data are read: whether they fit would tell of them.
         limits.check_num_clients(len(hosted), config.cohort_value)

@@ -29,6 +29,8 @@ from clients.flower_speed import RESIDENT, is_possible, make_resident
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import IMAGE_SIZES
 from fedgs.data import sources
+from fedgs.data.cohort import for_all_clients, keep_cohort
+from fedgs.data.load import split_records
 from fedgs.deployment import FLOWER_REMEDY, private_key, read_address
 from fedgs.errors import UserError, wrap_error
 
@@ -48,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Kept by nobody: before systemd is told, it must be clear that they are there.
         # A run will say which size of images it has; any size shows that they are read.
         settings = {"image_size": IMAGE_SIZES[0], **site.settings}
-        sources.read_records(RunConfig.from_flat(settings))
+        config = RunConfig.from_flat(settings)
+        records = sources.read_records(config)
+        if config.cohorts is not None:
+            keep_cohort(config, split_records(for_all_clients(config), records))
         if not is_possible("the client in one process", RESIDENT):
             raise UserError(f"this Flower is not known: {FLOWER_REMEDY}")
         site.open()

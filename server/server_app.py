@@ -118,12 +118,10 @@ def main(grid: Grid, context: Context) -> None:
     try:
         folder = open_folder(settings)
     except UserError as error:
-        refusal = f"{REFUSED}: {error}"
+        more = ""
         if is_plain:
-            refusal += PLAIN
-        log(ERROR, "%s", refusal)
-        FLOWER_LOGGER.addFilter(lambda record: not record.exc_info)  # no traceback
-        raise UserError(refusal) from None
+            more = PLAIN
+        raise refused(f"{error}{more}") from None
     torch.set_num_threads(1)
     keep_freed_memory()
     is_deployed = bool(folder.config.node_names)
@@ -150,11 +148,21 @@ def main(grid: Grid, context: Context) -> None:
             stack.enter_context(stop.on_signals())
         with recorded_outcome(flower / "result.json", ended):
             strategy.start(grid)
-            for comparison in (conclude(folder) or {}).get("comparisons", ()):
-                name = comparison["suspicious"]
-                log(INFO, "%s: %s", name, comparison["sentence"])
+            log_verdicts(folder)
             if folder.config.method == COHORT_COUNTS:
                 write_cohorts(folder, strategy.training.server)
+
+
+def refused(problem: str) -> UserError:
+    """Logs in one line what no repetition mends; returns it as the submitter reads it.
+
+    Args:
+        problem: names the setting and the remedy.
+    """
+    refusal = f"{REFUSED}: {problem}"
+    log(ERROR, "%s", refusal)
+    FLOWER_LOGGER.addFilter(lambda record: not record.exc_info)  # no traceback
+    return UserError(refusal)
 
 
 def write_cohorts(folder: RunFolder, state: State) -> None:
@@ -172,6 +180,26 @@ def write_cohorts(folder: RunFolder, state: State) -> None:
         log(INFO, "%s: %s", what, values)
     rows = [row.to_json() for row in of_run(folder.path)]
     write_json(folder.path / "cohorts.json", outcome | {"statements": rows})
+
+
+def log_verdicts(folder: RunFolder) -> None:
+    """Says what a run that compares groups has found: one line for each comparison.
+
+    Raises:
+        UserError: the release shows no client of a cohort.
+    """
+    try:
+        content = conclude(folder)
+    except UserError as error:
+        raise refused(str(error)) from None
+    if content is None:
+        return
+    for comparison in content["comparisons"]:
+        name = comparison["suspicious"]
+        verdict = comparison["verdict"]
+        log(INFO, "verdict of %s: %s. %s", name, verdict, comparison["sentence"])
+    rows = ", ".join(content["rows"])
+    log(INFO, "picture: %s, a row for each of %s", content["picture"], rows)
 
 
 def log_progress(folder: RunFolder, metrics: dict[str, Any]) -> None:

@@ -130,6 +130,11 @@ class RunConfig(Settings):
             "were not chosen by a look at the private ones"
             for name in sorted(names)
         ]
+        if self.cohort_value is not None:
+            conditions.append(
+                f"public: how many clients with cohort_value = {self.cohort_value} "
+                "every node has, so this is about data sets that agree in that"
+            )
         if isinstance(self, GroupMeansSettings) and self.compares_nodes:
             conditions.append(
                 "public: each node's own release, for nodes are compared, so that "

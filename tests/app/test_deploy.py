@@ -34,6 +34,9 @@ from fedgs.app.cli.deploy_flags import CLIENT_DATA
 from fedgs.config.phases import Phase
 from fedgs.config.run_config import RunConfig
 from fedgs.deployment import check_name
+from fedgs.privacy.accountant import statements
+from fedgs.privacy.plan import Plan
+from fedgs.round.preparation import resolve_deployed
 from refusals import assert_refused
 from server.launch import certs as deploy_certs
 from server.launch import control as deploy_control
@@ -449,6 +452,93 @@ def test_a_selection_is_submitted_with_its_rounds_and_the_noise_of_its_nodes(
     assert config.noise_multiplier * 2 * 2**0.5 == pytest.approx(2.0)
     assert (config.num_clients, config.num_rounds) == (100, 19)
     assert (config.below, config.above, config.are_percentiles) == (25, 75, True)
+
+
+DEBUG = ("deploy", "debug", *SUBMIT[2:], "--client", "a", "--client", "b")
+SITES = {"num_classes": 10, "image_size": 28, "target_epsilon": 3, "each": True}
+SITES |= {"node_sizes": "300,200"}
+
+
+def submitted(control: Control) -> RunConfig:
+    settings = control.app["config"]
+    del settings["run_folder"]
+    return RunConfig.from_flat(settings)
+
+
+def test_sites_are_compared_by_group_means_after_a_look_at_the_power(control, fedgs):
+    plan, rest = flags(**SITES), ("--groups", "5", "--alpha", "0.1")
+    code, out, _ = fedgs(*DEBUG, *plan, *rest, "--dry-run")
+    assert code == 0
+    assert "recipe group-means" in out
+    assert "power: 40 clients in each group, epsilon 3" in out
+    assert control.apps == []
+    code, again, _ = fedgs(*DEBUG, *plan, *rest)
+    assert code == 0
+    assert again.startswith(out)
+    sent = submitted(control)
+    own = sent.at_phase(0)
+    assert (own.compares_nodes, own.suspicious, own.groups) == (True, None, 5)
+    assert (sent.alpha, sent.node_sizes, sent.nodes) == (0.1, "300,200", "a,b")
+    assert sent.output.startswith("group-means-")
+
+
+@pytest.mark.parametrize("adversary", ["release", "server", "secagg"])
+def test_a_site_alone_has_the_target_epsilon_whoever_looks(control, fedgs, adversary):
+    assert fedgs(*DEBUG, *flags(**SITES, adversary=adversary))[0] == 0
+    config = resolve_deployed(submitted(control))
+    rows = statements(Plan.from_config(config), config.delta)
+    found = {row.adversary: row.epsilon for row in rows if row.relation == "zero-out"}
+    assert {*found} >= {"release", "server"}
+    assert all(2.9 < epsilon <= 3 for epsilon in found.values())
+
+
+def test_one_site_or_two_values_are_compared(control, fedgs):
+    plan = flags(**SITES | {"each": None})
+    for given, wanted in (
+        (("--suspicious", "b"), (True, None, "b")),
+        (("--healthy", "v1", "--suspicious", "v2"), (False, "v1", "v2")),
+    ):
+        assert fedgs(*DEBUG, *plan, *given)[0] == 0
+        own = submitted(control).at_phase(0)
+        assert (own.compares_nodes, own.healthy, own.suspicious) == wanted
+
+
+def test_a_comparison_goes_on_as_it_was_started(control, fedgs):
+    assert fedgs(*DEBUG, "--resume", "sites-1")[0] == 0
+    assert control.app["config"]["run_folder"] == "sites-1"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"each": None}, "suspicious is unset: give --healthy and --suspicious"),
+        ({"suspicious": "a"}, "--each compares every node with all others"),
+        ({"each": None, "suspicious": "c"}, "give --suspicious one of a, b"),
+        ({"secure_aggregation": True}, "secure_aggregation = True: nodes are compared"),
+        ({"node_sizes": "300,3"}, "the smallest node has 3 clients for 4 groups"),
+        ({"target_epsilon": 0.01}, "the noise hides every bug"),
+        ({"resume": "x"}, "each = True: --resume compares what the run does"),
+        ({"each": None, "resume": "x"}, "--resume takes the run's own settings"),
+        ({"num_classes": None}, "num_classes is unset"),
+    ],
+)
+def test_a_comparison_that_says_nothing_is_not_submitted(
+    control, fedgs, given, problem
+):
+    code, _, err = fedgs(*DEBUG, *flags(**SITES | given))
+    assert code == 2
+    assert problem in " ".join(err.split())
+    assert control.apps == []
+
+
+def test_a_run_on_one_cohort_says_what_is_public_of_it(control, fedgs):
+    plan = {"num_classes": 10, "image_size": 28, "target_epsilon": 10}
+    words = ("--client", "a", "--cohort", "v2", "--node-sizes", 300)
+    assert fedgs(*SUBMIT, *words, *flags(recipe="moments", **plan))[0] == 0
+    sent = submitted(control)
+    assert sent.cohort_value == "v2"
+    (condition,) = [text for text in sent.public_conditions if "v2" in text]
+    assert condition.startswith("public: how many clients with cohort_value = v2")
 
 
 REFUSED = "ServerApp failed with exception: the settings of this run are refused: "

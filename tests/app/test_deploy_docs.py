@@ -48,7 +48,7 @@ def test_documented_command_is_understood(line):
 
 def test_page_shows_every_command():
     names = {line.split()[2] for line in documented()}
-    with_runs = {"submit", "select-clients", "status"}
+    with_runs = {"submit", "debug", "select-clients", "status"}
     assert names == {"certs", "server", "client", *with_runs}
 
 

@@ -66,6 +66,9 @@ def fixture_told(monkeypatch, tmp_path) -> list[str]:
     for name in ("garbage", "garbage.npz"):
         (tmp_path / name).write_text("-----BEGIN CERTIFICATE-----\nAA")
     (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "selected").mkdir(mode=0o700)
+    for name in ("others.csv", "selected/cohorts.csv"):
+        (tmp_path / name).write_text("owner,cohort\nzoe,v1\n")
     said: list[str] = []
     monkeypatch.setattr(resident, "notify", said.append)
     return said
@@ -80,6 +83,10 @@ def fixture_told(monkeypatch, tmp_path) -> list[str]:
         (node(state="open"), "chmod 700"),
         (node("none"), "data = 'npz:"),
         (node("garbage"), "data = 'npz:"),
+        (node(more=' cohorts="none.csv"'), "cohorts = "),
+        (node(more=' cohorts="garbage"'), "first line is '-----BEGIN"),
+        (node(more=' cohorts="others.csv"'), "has no owner 'zoe'"),
+        (node(state="selected"), "has no owner 'zoe'"),
         ([*node(), CA + "none"], "ca = none:"),
         ([*node(), CA + "garbage"], "ca = garbage:"),
         ([*node(), KEY + "none"], "key = none:"),

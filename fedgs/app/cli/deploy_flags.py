@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from clients.client_command import ClientOptions
+from fedgs.app.debug.debug_request import OF_DEBUG, Compared
 from fedgs.app.flags import (
     MOST_USED,
     ConfigOption,
@@ -17,6 +18,8 @@ from fedgs.app.flags import (
 )
 from fedgs.cohorts.selection_settings import Thresholds
 from fedgs.config.method_settings import settings_with
+from fedgs.config.plugins import GROUP_MEANS
+from fedgs.errors import reject
 from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
 
@@ -27,7 +30,11 @@ app = typer.Typer(
 OF_CLIENT = settings_with("of_client")
 # What the submitter decides about a run: where the data lie is each client's own
 # matter. The server sees no data, so the number of classes has to be given.
-SUBMITTED = (*(name for name in MOST_USED if name not in OF_CLIENT), "num_classes")
+SUBMITTED = (
+    *(name for name in MOST_USED if name not in OF_CLIENT),
+    *("node_sizes", "num_classes"),
+)
+COMPARING = tuple(name for name in OF_DEBUG if name not in OF_CLIENT)
 # The same of a selection of clients, which decides noise and rounds.
 SELECTING = ("image_size", "num_classes", "num_clients", "clients_per_node")
 SELECTING += ("node_sizes", "relation", "output", "seed")
@@ -84,14 +91,58 @@ def client(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
 def submit(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
+    cohort: Annotated[
+        str | None,
+        typer.Option(
+            help="Train on the owners with this value in the clients' files of "
+            "--cohorts alone; --node-sizes says how many each client has."
+        ),
+    ] = None,
     *,
     given: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
     """Register clients and start a run; exit code 1 unless it completes."""
+    if cohort is not None:
+        settings["cohort_value"] = cohort
     from fedgs.app.commands import deploy
 
     deploy.submit(Submission(**given), recipe, config, settings)
+
+
+@app.command()
+@settings_flags(*SUBMITTED, *COMPARING, has_set=True)
+@request_flags(Submission, Compared)
+def debug(
+    config: ConfigOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what can be found; send nothing.")
+    ] = False,
+    *,
+    given: dict[str, Any],
+    settings: dict[str, Any],
+) -> None:
+    """Compare the clients as sites, or cohorts that only they know, for a bug.
+
+    The recipe is group-means. The verdicts are in the run's log and, with a picture, in
+    its folder on the server.
+    """
+    names = {spec.name for spec in fields(Compared)}
+    asked = given | settings  # --set has some of them, too
+    # A flag that is off says nothing: a run that goes on has its own comparison.
+    compared = {name: asked[name] for name in names & asked.keys() if asked[name]}
+    of_run = {name: value for name, value in given.items() if name not in names}
+    submission = Submission(**of_run)
+    if submission.resume is not None:
+        reject(compared, "--resume compares what the run does; leave out")
+        recipe = None
+    else:
+        recipe = GROUP_MEANS
+        settings |= Compared(**compared).settings
+    from fedgs.app.commands import deploy
+    from fedgs.app.debug import power
+
+    deploy.submit(submission, recipe, config, settings, power.show, dry_run)
 
 
 @app.command()

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedgs.config.recipes import (
     moments_for,
     settings_in,
 )
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError, reject
 from fedgs.files import make_folder
 from fedgs.process import make_private
@@ -30,6 +30,8 @@ from server.launch.control import FlowerFailed
 from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
 from server.launch.supervisor import ServerEnded, supervise
+
+Check = Callable[[ResolvedConfig], None]
 
 
 def serve(server: ServerOptions) -> None:
@@ -70,6 +72,8 @@ def submit(
     recipe: str | None,
     config: Path | None,
     settings: dict[str, Any],
+    check: Check | None = None,
+    is_dry: bool = False,
 ) -> None:
     """Registers clients and starts or continues a run.
 
@@ -78,6 +82,8 @@ def submit(
         recipe: of the run; None takes the default one.
         config: TOML file of settings over it.
         settings: over both.
+        check: of a new run; called with its settings before anything is sent.
+        is_dry: end after that.
 
     Raises:
         UserError: bad input; nothing was submitted.
@@ -85,6 +91,7 @@ def submit(
     """
     if submission.resume is not None:
         given = {"recipe": recipe, "config": config, **settings}
+        given["dry_run"] = is_dry or None
         reject(given, "--resume takes the run's own settings; leave out")
     else:
         names = _names(submission)
@@ -96,6 +103,10 @@ def submit(
         configured = _named(configured, configured.recipe)
         # Flushed, because Flower's output follows, from another process.
         print(described(configured), flush=True)
+        if check is not None:
+            check(_resolved(configured))
+        if is_dry:
+            return
         flat = submitting.run_settings(configured, names)
         submission = dataclasses.replace(submission, settings=flat)
     _submit(submission)
@@ -144,14 +155,19 @@ def _fitted(config: RunConfig, chosen: Mapping[str, Any]) -> RunConfig:
         config: of the recipe.
         chosen: settings that stay.
     """
-    from fedgs.round.preparation import resolve_deployed  # loads torch
-
     fitted = {
         name: value
-        for name, value in moments_for(resolve_deployed(config)).items()
+        for name, value in moments_for(_resolved(config)).items()
         if name not in chosen
     }
     return dataclasses.replace(config, **fitted).validate()
+
+
+def _resolved(config: RunConfig) -> ResolvedConfig:
+    """Returns the settings as the server will fix them, but for a seed it draws."""
+    from fedgs.round.preparation import resolve_deployed  # loads torch
+
+    return resolve_deployed(config)
 
 
 def _named(config: RunConfig, name: str) -> RunConfig:

@@ -89,7 +89,8 @@ class Compared:
             raise UserError(
                 "suspicious is unset: give --healthy and --suspicious, two files of "
                 "client names (`fedgs select-clients` makes them) or two values of "
-                "--cohorts; or --each, to compare every node with all others"
+                "the clients' files of cohorts; or --each, to compare every node with "
+                "all others"
             )
 
     @property
