@@ -13,17 +13,16 @@ data together, in fedgs/app/debug/power.json.
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
 from numpy.typing import NDArray
 from torch import Tensor
 
 from experiments.store import Store
 from fedgs.app.debug.power import POWER_FILE
-from fedgs.app.flags import OutputOption, run_command
+from fedgs.app.flags import DataDirOption, OutputOption, run_command
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages, to_float
@@ -57,7 +56,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 def main(
     output: OutputOption,
-    data_dir: Annotated[str, typer.Option(help="Folder with Fashion-MNIST.")],
+    data_dir: DataDirOption,
 ) -> None:
     """Fill the table; its lines are kept in OUTPUT."""
     store = Store(output)

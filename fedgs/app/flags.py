@@ -32,6 +32,7 @@ ConfigOption = Annotated[
     Path | None, typer.Option(help="A TOML file of settings, over the recipe.")
 ]
 OutputOption = Annotated[Path, typer.Option(help="Continued if it exists.")]
+DataDirOption = Annotated[str, typer.Option(help="Folder with the data sets.")]
 RunArgument = Annotated[Path, typer.Argument(help="The run folder.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.")
