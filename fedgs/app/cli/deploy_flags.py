@@ -19,7 +19,7 @@ from fedgs.app.flags import (
 from fedgs.cohorts.selection_settings import Thresholds
 from fedgs.config.method_settings import settings_with
 from fedgs.config.plugins import GROUP_MEANS
-from fedgs.errors import reject
+from fedgs.errors import UserError, reject
 from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
 
@@ -124,8 +124,8 @@ def debug(
 ) -> None:
     """Compare the clients as sites, or cohorts that only they know, for a bug.
 
-    The recipe is group-means. The verdicts are in the run's log and, with a picture, in
-    its folder on the server.
+    The verdicts are in the run's log and, with a picture, in its folder on the server.
+    The recipe is group-means.
     """
     names = {spec.name for spec in fields(Compared)}
     asked = given | settings  # --set has some of them, too
@@ -139,6 +139,12 @@ def debug(
     else:
         recipe = GROUP_MEANS
         settings |= Compared(**compared).settings
+        # What can be found depends on it, so the recipe's own number would mislead.
+        if config is None and not {"node_sizes", "clients_per_node"} & settings.keys():
+            raise UserError(
+                "node_sizes is unset: give --node-sizes, how many owners each client "
+                "has, such as 120,45,300"
+            )
     from fedgs.app.commands import deploy
     from fedgs.app.debug import power
 

@@ -17,7 +17,14 @@ from fedgs.errors import UserError, reject
 _OWN_NAMES = [name for name in CORRUPTIONS if name not in ("none", "invert")]
 BUGS = {"flip": "invert", **{name: name for name in _OWN_NAMES}, "none": "none"}
 # Settings of the run that `fedgs debug` has flags for.
-OF_DEBUG = ("cohorts", "groups", "clients_per_group", "alpha", "min_effect")
+OF_DEBUG = (
+    "cohorts",
+    "node_sizes",
+    "groups",
+    "clients_per_group",
+    "alpha",
+    "min_effect",
+)
 
 
 @dataclass(frozen=True)
@@ -71,10 +78,14 @@ class Compared:
     """
 
     healthy: str | None = flag(
-        None, "The cohort to compare with: a file of client names, or a value."
+        None,
+        "The cohort to compare with: a value in the clients' --cohorts; in a "
+        "simulation also a file of client names.",
     )
     suspicious: str | None = flag(
-        None, "The cohort that may have a bug, likewise; or alone the name of a node."
+        None,
+        "The cohort that may have a bug, likewise; or alone the name of a node, which "
+        "is compared with all others.",
     )
     each: bool = flag(False, "Compare every node with all others.")
 
