@@ -95,7 +95,8 @@ def added_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
-    found: dict[str, dict[str, list[int]]] = {"trials": {}, "right": {}, "wrong": {}}
+    counted = ("right", "narrowed", "wrong")
+    found: dict[str, dict[str, list[int]]] = {what: {} for what in ("trials", *counted)}
     for bug in _BUGS:
         verdicts = [row["verdicts"] for row in rows if row["bug"] == bug]
         if not verdicts:
@@ -104,23 +105,23 @@ def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
         # A row has an outcome for each signal; they are counted signal by signal.
         by_signal = list(zip(*outcomes, strict=True))
         found["trials"][bug] = [len(own) for own in by_signal]
-        found["right"][bug] = [own.count("right") for own in by_signal]
-        found["wrong"][bug] = [own.count("wrong") for own in by_signal]
+        for what in counted:
+            found[what][bug] = [own.count(what) for own in by_signal]
     return found
 
 
 def outcome(verdict: str, bug: str) -> str:
-    """Returns right, undecided or wrong; more than one bug for one planted is wrong.
+    """Returns right, narrowed, undecided or wrong; two bugs for one planted are wrong.
 
-    `other` names no bug and clears none. It is undecided without a planted bug too:
-    cohorts that accuracy selected do differ. "One of" is undecided if the bug is there.
+    Narrowed is "one of" some, if the bug is among them. `other` names no bug and clears
+    none, so it is undecided without a planted bug too.
     """
     if verdict in (UNDECIDED, OTHER):
         return "undecided"
     if verdict.startswith(ONE_OF):
         possible = verdict.removeprefix(ONE_OF).split(", ")
         if bug in possible:
-            return "undecided"
+            return "narrowed"
         return "wrong"
     if verdict == bug:
         return "right"

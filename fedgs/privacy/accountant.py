@@ -53,17 +53,17 @@ WITH_SELECTION = ", composed with the cohort's selection"
 # What each adversary sees decides whose noise protects: `fedgs.privacy.plan` counts it.
 _SEES = {
     "release": "adversary: sees every published generator, so the noise of {nodes} "
-    "nodes counts",
+    "counts",
     "server": "adversary: honest but curious, sees who took part and each node's "
     "release, so the noise of one node counts",
-    "secagg": "adversary: sees who took part and only the sum over at least {nodes} "
-    "nodes, {colluding} colluding; not malicious, no Sybils",
+    "secagg": "adversary: sees who took part and only the sum over at least {nodes}, "
+    "{colluding} colluding; not malicious, no Sybils",
     "unmasked": "adversary: the server if masking fails; sees each node's release, so "
     "the noise of one node counts",
 }
 _SEES_MASKED = (
     "adversary: computational, that is honest but curious with bounded computing "
-    "power; sees who took part and, behind masks, the sum over at least {nodes} nodes, "
+    "power; sees who took part and, behind masks, the sum over at least {nodes}, "
     "{colluding} colluding; holds while at least two nodes of a round are honest"
 )
 _NOT_MASKED = (
@@ -316,7 +316,10 @@ class _Question(NamedTuple):
         # The row is shown all the same, marked as hypothetical.
         if adversary == "secagg" and not rounds.is_masked:
             yield _NOT_MASKED
-        yield sees.format(nodes=rounds.nodes, colluding=self.colluding)
+        nodes = f"{rounds.nodes} nodes"
+        if rounds.nodes == 1:
+            nodes = "1 node"
+        yield sees.format(nodes=nodes, colluding=self.colluding)
         if rounds.unit == "record":
             yield _OF_A_RECORD
         else:

@@ -496,7 +496,7 @@ def test_a_dry_run_says_what_can_be_found_and_writes_nothing(debug, files, tmp_p
     given = {"noise_multiplier": None, "target_epsilon": 100, "dry_run": True}
     text = printed(debug(**given | files))
     assert "power: 6 clients in each group, epsilon 100" in text
-    assert re.search("^ +found: invert", text, re.M)
+    assert re.search(r"^ +found: \w", text, re.M)
     assert "found in half of the clients as well:" in text
     text = printed(debug(**given | EACH))
     assert "power: 6 clients in each group, epsilon 100" in text
@@ -504,21 +504,23 @@ def test_a_dry_run_says_what_can_be_found_and_writes_nothing(debug, files, tmp_p
 
 
 def test_power_is_read_between_the_levels_of_the_table():
-    right = {"a": [0, 1, 2], "b": [2, 2, 2], "c": [0, 0, 0]}
+    right = {"a": [0, 1, 2], "b": [2, 2, 2], "c": [0, 0, 0], "d": [0, 0, 1]}
     table = {"signals": [10, 20, 40], "right": right}
     table["trials"] = {bug: [2, 2, 2] for bug in right}
-    wanted = {5: "npn", 10: "nyn", 15: "pyn", 20: "pyn", 40: "yyn", math.inf: "yyn"}
-    letters = {power.YES: "y", power.PERHAPS: "p", power.NO: "n"}
+    table["narrowed"] = {bug: [0, 0, 0] for bug in "abc"} | {"d": [0, 2, 1]}
+    wanted = {5: "npnn", 10: "nynn", 15: "pynp", 20: "pyna", 40: "yyna"}
+    wanted[math.inf] = "yyna"
+    letters = {power.YES: "y", power.ALIKE: "a", power.PERHAPS: "p", power.NO: "n"}
     for signal, text in wanted.items():
         found = power.of_plan(signal, table)
         assert "".join(letters[p.now] for p in found.values()) == text, signal
-        assert [p.needed for p in found.values()] == [40, 10, None]
+        assert [p.needed for p in found.values()] == [40, 10, None, None]
 
 
 def test_the_stored_table_knows_all_bugs_at_all_levels_in_all_and_in_half():
     table, names = power.stored(), {t.name for t in TRANSFORMATIONS}
     for rows, known in ((table, {"none", *names}), (table["of_half"], names)):
-        for part in ("trials", "right", "wrong"):
+        for part in ("trials", "right", "narrowed", "wrong"):
             assert rows[part].keys() == known
             assert {len(v) for v in rows[part].values()} == {len(table["signals"])}
 

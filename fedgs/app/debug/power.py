@@ -28,6 +28,7 @@ POWER_FILE = Path(__file__).with_name("power.json")
 CLASSES = 10  # of the table's data
 MOST_EPSILON = 100.0  # a larger one protects nobody
 YES = "found"
+ALIKE = "found, or one that looks like it"
 PERHAPS = "perhaps"
 NO = "not found"
 
@@ -36,7 +37,8 @@ class Power(NamedTuple):
     """What is known of one bug.
 
     Attributes:
-        now: found in all trials at this noise, in none, or perhaps.
+        now: found in all trials at this noise, alone or with others that look like it;
+            in none, or perhaps.
         needed: the least signal from which on all trials found it; None where none did.
     """
 
@@ -66,9 +68,14 @@ def of_plan(signal: float, table: Mapping[str, Any]) -> dict[str, Power]:
         needed = None
         if first is not None:
             needed = levels[first]
+        narrowed = table["narrowed"][bug]
+        either = [one + other for one, other in zip(right, narrowed, strict=True)]
+        first_of_either = _first_sure(either, table["trials"][bug])
         if first is not None and below >= first:
             now = YES
-        elif right[above]:
+        elif first_of_either is not None and below >= first_of_either:
+            now = ALIKE
+        elif either[above]:
             now = PERHAPS
         else:
             now = NO
@@ -143,7 +150,7 @@ def _lines(
         "trials a bug on digits and clothes with this noise, the bug in all images of "
         "one cohort:"
     )
-    for now in (YES, PERHAPS, NO):
+    for now in (YES, ALIKE, PERHAPS, NO):
         bugs = [bug for bug, power in powers.items() if power.now == now]
         yield f"  {now}: {', '.join(bugs) or 'nothing'}"
     half_table = {**table, **table["of_half"]}
@@ -154,7 +161,7 @@ def _lines(
     # Bugs that need the same signal share a line.
     levels: dict[float | None, list[str]] = {}
     for bug, power in powers.items():
-        if power.now != YES:
+        if power.now in (PERHAPS, NO):
             levels.setdefault(power.needed, []).append(bug)
     never = levels.pop(None, [])
     for level in sorted(filter(None, levels)):
