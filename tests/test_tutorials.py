@@ -18,11 +18,11 @@ SMALL = "NUM_ROUNDS, WARM_START_ROUNDS = 2, 1"
 def test_tutorial_runs(path, tmp_path):
     pytest.importorskip("sklearn", reason="needs the digits of scikit-learn")
     notebook = nbformat.read(path, as_version=4)
-    (parameters,) = (
-        cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])
-    )
-    assert parameters.source.split(" = ")[0] == SMALL.split(" = ")[0]
-    parameters.source = SMALL
+    # Not every tutorial has rounds; what it has is made small.
+    for cell in notebook.cells:
+        if "parameters" in cell.metadata.get("tags", []):
+            assert cell.source.split(" = ")[0] == SMALL.split(" = ")[0]
+            cell.source = SMALL
     where = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=300, resources=where).execute()
     assert [*tmp_path.glob("runs/*/generator.safetensors")]

@@ -159,7 +159,11 @@ def _comparisons(
     healthy = [group for groups in others for group in groups]
     diagnosis = diagnose(healthy, suspicious, **how)
     names = config.suspicious, config.healthy or THE_OTHERS
-    yield _as_json(names, diagnosis, sentences.sentence(diagnosis, *names))
+    if config.compares_nodes:
+        titles = names
+    else:
+        titles = f"cohort {config.suspicious}", f"cohort {config.healthy}"
+    yield _as_json(names, diagnosis, sentences.sentence(diagnosis, *titles))
 
 
 def _of_site(verdict: SiteVerdict) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def show(folder: RunFolder, content: Mapping[str, Any]) -> None:
     planted = content["planted"]
     if planted is not None:
         say(f"planted: {planted['bug']} in {planted['where']}")
-    say(f"picture      {folder.path / content['picture']}")
+    say(f"picture      {near(folder.path)}/{content['picture']}")
 
 
 def sites_table(content: Mapping[str, Any]) -> Table:
