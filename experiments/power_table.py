@@ -110,7 +110,7 @@ def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
 
 
 def outcome(verdict: str, bug: str) -> str:
-    """Returns right, undecided or wrong; more than one bug for one planted is wrong.
+    """Returns right, undecided or wrong.
 
     `other` names no bug and clears none. It is undecided without a planted bug too:
     cohorts that accuracy selected do differ. "One of" is undecided if the bug is there.
@@ -216,7 +216,7 @@ def _verdict(
         healthy,
         suspicious,
         num_classes=noisy.num_classes,
-        frequencies=noisy.moment_size,
+        num_frequencies=noisy.moment_size,
     )
     return diagnosis.verdict
 
