@@ -111,7 +111,7 @@ def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
 
 
 def outcome(verdict: str, bug: str) -> str:
-    """Returns right, narrowed, undecided or wrong; two bugs for one planted are wrong.
+    """Returns right, narrowed, undecided or wrong.
 
     Narrowed is "one of" some, if the bug is among them. `other` names no bug and clears
     none, so it is undecided without a planted bug too.
@@ -217,7 +217,7 @@ def _verdict(
         healthy,
         suspicious,
         num_classes=noisy.num_classes,
-        frequencies=noisy.moment_size,
+        num_frequencies=noisy.moment_size,
     )
     return diagnosis.verdict
 

@@ -19,8 +19,8 @@ from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig
 from fedgs.data.corruption import spoilt_node
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
 from fedgs.diagnosis import sentences
+from fedgs.diagnosis.catalogue import class_means
 from fedgs.diagnosis.diagnosis import Diagnosis, diagnose
-from fedgs.diagnosis.group_features import class_means
 from fedgs.diagnosis.rule import Rule
 from fedgs.diagnosis.sites import SiteVerdict, compare_sites
 from fedgs.errors import UserError, first_n
@@ -33,7 +33,7 @@ from fedgs.runs.sample_files import save_images
 
 DIAGNOSIS = "diagnosis.json"
 PICTURE = "diagnosis.png"
-FORMAT = 4
+FORMAT = 5
 THE_OTHERS = "all others"
 LEAST_SEEN = 5.0  # standard deviations, which noise alone hardly ever has
 
@@ -146,9 +146,9 @@ def _comparisons(
     """Yields each comparison as JSON values: who, with whom, and the diagnosis."""
     how: dict[str, Any] = {
         "num_classes": config.num_classes,
+        "num_frequencies": config.moment_size,
         "rule": rule,
         "entries": entries,
-        "frequencies": config.moment_size,
     }
     if config.suspicious is None:
         for verdict in compare_sites(samples, **how).values():

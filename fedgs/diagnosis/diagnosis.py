@@ -1,34 +1,31 @@
-"""Which bug do the samples of two cohorts' generators show? With error rates.
+"""Which bug do the mean pictures of two cohorts show? With error rates.
 
-Each cohort is split into groups with a generator of its own, the suspicious one into G
-and the healthy one into H; everything here is computed from their samples. All groups
-hold equally many owners and have the same noise, so where the cohorts are alike all
-H + G groups are exchangeable, whatever H and G are. What each bug of the catalogue
-explains of the difference between the cohorts says `catalogue`. A bug is *named* if all
-of these agree:
+Each cohort is split into groups, the suspicious one into G and the healthy one into H;
+everything here is computed from their mean pictures of each class. All groups hold
+equally many owners and have the same noise, so where the cohorts are alike all H + G
+groups are exchangeable, whatever H and G are. What each bug of the catalogue explains
+of the difference between the cohorts says `catalogue`. A bug is *named* if all of these
+agree:
 
 1. **Exchangeability.** What the best bug explains is larger than for any other split
    of the groups into cohorts, by an exact permutation test of the maximum over its
    family, closed together with the other families and the test for any difference.
-   Families are inversion; turns and mirrors, in features that brightness does not
-   change; and the rest.
-2. **Fit.** It explains at least `LEAST_FIT` of the squared distance of the cohorts, in
-   each feature that differs. Cohorts that were selected by accuracy differ in
-   handwriting without any bug; such a difference looks like no bug, or like one in few
-   images.
-3. **Size.** The share of images that have it is at least `min_effect`, with confidence:
-   the lower limit of its interval is.
+   Families are inversion; turns and mirrors; and the rest.
+2. **Fit.** It explains at least `LEAST_FIT` of the squared distance of the cohorts.
+   Cohorts that were selected by accuracy differ in handwriting without any bug; such a
+   difference looks like no bug, or like one in few images.
+3. **Size.** The share of clients that have it is at least `min_effect`, with
+   confidence: the lower limit of its interval is.
 4. **No rival.** It explains more than every other entry, with confidence: each one is
    tested at the full level, for all have to be rejected (Berger, "Multiparameter
    hypothesis testing", 1982). Where up to `MOST_RIVALS` others may explain as much,
-   the verdict is "one of" them; where a second bug on top of it explains clearly more,
-   "more than one".
+   the verdict is "one of" them. Where a second bug on top of it explains clearly more,
+   none is named: an average of intact and spoilt images looks like two bugs.
 
-A bug is *excluded* if the upper limit of its share is below `min_effect`, at every
-degree, in either cohort, and the generators have learned something from their data:
-turning their pictures moves all of them alike, although their random starts have
-nothing in common. Where they share a public start, no bug is excluded; where they draw
-averages, less is (`catalogue.CohortSamples.shown`). All else is *undecided*.
+A bug is *excluded* if the upper limit of its share is below what `min_effect` of the
+clients shows at least (`catalogue.CohortSamples.shown`), at every degree, in either
+cohort, and the pictures show the data: turning them moves all groups alike, although
+their noise has nothing in common. All else is *undecided*.
 
 The verdict is `none` only if inversion and all turns and mirrors are excluded and
 nothing differs significantly. `other` says that the cohorts differ although those are
@@ -53,7 +50,6 @@ from fedgs.data.transformations import (
     Degree,
     Transformation,
 )
-from fedgs.diagnosis import group_features as features
 from fedgs.diagnosis import permutation
 from fedgs.diagnosis.catalogue import HEALTHY, SUSPICIOUS, Candidate, CohortSamples
 from fedgs.diagnosis.differences import Difference, differences
@@ -65,11 +61,9 @@ from fedgs.files import without_nan
 Array = NDArray[np.float64]
 Rows = NDArray[np.bool_]
 Interval = tuple[float, float]
-INVERT = "invert"
-ROTATE = "rotate"
 OTHER = "other"
-# Of the squared distance in each feature that differs: on real images the right bug
-# explains 0.74 to 1 at degrees that are not the catalogue's, any other at most 0.7.
+# Of the squared distance: on real images the right bug explains 0.74 to 1 at degrees
+# that are not the catalogue's, any other at most 0.7.
 LEAST_FIT = 0.7
 MOST_RIVALS = 2
 MOST_TURNS = 3  # a quarter turn has three others for rivals
@@ -78,7 +72,6 @@ CLOSE_FIT = 0.05  # of a bug with a degree, which is coarse: a fit so near is no
 GOOD_FIT = 0.95  # a second bug is looked for where the best one explains less
 MORE_FIT = 0.1  # by which a second bug has to improve the fit
 # Verdicts that name no single bug.
-MORE_THAN_ONE = "more than one"
 ONE_OF = "one of "
 ONE_DATA_SET = "compare runs of one data set"
 # Decisions on one suspect.
@@ -86,10 +79,8 @@ NAMED = "named"
 POSSIBLE = "possible"
 CLEARED = "excluded"
 UNDECIDED = "undecided"
-PART = "part"  # of several bugs
 _LEAST_SQUARED = 1e-12
-_OF_TRAINING = 0.1  # weight of a feature that training changes too
-_ROTATION = next(entry for entry in TRANSFORMATIONS if entry.name == ROTATE)
+_ROTATION = next(entry for entry in TRANSFORMATIONS if entry.name == "rotate")
 # Decisions on `other`: whether the cohorts differ at all.
 DIFFERS = "differs"
 SAME = "no difference seen"
@@ -102,24 +93,22 @@ class Suspect:
     Attributes:
         bug: name of the catalogue's entry, or other.
         adjusted_p: of the exact permutation test, for all suspects together.
-        statistic: what it explains of the cohorts' squared distance; of `other` the
-            distance.
-        effect: share of spoilt images; None for `other`, or not measurable.
+        fit: what it explains of the cohorts' squared distance; None for `other`.
+        effect: share of spoilt clients, as strongly as it is drawn; None for `other`,
+            or not measurable.
         interval: of the effect.
         decision: named, possible, excluded or undecided; of `other` differs or no
             difference seen.
-        fit: the same in the feature that it explains worst; None for `other`.
         degree: of the transformation, the likeliest of the catalogue's.
         spoilt: the cohort that would have it; None where a turn undoes it.
     """
 
     bug: str
     adjusted_p: float
-    statistic: float
+    fit: float | None
     effect: float | None
     interval: tuple[float, float] | None
     decision: str
-    fit: float | None = None
     degree: Degree = None
     spoilt: str | None = None
 
@@ -129,31 +118,21 @@ class Diagnosis:
     """A verdict and what it rests on; see the module.
 
     Attributes:
-        verdict: the name of a bug, "one of A, B", more than one, none, other or
-            undecided.
+        verdict: the name of a bug, "one of A, B", none, other or undecided.
         ranking: the suspects, likeliest first.
-        has_learned: whether the generators show structure of the data; see the module.
+        shows_data: whether the pictures show more than noise; see the module.
         num_splits: of the permutation test: all, or `permutation.MOST_SPLITS`, of which
             all but the true one are random.
         rule: as asked for.
-        differences: classes and features in which the cohorts differ most.
-        draws_averages: the generators draw averages of each class' images, so a share
-            is one of clients, and noise makes it smaller; see docs/debugging.md.
+        differences: how far the cohorts are apart in every class, largest first.
     """
 
     verdict: str
     ranking: tuple[Suspect, ...]
-    has_learned: bool
+    shows_data: bool
     num_splits: int
     rule: Rule
     differences: tuple[Difference, ...] = ()
-    draws_averages: bool = False
-
-    @property
-    def bugs(self) -> tuple[str, ...]:
-        """The named bugs, likeliest first."""
-        named = [s for s in self.ranking if s.decision == NAMED]
-        return tuple(suspect.bug for suspect in named)
 
     @property
     def p(self) -> float:
@@ -170,8 +149,7 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values, numbers that are not defined as null."""
-        found: dict[str, Any] = {"bugs": list(self.bugs)}
-        found |= dataclasses.asdict(self)
+        found = dataclasses.asdict(self)
         found |= found.pop("rule")  # alpha and min_effect stand beside the others
         found["false_positive_rate"] = self.false_positive_rate
         return without_nan(found)
@@ -181,41 +159,37 @@ def diagnose(
     healthy: Sequence[LabelledImages],
     suspicious: Sequence[LabelledImages],
     num_classes: int,
+    num_frequencies: int,
     rule: Rule | None = None,
     entries: Sequence[Transformation] = TRANSFORMATIONS,
-    frequencies: int | None = None,
-    has_shared_start: bool = False,
 ) -> Diagnosis:
-    """Compares the samples of two cohorts' generators.
+    """Compares the mean pictures of two cohorts' groups.
 
     Privacy: post-processing of DP output.
 
     Args:
-        healthy: samples of each of its generators, at least 4; all groups have the same
-            number of images, of one shape. Of averages one picture of each class, not
-            cut off; a group may lack a class.
+        healthy: of each of its groups, at least 4, one picture of each class, not cut
+            off at black and white; all of one shape. A group may lack a class.
         suspicious: likewise, from 4 to 6, as many as healthy ones or another number.
         num_classes: of the labels.
+        num_frequencies: how many low ones the pictures have along each side, at most
+            as many as pixels.
         rule: the default rule if None.
         entries: the catalogue.
-        frequencies: how many low ones along each side averages have; None: these are
-            images and not averages.
-        has_shared_start: the generators began with the same public pictures, so what
-            they have in common does not show that they have learned.
 
     Raises:
         UserError: groups that cannot be compared.
     """
-    samples = samples_of(healthy, suspicious, num_classes, frequencies)
+    samples = samples_of(healthy, suspicious, num_classes, num_frequencies)
     candidates = samples.candidates(entries)
-    return judge(samples, candidates, entries, rule or Rule(), has_shared_start)
+    return judge(samples, candidates, entries, rule or Rule())
 
 
 def samples_of(
     healthy: Sequence[LabelledImages],
     suspicious: Sequence[LabelledImages],
     num_classes: int,
-    frequencies: int | None,
+    num_frequencies: int,
 ) -> CohortSamples:
     """Returns the samples of two cohorts; see `diagnose`.
 
@@ -225,10 +199,9 @@ def samples_of(
         UserError: groups that cannot be compared.
     """
     groups = [*healthy, *suspicious]
-    problems = _problems(len(healthy), len(suspicious), groups, bool(frequencies))
-    raise_if_any("samples", problems)
+    raise_if_any("samples", _problems(len(healthy), len(suspicious), groups))
     raise_if_any("samples", _label_problems(groups, num_classes))
-    return CohortSamples(groups, num_classes, frequencies, len(suspicious))
+    return CohortSamples(groups, num_classes, num_frequencies, len(suspicious))
 
 
 def judge(
@@ -236,7 +209,6 @@ def judge(
     candidates: Sequence[Candidate],
     entries: Sequence[Transformation],
     rule: Rule,
-    has_shared_start: bool,
 ) -> Diagnosis:
     """Returns the diagnosis of the cohorts of `samples`; see `diagnose`.
 
@@ -247,16 +219,15 @@ def judge(
         candidates: of `samples`, for `entries`; they do not depend on the cohorts.
         entries: the catalogue.
         rule: error rate and size of a bug.
-        has_shared_start: see `diagnose`.
     """
     rows = samples.rows
-    squared, any_difference = differences_of_splits(samples)
+    any_difference = differences_of_splits(samples)
     found = _explanations(samples, candidates, rule)
     most = _most(found)
     adjusted = permutation.closed_test({**most, OTHER: any_difference})
     is_different = adjusted[OTHER] <= rule.alpha
-    has_learned = not has_shared_start and _has_learned(samples)
-    decisions = _decisions(found, adjusted, has_learned, samples, entries, rule)
+    shows_data = _shows_data(samples)
+    decisions = _decisions(found, adjusted, shows_data, samples, entries, rule)
     suspects = [
         _suspect(
             own,
@@ -270,7 +241,7 @@ def judge(
         Suspect(
             bug=OTHER,
             adjusted_p=adjusted[OTHER],
-            statistic=float(np.sqrt(squared[0])),
+            fit=None,
             effect=None,
             interval=None,
             decision=DIFFERS if is_different else SAME,
@@ -286,31 +257,26 @@ def judge(
     return Diagnosis(
         verdict=verdict,
         ranking=tuple(sorted(suspects, key=_rank)),
-        has_learned=has_learned,
+        shows_data=shows_data,
         num_splits=len(rows),
         rule=rule,
-        differences=differences(samples.by_feature, rows),
-        draws_averages=samples.frequencies is not None,
+        differences=differences(samples.means, rows),
     )
 
 
-def differences_of_splits(samples: CohortSamples) -> tuple[Array, Array]:
-    """Returns the squared distance of the features, and the test for any difference.
-
-    Pictures alone, and features of classes: what either sees is a difference.
+def differences_of_splits(samples: CohortSamples) -> Array:
+    """Returns the test for any difference: squared distances over their mean.
 
     Privacy: post-processing of DP output.
     """
-    of_pictures = permutation.distances(samples.kernel, samples.rows) ** 2
-    of_features = permutation.distances(samples.grams.sum(0), samples.rows) ** 2
-    return of_features, (_scaled(of_pictures) + _scaled(of_features)) / 2
+    squared = samples.squared_distances()
+    return squared / max(float(squared.mean()), _LEAST_SQUARED)
 
 
 def _problems(
     num_healthy: int,
     num_suspicious: int,
     groups: Sequence[LabelledImages],
-    are_averages: bool,
 ) -> Iterator[str]:
     """Yields what is wrong with the number of groups, or with their images."""
     is_number = FEWEST_GROUPS <= num_suspicious <= MOST_GROUPS
@@ -323,19 +289,12 @@ def _problems(
     shape = groups[0].images.shape
     for number, (images, labels) in enumerate(groups):
         where = f"group {number}: "
-        # A mean of features does not tell of another size or another range of pixels.
         is_other = images.shape[1:] != shape[1:] or labels.shape != images.shape[:1]
-        if not are_averages:  # of which a group may lack a class
-            is_other |= images.shape != shape
         if is_other or images.ndim != 4:
             shapes = f"{images.shape} images and {labels.shape} labels"
             yield f"{where}{shapes}, group 0 has {shape}: other data; {ONE_DATA_SET}"
-        is_inside = are_averages or (images.min() >= 0 and images.max() <= 1)
-        if not np.isfinite(images).all() or not is_inside:
-            yield (
-                f"{where}pixels outside [0, 1]; its generator diverged, train it with "
-                "more noise or a smaller learning rate"
-            )
+        if not np.isfinite(images).all():
+            yield f"{where}pixels that are not finite; make another release"
 
 
 def _label_problems(
@@ -355,22 +314,18 @@ class _Explanation:
     """What the best candidate of one entry explains.
 
     Attributes:
-        best: degree and spoilt cohort that explain most, weighted.
-        own_weights: of the features in which its family is tested.
+        best: degree and spoilt cohort that explain most.
         values: what the entry explains for every split, either way, in units of the
-            splits' mean squared distance in the features that it is tested in.
+            splits' mean squared distance.
         fit: share of the cohorts' squared distance that the best explains.
-        least_fit: likewise, in the feature that it explains worst.
-        share: of images, by the best.
+        share: of clients, by the best; NaN where it cannot be measured.
         interval: of the share.
         is_excluded: whether it is below the limit for every candidate.
     """
 
     best: Candidate
-    own_weights: Array
     values: Array
     fit: float
-    least_fit: float
     share: float
     interval: tuple[float, float] | None
     is_excluded: bool
@@ -381,38 +336,14 @@ class _Explanation:
         return self.best.name
 
 
-def _weights(grams: Array, rows: Rows, rule: Rule) -> Array:
-    """Returns weights by which every feature that differs counts alike in a fit.
-
-    A bug has to explain each of them: a white frame changes brightness as inversion
-    does, and not the picture. Sharpness only decides between those that do: where
-    images are inverted, noise drowns more of what generators learn. The weighted
-    squared distance of the cohorts is 1. Where no feature alone differs, all count as
-    they are.
-    """
-    by_feature = [permutation.distances(gram, rows) ** 2 for gram in grams]
-    p_values = np.array([permutation.p_value(values) for values in by_feature])
-    is_seen = p_values <= rule.alpha
-    if is_seen.any():
-        of_cohorts = np.array([float(values[0]) for values in by_feature])
-        squared = np.maximum(of_cohorts, _LEAST_SQUARED)
-        counts = np.where(features.is_learned(len(grams)), 1.0, _OF_TRAINING) * is_seen
-        return counts / squared / counts.sum()
-    whole = float(permutation.distances(grams.sum(0), rows)[0]) ** 2
-    if whole > 0:
-        return np.ones(len(grams)) / whole
-    return np.zeros(len(grams))  # the cohorts are the same in all of them
-
-
 def _explanations(
     samples: CohortSamples, candidates: Sequence[Candidate], rule: Rule
 ) -> list[_Explanation]:
     """Returns an explanation for every entry, the best first."""
-    weights = _weights(samples.grams, samples.rows, rule)
     by_name = dict[str, list[Candidate]]()
     for candidate in candidates:
         by_name.setdefault(candidate.name, []).append(candidate)
-    found = [_explanation(own, weights, samples, rule) for own in by_name.values()]
+    found = [_explanation(own, samples, rule) for own in by_name.values()]
     return sorted(found, key=lambda own: -own.fit)
 
 
@@ -425,39 +356,31 @@ def _most(found: Sequence[_Explanation]) -> dict[str, Array]:
 
 
 def _explanation(
-    own: Sequence[Candidate],
-    weights: Array,
-    samples: CohortSamples,
-    rule: Rule,
+    own: Sequence[Candidate], samples: CohortSamples, rule: Rule
 ) -> _Explanation:
     """Returns what one entry explains, by its best degree and spoilt cohort.
 
     Args:
         own: the candidates of the entry.
-        weights: by which a fit is measured; see `_weights`.
         samples: of all groups.
         rule: uses `min_effect`.
     """
     rows = samples.rows
-    gram = np.tensordot(own[0].weights, samples.grams, 1)
-    squared = permutation.distances(gram, rows) ** 2
+    squared = samples.squared_distances()
     unit = max(float(squared.mean()), _LEAST_SQUARED)
     # A bug in the healthy cohort forth is one in the suspicious cohort back.
     one_way = [candidate for candidate in own if candidate.spoilt == SUSPICIOUS]
     forth = np.array([candidate.explained(~rows, rows) for candidate in one_way])
     back = np.array([candidate.explained(rows, ~rows) for candidate in one_way])
     shares = [_share(candidate, samples) for candidate in own]
-    weighted = [candidate.weighted(weights) for candidate in own]
-    fits = [_fit(candidate, rows) for candidate in weighted]
+    fits = [_fit(candidate, samples) for candidate in own]
     best = int(np.argmax(fits))
     share, interval = shares[best]
     return _Explanation(
-        best=weighted[best],
-        own_weights=own[best].weights,
+        best=own[best],
         # No bug explains more than there is; an estimate may, where halves are alike.
         values=np.minimum(np.maximum(forth, back).max(0), squared) / unit,
         fit=fits[best],
-        least_fit=_least_fit(weighted[best], rows),
         share=share,
         interval=interval,
         is_excluded=_is_excluded(own, shares, samples, rule),
@@ -467,7 +390,7 @@ def _explanation(
 def _share(
     candidate: Candidate, samples: CohortSamples
 ) -> tuple[float, Interval | None]:
-    """Returns the share of spoilt images, and its confidence interval."""
+    """Returns the share of spoilt clients, and its confidence interval."""
     cohorts = samples.cohorts
     return permutation.jackknife(candidate.share, cohorts, INTERVAL_CONFIDENCE)
 
@@ -492,40 +415,27 @@ def _is_excluded(
     return all(is_below(_share(candidate, samples)[1]) for candidate in back_ways)
 
 
-def _fit(candidate: Candidate, rows: Rows) -> float:
+def _fit(candidate: Candidate, samples: CohortSamples) -> float:
     """Returns what a candidate explains of the true cohorts' squared distance."""
-    suspicious = rows[:1]
-    return float(candidate.explained(~suspicious, suspicious)[0])
-
-
-def _least_fit(best: Candidate, rows: Rows) -> float:
-    """Returns the fit in the worst explained of the features that differ."""
-    suspicious = rows[:1]
-    explained = best.explained_by_feature(~suspicious, suspicious)
-    # Features that training changes count only where no other one differs.
-    is_seen = best.weights > 0
-    is_learned = features.is_learned(len(is_seen))
-    counts = np.where(is_learned, 1.0, _OF_TRAINING) * is_seen
-    if (is_seen & is_learned).any():
-        is_seen &= is_learned
-    if not is_seen.any():
+    suspicious = samples.rows[:1]
+    squared = permutation.squared_distance(samples.gram, ~suspicious, suspicious)
+    if squared[0] <= 0:
         return 0.0
-    fits = explained[is_seen] * best.weights[is_seen] / counts[is_seen] * counts.sum()
-    return float(fits.min())
+    explained = candidate.explained(~suspicious, suspicious)
+    return float(explained[0] / squared[0])
 
 
-def _has_learned(samples: CohortSamples) -> bool:
-    """Tells whether a turn moves the generators of each cohort alike, with confidence.
+def _shows_data(samples: CohortSamples) -> bool:
+    """Tells whether a turn moves the pictures of each cohort alike, with confidence.
 
-    Random starts have nothing in common: the mean inner product of what the turn does
-    to two of them is 0 on average.
+    Noise has nothing in common: the mean inner product of what the turn does to that of
+    two groups is 0 on average.
     """
     turn, *_ = samples.candidates([_ROTATION])
-    sizes = np.tensordot(turn.weights, turn.sizes, 1)
     for cohort in (0, 1):
 
         def size(*rows: Rows, cohort: int = cohort) -> Array:
-            return permutation.within(sizes, rows[cohort])
+            return permutation.within(turn.sizes, rows[cohort])
 
         if not permutation.is_above_zero(size, samples.cohorts):
             return False
@@ -535,7 +445,7 @@ def _has_learned(samples: CohortSamples) -> bool:
 def _decisions(
     found: Sequence[_Explanation],
     adjusted: Mapping[str, float],
-    has_learned: bool,
+    shows_data: bool,
     samples: CohortSamples,
     entries: Sequence[Transformation],
     rule: Rule,
@@ -543,7 +453,7 @@ def _decisions(
     """Returns the decision on every entry, by its name."""
     decisions: dict[str, str] = {}
     for own in found:
-        is_cleared = has_learned and own.is_excluded
+        is_cleared = shows_data and own.is_excluded
         decisions[own.name] = CLEARED if is_cleared else UNDECIDED
     significant = [own for own in found if adjusted[own.best.family] <= rule.alpha]
     if significant:
@@ -560,18 +470,11 @@ def _named(
     entries: Sequence[Transformation],
     rule: Rule,
 ) -> dict[str, str]:
-    """Returns the decisions on the best entry and its rivals; none if it is too weak.
-
-    Two entries that are `possible` can be one of them or, if marked so, both.
-    """
+    """Returns the decisions on the best entry and its rivals; none if it is weak."""
     if first.interval is None or first.interval[0] < rule.min_effect:
         return {}  # it may fit, and be rare
-    if second := _second(first, samples, entries):
-        if samples.frequencies:
-            return {}  # an average of intact and spoilt images looks like two bugs
-        return {first.name: PART, second: PART}
-    if first.least_fit < LEAST_FIT:
-        return {}
+    if first.fit < LEAST_FIT or _has_second(first, samples, entries):
+        return {}  # an average of intact and spoilt images looks like two bugs
     rivals = [own.name for own in others if _is_rival(first, own, samples)]
     most = MOST_TURNS if first.best.family == TURNS else MOST_RIVALS
     if len(rivals) > most:
@@ -583,62 +486,56 @@ def _named(
 
 def _is_rival(first: _Explanation, other: _Explanation, samples: CohortSamples) -> bool:
     """Tells whether another entry may be what the first looks like."""
-    if samples.frequencies and other.is_excluded:
+    if other.is_excluded:
         return False
     kin = first.best.entry.kin
     # Averages do not tell kin apart.
-    if samples.frequencies and kin and kin == other.best.entry.kin:
-        return kin != VEIL or other.least_fit >= VEIL_FIT
+    if kin and kin == other.best.entry.kin:
+        return kin != VEIL or other.fit >= VEIL_FIT
     if not samples.shown(first.best.entry):
         # Which averages tell only roughly: it is not clearly more than anything else.
-        return other.fit >= LEAST_FIT and not other.is_excluded
+        return other.fit >= LEAST_FIT
     are_turns = first.best.family == other.best.family == TURNS
-    if other.least_fit < LEAST_FIT and not are_turns:
+    # What noise hides altogether explains nothing, and may be the bug.
+    is_hidden = not math.isfinite(other.share)
+    if other.fit < LEAST_FIT and not are_turns and not is_hidden:
         return False
     _, degree = first.best.steps[-1]
     # The catalogue's degrees are not that of the bug, so its fit is less than it could.
     is_coarse = degree is not None
     if is_coarse and first.fit - other.fit < CLOSE_FIT:
         return True
-    return not _is_clearly_more(first, other, first.own_weights, samples)
+    return not _is_clearly_more(first.best, other.best, samples)
 
 
-def _is_clearly_more(
-    first: _Explanation, other: _Explanation, weights: Array, samples: CohortSamples
-) -> bool:
-    """Tells whether one explains more than the other of some features."""
-    one = first.best.weighted(weights)
-    two = other.best.weighted(weights)
+def _is_clearly_more(one: Candidate, other: Candidate, samples: CohortSamples) -> bool:
+    """Tells whether one explains more than the other, with confidence."""
 
     def gap(healthy: Rows, suspicious: Rows) -> Array:
-        return one.explained(healthy, suspicious) - two.explained(healthy, suspicious)
+        return one.explained(healthy, suspicious) - other.explained(healthy, suspicious)
 
     return permutation.is_above_zero(gap, samples.cohorts)
 
 
-def _second(
+def _has_second(
     first: _Explanation, samples: CohortSamples, entries: Sequence[Transformation]
-) -> str | None:
-    """Returns the entry that explains clearly more on top of the first, if any does."""
+) -> bool:
+    """Tells whether another entry explains clearly more on top of the first."""
     if first.fit >= GOOD_FIT:
-        return None
+        return False
     rest = [entry for entry in entries if entry.name != first.name]
-    rows = samples.rows
-    weights = first.best.weights
     both = [
-        candidate.weighted(weights)
+        candidate
         for candidate in samples.candidates(rest, after=first.best)
         if candidate.spoilt == first.best.spoilt
     ]
     if not both:
-        return None
-    best = max(both, key=lambda candidate: _fit(candidate, rows))
-    is_better = _fit(best, rows) - first.fit >= MORE_FIT
-    if not is_better or _least_fit(best, rows) < LEAST_FIT:
-        return None
-    more = dataclasses.replace(first, best=best)
-    alike = np.ones_like(weights)  # where the evidence is, not the fit
-    return best.name if _is_clearly_more(more, first, alike, samples) else None
+        return False
+    best = max(both, key=lambda candidate: _fit(candidate, samples))
+    fit = _fit(best, samples)
+    if fit < LEAST_FIT or fit - first.fit < MORE_FIT:
+        return False
+    return _is_clearly_more(best, first.best, samples)
 
 
 def _suspect(own: _Explanation, most: Array, gate: float, decision: str) -> Suspect:
@@ -656,25 +553,19 @@ def _suspect(own: _Explanation, most: Array, gate: float, decision: str) -> Susp
     return Suspect(
         bug=own.name,
         adjusted_p=max(gate, single_step),
-        statistic=min(1.0, own.fit),
+        fit=min(1.0, own.fit),
         effect=own.share if math.isfinite(own.share) else None,
         interval=own.interval,
         decision=decision,
-        fit=min(1.0, own.least_fit),
         degree=degree,
         spoilt=None if entry.is_turn else own.best.spoilt,
     )
 
 
-def _scaled(values: Array) -> Array:
-    """Returns statistics of all splits in units of their mean: comparable scales."""
-    return values / max(float(values.mean()), 1e-12)
-
-
 def _rank(suspect: Suspect) -> tuple[bool, bool, float]:
     """Named bugs first, then by what they explain; `other` is no bug by itself."""
-    is_found = suspect.decision in (NAMED, POSSIBLE, PART)
-    return suspect.bug == OTHER, not is_found, -suspect.statistic
+    is_found = suspect.decision in (NAMED, POSSIBLE)
+    return suspect.bug == OTHER, not is_found, -(suspect.fit or 0)
 
 
 def _verdict(
@@ -694,8 +585,6 @@ def _verdict(
     bugs = dict[str, list[str]]()
     for suspect in suspects:
         bugs.setdefault(suspect.decision, []).append(suspect.bug)
-    if PART in bugs:
-        return MORE_THAN_ONE
     if POSSIBLE in bugs:
         return ONE_OF + ", ".join(bugs[POSSIBLE])
     if NAMED in bugs:

@@ -9,20 +9,17 @@ from fedgs.diagnosis.catalogue import HEALTHY, SUSPICIOUS
 from fedgs.diagnosis.diagnosis import (
     CLEARED,
     DIFFERS,
-    MORE_THAN_ONE,
     NAMED,
     OTHER,
-    PART,
     POSSIBLE,
     UNDECIDED,
     Diagnosis,
     Suspect,
 )
-from fedgs.diagnosis.rule import INTERVAL_CONFIDENCE
 from fedgs.diagnosis.sites import SiteVerdict
 
 TITLES = {OTHER: "any difference", **{t.name: t.words for t in TRANSFORMATIONS}}
-FOUND = (NAMED, POSSIBLE, PART)
+FOUND = (NAMED, POSSIBLE)
 
 
 def sentence(diagnosis: Diagnosis, suspicious: str, healthy: str) -> str:
@@ -67,15 +64,8 @@ def _verdict(
     diagnosis: Diagnosis, suspicious: str, healthy: str, accused: str = ""
 ) -> str:
     found = [s for s in diagnosis.ranking if s.decision in FOUND]
-    # This verdict is the only one in which two bugs are found and both are true. In all
-    # others several that are found are alternatives, hence "or" below.
-    if diagnosis.verdict == MORE_THAN_ONE:
-        names = " and ".join(title(s.bug) for s in found)
-        return f"More than one bug: no single one explains the difference, {names} do."
     if found:
-        words = " or ".join(
-            f"{title(s.bug)} ({_degree(s)}{_effect(s, diagnosis)})" for s in found
-        )
+        words = " or ".join(f"{title(s.bug)} ({_degree(s)}{_effect(s)})" for s in found)
         whose = accused or _whose(found, suspicious, healthy)
         compared = f"those of {healthy}"
         if whose == healthy:
@@ -110,13 +100,10 @@ def _whose(found: Sequence[Suspect], suspicious: str, healthy: str) -> str:
 
 
 def _excluded(diagnosis: Diagnosis) -> str:
-    # In an average of images nobody can see how many of them were spoilt. There a bug
-    # is looked for in parts of the clients, so its share is one of clients.
-    unit = "images"
-    if diagnosis.draws_averages:
-        unit = "clients"
+    # In an average of images nobody can see how many of them were spoilt. So a bug is
+    # looked for in parts of the clients, and its share is one of clients.
     cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == CLEARED]
-    limit = f"{diagnosis.rule.min_effect:.0%} of the {unit} or more"
+    limit = f"{diagnosis.rule.min_effect:.0%} of the clients or more"
     return f"Excluded, each in {limit}: {', '.join(cleared) or 'nothing'}."
 
 
@@ -128,8 +115,8 @@ def _why(diagnosis: Diagnosis) -> str:
             f"alpha = {diagnosis.rule.alpha:g} is below the attainable p, {least:.3g}"
         )
     why = "the samples neither show nor exclude a bug"
-    if not diagnosis.has_learned:
-        why += "; the generators have learned too little of the pictures"
+    if not diagnosis.shows_data:
+        why += "; the pictures show little but noise"
     if any(s.decision == DIFFERS for s in diagnosis.ranking):
         why += f"; the cohorts differ, {where(diagnosis)}.{_closest(diagnosis)}"
     return why.rstrip(".")
@@ -141,7 +128,7 @@ def _closest(diagnosis: Diagnosis) -> str:
     if best.fit is None or best.effect is None:
         return ""
     return (
-        f" The closest entry is {title(best.bug)} ({_effect(best, diagnosis)}): it "
+        f" The closest entry is {title(best.bug)} ({_effect(best)}): it "
         f"explains {min(1.0, best.fit):.0%} of the squared distance."
     )
 
@@ -164,14 +151,10 @@ def title(bug: str) -> str:
 
 
 def where(diagnosis: Diagnosis) -> str:
-    """Returns the classes and features in which the cohorts differ most."""
+    """Returns the classes in which the cohorts differ most."""
     # The differences are sorted, the largest first.
-    features = [found.name for found in diagnosis.differences if found.of == "feature"]
-    classes = [found.name for found in diagnosis.differences if found.of == "class"]
-    return (
-        f"most in {', '.join(features[:2])}, and in the classes "
-        f"{', '.join(classes[:3])}"
-    )
+    classes = [str(found.label) for found in diagnosis.differences]
+    return f"most in the classes {', '.join(classes[:3])}"
 
 
 def with_titles(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -188,22 +171,16 @@ def _degree(suspect: Suspect) -> str:
     return f"about {suspect.degree}, "
 
 
-def _effect(suspect: Suspect, diagnosis: Diagnosis) -> str:
+def _effect(suspect: Suspect) -> str:
     # In averages, noise makes the strength of a bug smaller by an unknown amount. So it
     # is no share, and its interval must not be read as one of 95 %.
-    if diagnosis.draws_averages:
-        word = "strength as drawn"
-        level = ""
-    else:
-        word = "share"
-        level = f"{INTERVAL_CONFIDENCE:.0%} "
-    text = f"{word} unknown"
-    if suspect.effect is not None:
-        text = f"{word} {suspect.effect:.2f}"
+    if suspect.effect is None:
+        return "strength as drawn unknown"
+    text = f"strength as drawn {suspect.effect:.2f}"
     if suspect.interval is None:
         return text
     low, high = suspect.interval
-    return f"{text}, {level}interval {low:.2f} to {high:.2f}"
+    return f"{text}, interval {low:.2f} to {high:.2f}"
 
 
 def conditions(config: RunConfig, own: GroupMeansConfig) -> list[str]:
@@ -230,7 +207,7 @@ def conditions(config: RunConfig, own: GroupMeansConfig) -> list[str]:
         f"The null hypothesis of the exact test: {exchangeable}",
         "Cohorts and sites may differ in more than pre-processing. The permutation "
         "test alone would notice that; a bug is named only if it explains most of the "
-        "difference and its share of the images is large.",
+        "difference and its share of the clients is large.",
         "Which one is spoilt the pictures say only of a bug that nothing undoes: an "
         "inverted or turned cohort may be the healthy one. Look at the picture.",
         "A bug is excluded as far as the pictures show the data: much noise makes it "

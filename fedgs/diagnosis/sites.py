@@ -24,12 +24,11 @@ others has one, whatever the bugs are. Proof: let m of R sites have one, and v b
 far an intact site lies from the mean of all. Deviations from it add up to 0, so those
 of the m add up to (R - m) |v|, and one of them is at least (R - m) / m |v| > |v| long.
 What a bug explains has no such order: B and C with other bugs make a part of each
-other's. The distance is estimated without bias, in units of how far the groups of one
-site are apart. Another site that is not clearly less distant, with confidence, is a
-*rival*. Rivals are compared once more, each alone with those that are none: where two
-sites have a bug, either stands out. Where that does not tell, or half of the sites are
-rivals, the verdict is "one of these sites". Nobody is named whose own diagnosis sees
-nothing.
+other's. The distance is estimated without bias. Another site that is not clearly less
+distant, with confidence, is a *rival*. Rivals are compared once more, each alone with
+those that are none: where two sites have a bug, either stands out. Where that does not
+tell, or half of the sites are rivals, the verdict is "one of these sites". Nobody is
+named whose own diagnosis sees nothing.
 
 Of two sites a difference does not say which one differs, except by a bug that nothing
 undoes: the same entry in the other site, at any degree, explains clearly less, below
@@ -51,7 +50,6 @@ from fedgs.diagnosis.catalogue import SUSPICIOUS, Candidate, CohortSamples
 from fedgs.diagnosis.diagnosis import (
     LEAST_FIT,
     NAMED,
-    PART,
     POSSIBLE,
     Diagnosis,
     differences_of_splits,
@@ -65,7 +63,6 @@ from fedgs.evaluation.images import LabelledImages
 Array = NDArray[np.float64]
 Rows = NDArray[np.bool_]
 Sites = Mapping[str, Sequence[LabelledImages]]
-_LEAST_SCATTER = 1e-12
 
 
 @dataclass(frozen=True)
@@ -94,10 +91,9 @@ class SiteVerdict:
 def compare_sites(
     sites: Sites,
     num_classes: int,
+    num_frequencies: int,
     rule: Rule | None = None,
     entries: Sequence[Transformation] = TRANSFORMATIONS,
-    frequencies: int | None = None,
-    has_shared_start: bool = False,
 ) -> dict[str, SiteVerdict]:
     """Compares every site with all others; the module says how.
 
@@ -108,13 +104,12 @@ def compare_sites(
     Privacy: post-processing of DP output.
 
     Args:
-        sites: at least 2; a site's name to the samples of each of its G generators, G
-            from 4 to 6. All groups have equally many owners and images.
+        sites: at least 2; a site's name to the mean pictures of each of its G groups, G
+            from 4 to 6. All groups have equally many owners.
         num_classes: of the labels.
+        num_frequencies: see `fedgs.diagnosis.diagnosis.diagnose`.
         rule: its alpha is for all sites together; the default rule if None.
-        entries: see `fedgs.diagnosis.diagnosis.diagnose`.
-        frequencies: likewise.
-        has_shared_start: likewise.
+        entries: the catalogue.
 
     Returns:
         A verdict for every site, in the order of `sites`.
@@ -126,10 +121,9 @@ def compare_sites(
     question = _Question(
         sites=sites,
         num_classes=num_classes,
+        num_frequencies=num_frequencies,
         rule=rule or Rule(),
         entries=entries,
-        frequencies=frequencies,
-        has_shared_start=has_shared_start,
     )
     verdicts = dict[str, SiteVerdict]()
     remaining = tuple(sites)
@@ -189,13 +183,12 @@ class _Comparison:
         total = np.zeros(len(arrangements))
         for number in range(len(self.names)):
             by_site = self.samples.split_by(arrangements == number)
-            _, any_difference = differences_of_splits(by_site)
-            total += any_difference
+            total += differences_of_splits(by_site)
         return permutation.p_value(total)
 
     def tied(self) -> list[str]:
         """Returns the most distant site, and its rivals."""
-        gram = self._in_units_of_scatter()
+        gram = self.samples.gram
         everyone = np.ones((1, len(gram)), bool)
         of_sites = [everyone & (self._site_of == n) for n in range(len(self.names))]
         squared = [
@@ -214,22 +207,9 @@ class _Comparison:
                 found.append(other)
         return [self.names[number] for number in found]
 
-    def _in_units_of_scatter(self) -> Array:
-        """Returns the sum of all features' inner products.
-
-        A feature in which the groups of one site differ much says little of the sites.
-        """
-        sites = self._site_of == np.arange(len(self.names))[:, None]
-        total = np.zeros_like(self.samples.grams[0])
-        for gram in self.samples.grams:
-            scatter = np.diag(gram).mean() - permutation.within(gram, sites).mean()
-            total += gram / max(float(scatter), _LEAST_SCATTER)
-        return total
-
     def is_surely_spoilt(self, site: str, diagnosis: Diagnosis) -> bool:
         """Tells whether what was found says that this one of two sites is spoilt."""
-        decisions = (NAMED, POSSIBLE, PART)
-        found = [s for s in diagnosis.ranking if s.decision in decisions]
+        found = [s for s in diagnosis.ranking if s.decision in (NAMED, POSSIBLE)]
         if not found or any(suspect.spoilt != SUSPICIOUS for suspect in found):
             return False
         # One degree of an entry may undo another one: brighter here is darker there.
@@ -260,10 +240,9 @@ class _Question:
 
     sites: Sites
     num_classes: int
+    num_frequencies: int
     rule: Rule
     entries: Sequence[Transformation]
-    frequencies: int | None
-    has_shared_start: bool
 
     def step(
         self, remaining: tuple[str, ...], least_p: float
@@ -323,7 +302,7 @@ class _Question:
         """
         *others, last = (self.sites[name] for name in names)
         healthy = [group for groups in others for group in groups]
-        samples = samples_of(healthy, last, self.num_classes, self.frequencies)
+        samples = samples_of(healthy, last, self.num_classes, self.num_frequencies)
         return _Comparison(names, samples, samples.candidates(self.entries))
 
     def _verdict(
@@ -335,6 +314,5 @@ class _Question:
             comparison.candidates,
             self.entries,
             self.rule,
-            self.has_shared_start,
         )
         return SiteVerdict(site, diagnosis, p=max(least_p, diagnosis.p))

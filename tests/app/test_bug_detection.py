@@ -210,7 +210,8 @@ def test_a_bug_of_one_cohort_is_named(debug, files, tmp_path, bug, name):
     assert f"suspicious: {name}" in out
     # The same cohorts without a bug: nobody is accused.
     printed(debug(**files, output=tmp_path / "clean"))
-    assert not found_in(tmp_path / "clean")["comparisons"][0]["bugs"]
+    (clean,) = found_in(tmp_path / "clean")["comparisons"]
+    assert clean["verdict"] in ("none", "undecided", "other")
 
 
 def test_values_of_the_clients_file_are_compared_on_nodes_they_share(

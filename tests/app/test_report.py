@@ -145,7 +145,6 @@ def test_every_site_has_a_card_and_those_that_differ_are_first(tmp_path):
     ("verdict", "answer", "kind"),
     [
         ("one of invert, my_module:blur", "Bug: inverted or my_module:blur", "bad"),
-        ("more than one", "More than one bug", "bad"),
         ("undecided", "Undecided", "unsure"),
         ("other", "Different, but not by a known bug", "unsure"),
         ("none", "No bug of the kinds tested", "good"),
@@ -289,8 +288,8 @@ def refused(paths: list[Path], output: Path) -> str:
         ("run", "ledger.jsonl", b"{}\n", "altered, deleted or moved"),
         ("run", "config.json", None, "no run folder"),
         ("run", "samples/*.png", None, "no samples yet"),
-        ("diagnosed", "diagnosis.json", b'{"format": 3}', "no diagnosis of this"),
-        ("diagnosed", "diagnosis.json", b'{"format": 4}', "diagnosis.json: is broken"),
+        ("diagnosed", "diagnosis.json", b'{"format": 4}', "no diagnosis of this"),
+        ("diagnosed", "diagnosis.json", b'{"format": 5}', "diagnosis.json: is broken"),
         ("diagnosed", "diagnosis.json", b"[]", "is not a JSON object"),
         ("diagnosed", "diagnosis.png", b"GIF89a", "diagnosis.png: no readable PNG"),
         ("diagnosed", "diagnosis.png", None, "diagnosis.png: no readable PNG"),

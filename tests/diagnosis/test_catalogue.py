@@ -15,12 +15,14 @@ from fedgs.config.settings import CORRUPTIONS
 from fedgs.data.federated import to_float
 from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS
+from fedgs.diagnosis import diagnosis
 from fedgs.diagnosis.catalogue import CohortSamples
-from fedgs.diagnosis.diagnosis import MORE_THAN_ONE, ONE_OF, diagnose
+from fedgs.diagnosis.diagnosis import ONE_OF
 from fedgs.evaluation.images import LabelledImages
 from fedgs.gan.features import embedding
 from fedgs.mechanism.sanitizer import from_dct
 from fedgs.randomness import stream
+from mean_pictures import mean_pictures
 from refusals import assert_refused
 from tiny import run_config
 
@@ -46,6 +48,15 @@ OTHER_DEGREES = {
 SOME = tuple(BY_NAME[n] for n in ("invert", "rotate", "mirror", "blur", "brightness"))
 
 
+SIDE = 8  # of the low frequencies
+
+
+def diagnose(healthy, suspicious, entries=TRANSFORMATIONS):
+    """Compares what releases without noise show of two cohorts' images."""
+    cohorts = [[mean_pictures(g, SIDE) for g in own] for own in (healthy, suspicious)]
+    return diagnosis.diagnose(*cohorts, 10, SIDE, entries=entries)
+
+
 @pytest.fixture(scope="module")
 def digits():
     """scikit-learn's digits, 16 x 16, in 8 groups of 200."""
@@ -69,33 +80,23 @@ def spoilt(group, name, share=1.0, degrees=OTHER_DEGREES):
     return LabelledImages(images, labels)
 
 
-# Of so few digits the label of one class, and degrees between two that are tried.
-UNDECIDED = ("mislabel", "scale", "shift")
-
-
+# What is not linear, and a degree between two that are tried.
+UNDECIDED = ("noise", "compression", "scale")
 DECIDED = [n for n in BY_NAME if n not in UNDECIDED]
 
 
-@pytest.mark.slow  # 2 seconds each
 @pytest.mark.parametrize("name", DECIDED)
 def test_every_bug_of_the_catalogue_is_found_among_all_others(digits, name):
-    found = diagnose(digits[:G], [spoilt(g, name) for g in digits[G:]], 10)
+    found = diagnose(digits[:G], [spoilt(g, name) for g in digits[G:]])
     assert name in found.verdict
     assert name in [suspect.bug for suspect in found.ranking[:2]]
 
 
-@pytest.mark.slow
-def test_two_bugs_are_more_than_one(digits):
-    own = [spoilt(spoilt(g, "rotate"), "blur") for g in digits[G:]]
-    assert diagnose(digits[:G], own, 10).verdict == MORE_THAN_ONE
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", UNDECIDED)
 def test_a_bug_that_is_not_found_is_not_cleared_either(digits, name):
-    found = diagnose(digits[:G], [spoilt(g, name) for g in digits[G:]], 10)
-    assert name in found.verdict or found.verdict in ("other", "undecided")
-    assert found.bugs in ((), (name,))
+    found = diagnose(digits[:G], [spoilt(g, name) for g in digits[G:]])
+    assert found.verdict in ("other", "undecided")
+    assert next(s for s in found.ranking if s.bug == name).decision == "undecided"
 
 
 @pytest.fixture(scope="module")
@@ -115,23 +116,26 @@ def writers(data_dir):
     return of
 
 
+# Averages do not tell these from their kin, or change otherwise than their images.
+UNSURE = ("blur", "low-resolution", "crop", "scale", "brightness", "gamma")
+UNSURE = (*UNSURE, "noise", "compression")
+
+
 @pytest.mark.paper
 @pytest.mark.parametrize("share", [1.0, 0.5])
 @pytest.mark.parametrize("name", BY_NAME)
-def test_every_bug_in_real_images_is_named_or_said_to_be_one_of_two(
-    writers, name, share
-):
+def test_every_bug_in_real_images_is_named_or_undecided(writers, name, share):
     degrees, own = OTHER_DEGREES | {"crop": 0.8, "low-resolution": 0.4}, writers(20)
     suspicious = [spoilt(group, name, share, degrees) for group in own[G:]]
-    found = diagnose(own[:G], suspicious, 10).verdict
-    is_kin = name in ("blur", "low-resolution")
-    assert outcome(found, name) == ("narrowed" if is_kin else "right"), found
+    found = diagnose(own[:G], suspicious).verdict
+    possible = ("narrowed", "undecided") if name in UNSURE else ("right",)
+    assert outcome(found, name) in possible, found
 
 
 @pytest.mark.paper
 def test_cohorts_of_real_images_that_are_alike_have_no_bug(writers):
     own = [writers(seed) for seed in range(20, 30)]
-    found = [diagnose(groups[:G], groups[G:], 10).verdict for groups in own]
+    found = [diagnose(groups[:G], groups[G:]).verdict for groups in own]
     assert Counter(found) == {"none": 8, "undecided": 1, "other": 1}
 
 
@@ -167,7 +171,6 @@ def released(digits):
     return of
 
 
-SIDE = 8  # of the low frequencies
 OF_MEANS = ("invert", "border", "crop", "blank", "brightness", "gamma", "scale")
 
 
@@ -187,13 +190,14 @@ def test_averages_of_two_bugs_are_undecided_for_one_in_a_part_looks_like_two(rel
     rotated = BY_NAME["rotate"].images
     groups = [g._replace(images=rotated(g.images, None)) for g in released("blank")]
     entries = [BY_NAME[name] for name in ("invert", "rotate", "blank", "shift")]
-    found = diagnose([*released()[:G]], groups[G:], 10, None, entries, frequencies=SIDE)
+    cohorts = released()[:G], groups[G:]
+    found = diagnosis.diagnose(*cohorts, 10, SIDE, entries=entries)
     assert found.verdict == "undecided"
 
 
 def of_averages(released, name, share, bugs=OF_MEANS):
     entries, spoilt = [BY_NAME[n] for n in bugs], released(name, share)[G:]
-    return diagnose(released()[:G], spoilt, 10, None, entries, frequencies=SIDE)
+    return diagnosis.diagnose(released()[:G], spoilt, 10, SIDE, entries=entries)
 
 
 @pytest.mark.parametrize("name", ["mirror", "border"])
@@ -203,7 +207,6 @@ def test_averages_show_a_bug_of_half_the_clients_and_their_share(released, name)
     low, high = found.ranking[0].interval
     assert low < 0.55
     assert high > 0.4  # a frame makes embeddings longer, so that they count less
-    assert found.draws_averages
 
 
 def test_averages_of_partly_inverted_clients_name_and_clear_nothing_else(released):
@@ -234,7 +237,7 @@ def test_a_suspect_of_the_users_own_is_found(digits, tmp_path):
     )
     own = suspects.load_suspect(f"{tmp_path / 'own.py'}:wrapped")
     changed = [g._replace(images=np.roll(g.images, 6, 3)) for g in digits[G:]]
-    found = diagnose(digits[:G], changed, 10, None, (*SOME, own))
+    found = diagnose(digits[:G], changed, (*SOME, own))
     assert found.verdict == own.name
 
 
@@ -317,16 +320,8 @@ def test_the_share_is_read_where_all_groups_are_copies(seed, share):
     images = np.repeat(pattern, 8, axis=0)
     group = LabelledImages(images.astype(np.float32), np.zeros(8, np.int64))
     groups = [group] * G + [spoilt(group, "mirror", share)] * G
-    (candidate,) = CohortSamples(groups, 1).candidates([BY_NAME["mirror"]])
+    pictures = [mean_pictures(own, SIDE) for own in groups]
+    (candidate,) = CohortSamples(pictures, 1, SIDE).candidates([BY_NAME["mirror"]])
     is_healthy = np.arange(2 * G)[None] < G
     (found,) = candidate.share(is_healthy, ~is_healthy)
     assert found == pytest.approx(share, abs=2e-3)
-
-
-def test_the_share_of_a_turn_does_not_depend_on_how_bright_generators_are(digits):
-    dark = [g._replace(images=0.4 * g.images) for g in digits[G:]]
-    groups = [*digits[:G], *(spoilt(g, "rotate") for g in dark)]
-    (candidate,) = CohortSamples(groups, 10).candidates([BY_NAME["rotate"]])
-    is_healthy = np.arange(2 * G)[None] < G
-    (found,) = candidate.share(is_healthy, ~is_healthy)
-    assert found == pytest.approx(1, abs=0.05)

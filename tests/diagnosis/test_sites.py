@@ -51,7 +51,7 @@ def five(changes, count=5, seed=0, noise=0.05):
 
 
 def compare(sites, rule=None, entries=ENTRIES):
-    return compare_sites(sites, NUM_CLASSES, rule, entries, frequencies=SIDE)
+    return compare_sites(sites, NUM_CLASSES, SIDE, rule, entries)
 
 
 def accused(found):
@@ -155,18 +155,16 @@ def test_the_diagnosis_is_against_all_other_sites_at_the_rules_alpha():
     sites = five({"b": bug("border", 0.15)}, 3)
     found = compare(sites, Rule(alpha=0.1))["b"].diagnosis
     others = [*sites["a"], *sites["c"]]
-    wanted = diagnose(
-        others, sites["b"], NUM_CLASSES, Rule(alpha=0.1), ENTRIES, frequencies=SIDE
-    )
+    wanted = diagnose(others, sites["b"], NUM_CLASSES, SIDE, Rule(alpha=0.1), ENTRIES)
     assert (found.verdict, found.num_splits) == (wanted.verdict, 495)
     assert found.rule == wanted.rule
     for own, other in zip(found.ranking, wanted.ranking, strict=True):
         assert (own.bug, own.adjusted_p) == (other.bug, other.adjusted_p)
-        assert own.statistic == pytest.approx(other.statistic)
+        assert own.fit == pytest.approx(other.fit)
 
 
-def test_a_feature_in_which_groups_of_one_site_differ_hides_no_site():
-    """Generators of another brightness each; two sites are transposed."""
+def test_brightness_in_which_groups_of_one_site_differ_hides_no_site():
+    """Groups of another brightness each; two sites are transposed."""
     rng = np.random.default_rng(1)
 
     def dimmed(groups):

@@ -64,7 +64,7 @@ def make_diagnosed(path: Path, **changes: object) -> Path:
 def compared(**changes: object) -> dict[str, object]:
     """What diagnosis.json says of two cohorts one of which is inverted."""
     named = Suspect("invert", 0.0571, 0.97, 0.96, (0.9, 1.0), "named", 0.97)
-    other = Suspect("other", nan, nan, None, None, "no difference seen")
+    other = Suspect("other", nan, None, None, None, "no difference seen")
     found = Diagnosis("invert", (named, other), True, 3, Rule())
     return with_titles(found) | {
         "suspicious": "v2",

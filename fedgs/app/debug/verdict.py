@@ -10,7 +10,6 @@ from fedgs.app.tables import Table, cell
 from fedgs.cohorts.cohort_file import OWN_COHORT, selection_condition
 from fedgs.config.run_config import RunConfig
 from fedgs.diagnosis.diagnosis import LEAST_FIT, UNDECIDED
-from fedgs.diagnosis.rule import INTERVAL_CONFIDENCE
 from fedgs.runs.run_folder import RunFolder
 
 MOST_SHOWN = 6  # of some twenty suspects
@@ -136,26 +135,15 @@ def _suspects(diagnosis: Mapping[str, Any]) -> Table:
     if hidden:
         excluded = sum(row["decision"] == "excluded" for row in hidden)
         note = f"{len(hidden)} more explain less, {excluded} of them are excluded."
-    share = f"share [{INTERVAL_CONFIDENCE:.0%}]"
-    if diagnosis["draws_averages"]:
-        share = "strength as drawn"
-    head = ["suspected", "decision", "explains", share, "adjusted p"]
+    head = ["suspected", "decision", "explains", "strength as drawn", "adjusted p"]
     return Table("Suspected bugs, strongest first", head, rows, note)
 
 
 def _differences(found: Sequence[Mapping[str, Any]]) -> Table:
-    """Returns the classes and features in which the cohorts differ most."""
-    features = [row for row in found if row["of"] == "feature"]
-    classes = [row for row in found if row["of"] == "class"]
-    rows = [
-        [row["of"], row["name"], cell(row["distance"])]
-        for row in (*features[:3], *classes[:5])
-    ]
-    note = (
-        "Distance of the cohorts' means; 1 is that of an image from its group's mean."
-    )
-    head = ["of", "which", "distance"]
-    return Table("Where do they differ most?", head, rows, note)
+    """Returns the classes in which the cohorts differ most."""
+    rows = [[str(row["label"]), cell(row["distance"])] for row in found[:5]]
+    note = "Distance of the cohorts' means; 1 is that of a class from its group's mean."
+    return Table("Where do they differ most?", ["class", "distance"], rows, note)
 
 
 def _with_interval(value: float | None, interval: Sequence[float] | None) -> str:

@@ -16,7 +16,6 @@ VERDICTS = {
     "none": ("No bug of the kinds tested", "good"),
     "other": ("Different, but not by a known bug", "unsure"),
     "undecided": ("Undecided", "unsure"),
-    "more than one": ("More than one bug", "bad"),
 }
 KINDS = ("bad", "unsure", "good")  # what a reader has to see first
 
