@@ -42,7 +42,7 @@ Rows = NDArray[np.bool_]
 Step = tuple[Transformation, Degree]
 Relabel = Callable[[Labels, int, Degree], Labels]
 _COPIES = 8  # a power of two, so that the mean of equal ones is exact
-SHOWN = 0.5  # of a share by averages, in which longer embeddings count less
+_SHOWN = 0.5  # of a share by averages, in which longer embeddings count less
 # Of the mean pixel in averages, over what makes its noise white: it alone tells less
 # contrast from an inversion of some images.
 _OF_BRIGHTNESS = 2.0
@@ -140,12 +140,11 @@ class CohortSamples:
         groups: Sequence[LabelledImages],
         num_classes: int,
         num_frequencies: int,
-        num_suspicious: int | None = None,
+        num_suspicious: int,
     ) -> None:
-        """The last groups are suspicious: half of them where no number is given."""
+        """Takes one picture of each class of every group; the last are suspicious."""
         self.num_classes = num_classes
         self.num_frequencies = num_frequencies
-        num_suspicious = num_suspicious or len(groups) // 2
         self.rows = permutation.splits(num_suspicious, len(groups) - num_suspicious)
         self._images = [group.images for group in groups]
         self._labels = [group.labels for group in groups]
@@ -192,7 +191,7 @@ class CohortSamples:
         is_of_labels = entry.images is None
         if entry.family == TURNS or is_of_labels:
             return 1.0
-        return SHOWN if entry.is_linear else 0.0
+        return _SHOWN if entry.is_linear else 0.0
 
     def candidates(
         self, entries: Sequence[Transformation], after: Candidate | None = None

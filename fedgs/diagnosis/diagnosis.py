@@ -591,7 +591,7 @@ def _verdict(
         return bugs[NAMED][0]
     is_open = {suspect.bug: suspect.decision != CLEARED for suspect in suspects}
     if any(is_open[entry.name] for entry in entries if entry.is_picture_turn):
-        return UNDECIDED  # any learned picture shows them, so they come first
+        return UNDECIDED  # any picture of data shows them, so they come first
     best = suspects[0]
     if is_different and is_open[best.bug] and (best.fit or 0) >= LEAST_FIT:
         return UNDECIDED

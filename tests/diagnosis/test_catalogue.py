@@ -321,7 +321,8 @@ def test_the_share_is_read_where_all_groups_are_copies(seed, share):
     group = LabelledImages(images.astype(np.float32), np.zeros(8, np.int64))
     groups = [group] * G + [spoilt(group, "mirror", share)] * G
     pictures = [mean_pictures(own, SIDE) for own in groups]
-    (candidate,) = CohortSamples(pictures, 1, SIDE).candidates([BY_NAME["mirror"]])
+    samples = CohortSamples(pictures, 1, SIDE, G)
+    (candidate,) = samples.candidates([BY_NAME["mirror"]])
     is_healthy = np.arange(2 * G)[None] < G
     (found,) = candidate.share(is_healthy, ~is_healthy)
     assert found == pytest.approx(share, abs=2e-3)
