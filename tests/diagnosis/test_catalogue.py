@@ -99,6 +99,14 @@ def test_a_bug_that_is_not_found_is_not_cleared_either(digits, name):
     assert next(s for s in found.ranking if s.bug == name).decision == "undecided"
 
 
+def test_the_nearest_entry_is_not_named_where_it_explains_too_little(digits):
+    turned = [spoilt(g, "rotate") for g in digits[G:]]
+    first = diagnose(digits[:G], turned, [BY_NAME["anti-transpose"]]).ranking[0]
+    assert 0.5 < first.fit < diagnosis.LEAST_FIT
+    assert first.interval[0] > 0.25
+    assert first.decision == "undecided"
+
+
 @pytest.fixture(scope="module")
 def writers(data_dir):
     """Real images of eight random groups of writers, by seed; 500 of each group."""

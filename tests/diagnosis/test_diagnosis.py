@@ -228,6 +228,18 @@ def test_json_has_no_nan_and_all_of_the_rule(digits):
     assert found["num_splits"] == 35
 
 
+def test_pictures_that_no_turn_moves_clear_nothing():
+    """Discs, and a little noise: an inversion would be seen, a turn never."""
+    rng, place = np.random.default_rng(0), np.arange(SIDE) - (SIDE - 1) / 2
+    disc = 0.8 * (np.hypot(place[:, None], place) < SIDE / 3)
+    discs = disc + rng.normal(0, 0.01, (2 * G, 1, 1, SIDE, SIDE))
+    own = [LabelledImages(x.astype(np.float32), np.zeros(1, np.int64)) for x in discs]
+    found = diagnose(own[:G], own[G:], 1)
+    assert suspect(found, INVERT).interval[1] < 0.1
+    assert not found.shows_data
+    assert {s.decision for s in found.ranking} == {"undecided", diagnosis.SAME}
+
+
 # ------------------------------------------------------------------ bad input
 
 
