@@ -274,7 +274,7 @@ class GroupMeansSettings(LowFrequencySettings):
         0.05, "Debugging", "False-positive rate of a verdict.", above=0, below=1
     )
     min_effect: float = option(
-        0.25, "Debugging", "Share of images that is a bug.", above=0, below=1
+        0.25, "Debugging", "Share of owners that is a bug.", above=0, below=1
     )
 
     @property
