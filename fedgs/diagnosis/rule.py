@@ -19,14 +19,14 @@ class Rule:
     Attributes:
         alpha: largest probability to name any bug, or to see any difference, where the
             groups are exchangeable.
-        min_effect: share of spoilt images from which on a bug is one.
+        min_effect: share of spoilt owners from which on a bug is one.
 
     Raises:
         UserError: a value that is not above 0 and below 1.
     """
 
     alpha: float = flag(0.05, "False-positive rate.", above=0, below=1)
-    min_effect: float = flag(0.25, "Share of images that is a bug.", above=0, below=1)
+    min_effect: float = flag(0.25, "Share of owners that is a bug.", above=0, below=1)
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
