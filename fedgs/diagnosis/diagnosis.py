@@ -43,6 +43,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgs.config.feature_settings import FEWEST_GROUPS, MOST_GROUPS
 from fedgs.data.transformations import (
     TRANSFORMATIONS,
     TURNS,
@@ -53,7 +54,7 @@ from fedgs.data.transformations import (
 from fedgs.diagnosis import permutation
 from fedgs.diagnosis.catalogue import HEALTHY, SUSPICIOUS, Candidate, CohortSamples
 from fedgs.diagnosis.differences import Difference, differences
-from fedgs.diagnosis.rule import FEWEST_GROUPS, INTERVAL_CONFIDENCE, MOST_GROUPS, Rule
+from fedgs.diagnosis.rule import INTERVAL_CONFIDENCE, Rule
 from fedgs.errors import raise_if_any
 from fedgs.evaluation.images import LabelledImages
 from fedgs.files import without_nan

@@ -5,8 +5,6 @@ Imports no tensor library. A value out of range is refused with the name of its 
 
 from dataclasses import dataclass
 
-from fedgs.config.feature_settings import FEWEST_GROUPS as FEWEST_GROUPS
-from fedgs.config.feature_settings import MOST_GROUPS as MOST_GROUPS
 from fedgs.config.fields import check_ranges, flag
 
 INTERVAL_CONFIDENCE = 0.95

@@ -42,6 +42,7 @@ from fedgs.gan.features import (
 )
 from fedgs.gan.models import build_generator
 from fedgs.gan.moments import blank, in_pixels, set_generator
+from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from fedgs.methods.base import Declared, Method, OneClient, Released, Request, State
 from fedgs.methods.schedule import EVERYONE
 from fedgs.randomness import derived_seed
@@ -109,8 +110,8 @@ class GroupMeans(Method[GroupMeansConfig]):
         centre = images.new_zeros(config.num_groups, config.num_features)
         own = embedding(GROUP_MEANS, network, centre, images, labels).cpu()
         # Clipped already here: the weight shortens what clipping has left of it.
-        length = own.norm().clamp_min(config.clip_bound)
-        shortened = own * (config.clip_bound / length)
+        sample = PerSampleGradients(own[None, None, None])
+        shortened = clip(sample, config.clip_bound).values[0, 0, 0]
         answered = torch.zeros(config.phase_terms(1).shape, dtype=torch.float64)
         # Last, so that the time tells nothing of who is in a group.
         if client.group is not None:

@@ -142,7 +142,10 @@ def _costs(
 
 
 def counted_nodes(
-    hosting: Placement, clients_per_round: int, min_answers: int | None
+    hosting: Placement,
+    clients_per_round: int,
+    min_answers: int | None,
+    is_by_node: bool,
 ) -> int:
     """Returns the nodes of any round whose noise counts, whoever is selected.
 
@@ -150,7 +153,11 @@ def counted_nodes(
         hosting: which clients live on which node.
         clients_per_round: m.
         min_answers: as in `RunConfig`.
+        is_by_node: as in `Terms`: a node's own release is published, which has its
+            noise alone.
     """
+    if is_by_node:
+        return 1
     fewest = hosting.fewest_nodes(clients_per_round)
     if min_answers is None:
         return fewest
@@ -272,9 +279,9 @@ class Plan:
     @property
     def counted_nodes(self) -> int:
         """Nodes of any round whose noise counts: the fewest that m clients live on."""
-        if self.is_by_node:
-            return 1
-        return counted_nodes(self.hosting, self.clients_per_round, self.min_answers)
+        return counted_nodes(
+            self.hosting, self.clients_per_round, self.min_answers, self.is_by_node
+        )
 
     def law(
         self, selection: str, ratio: float, num_rounds: int | None = None

@@ -482,10 +482,11 @@ def new_event(
     """
     planned = nodes_of(config, participants)
     counted = counted_nodes(
-        config.hosting, config.clients_per_round, config.min_answers
+        config.hosting,
+        config.clients_per_round,
+        config.min_answers,
+        terms_at(config, round).is_by_node,
     )
-    if terms_at(config, round).is_by_node:
-        counted = 1  # a node's own release is published, and has its noise alone
     if nodes is not None:
         # Clients of the other nodes are not asked in this attempt, so nothing is
         # counted for them.

@@ -19,10 +19,11 @@ from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig, RunConfig
 from fedgs.data.cohort import keep_cohort
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.diagnosis.conclusion import conclude, groups_in, samples_of
+from fedgs.files import read_tensors
 from fedgs.gan.features import embedding, frequency_weights
 from fedgs.gan.moments import in_pixels
 from fedgs.mechanism.sanitizer import SanitizedGradients
-from fedgs.methods import new_state, phase_at
+from fedgs.methods import group_means, new_state, phase_at
 from fedgs.methods.base import Hosted
 from fedgs.methods.group_means import TARGET, Group, groups_released
 from fedgs.privacy.accountant import statements
@@ -37,11 +38,13 @@ from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from groups import (
     CLIENTS,
+    ONCE,
     finished,
     made,
     members,
     of_cohorts,
     of_nodes,
+    only,
     people,
     phase_of,
     write_cohorts,
@@ -51,7 +54,7 @@ from refusals import assert_refused
 from runs import events, train
 from simulated_grid import FakeGrid, product, start
 from tests.support.ledgers import statements_from_ledger
-from tiny import changed, next_request
+from tiny import changed, next_request, tiny_config
 
 QUIET = {"noise_multiplier": 0.0}
 MODES = ("nodes", "cohorts")
@@ -85,6 +88,35 @@ def test_every_groups_pictures_are_those_of_its_clients_alone(tmp_path, mode, mo
         assert images.std() > 0.01
         expected = mean_pictures(own, data, clients)
         np.testing.assert_allclose(images, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("more", [{}, {"image_channels": 3}, {"clip_bound": 0.02}])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_groups_pictures_are_those_of_a_run_on_its_clients_alone(
+    tmp_path, mode, more, monkeypatch
+):
+    """The runs of `means` that this one release is in place of.
+
+    Their frequencies have no weights, which change what clipping leaves of a client: so
+    these are 1 here, and all else has to be the same.
+    """
+    config, data = made(mode, tmp_path, **QUIET | more)
+    unweighted = torch.ones(phase_of(config).num_features)
+    monkeypatch.setattr(group_means, "frequency_weights", lambda config: unweighted)
+    samples = samples_of(groups_in(finished(config, data), phase_of(config)))
+    of_groups = members(config, data)
+    assert sum(map(len, samples.values())) == len(of_groups) == 8
+    means = ONCE | QUIET | more | {"phases": "means"}
+    for (title, part), clients in of_groups.items():
+        sizes = {"num_clients": len(clients), "clients_per_node": len(clients)}
+        path = tmp_path / f"{title}-{part}"
+        finished(tiny_config(**means | sizes, output=str(path)), only(data, clients))
+        tensors, _ = read_tensors(path / "generator.safetensors")
+        images, labels = samples[title][part]
+        assert labels.tolist() == [0, 1, 2]
+        assert images.std() > 0.01
+        # The generator's means are in pixels, and not cut off either.
+        np.testing.assert_allclose(images, tensors["mean"].numpy(), atol=2e-6)
 
 
 def mean_pictures(config: GroupMeansConfig, data: FederatedImages, clients: list[int]):

@@ -14,12 +14,10 @@ from fedgs.config.run_config import GroupMeansConfig, RunConfig
 from fedgs.data.cohort import cohort_of_data
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
+from fedgs.diagnosis.catalogue import HEALTHY, SUSPICIOUS
 from fedgs.errors import UserError, first_n
 from fedgs.files import write_atomically
 from fedgs.randomness import stream
-
-HEALTHY = "healthy"
-SUSPICIOUS = "suspicious"
 
 
 def as_settings(
@@ -43,7 +41,7 @@ def as_settings(
     }
     cohorts = {n: cohort_of_data(file, everyone, n) for n, file in files.items()}
     _check_apart(files, cohorts)
-    groups: int = own.groups
+    groups = own.groups
     count = min(len(cohort.names) for cohort in cohorts.values())
     size = own.clients_per_group or count // groups
     if size < FEWEST_CLIENTS or size * groups > count:
