@@ -13,7 +13,7 @@ Source: Kairouz, Liu, Steinke, "The distributed discrete Gaussian mechanism for
 federated learning with secure aggregation", ICML 2021.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import InitVar, dataclass
 
 import torch
@@ -61,7 +61,7 @@ class IntegerSum:
 
 
 def sanitize_integers(
-    parts: Sequence[ClippedGradients],
+    parts: Iterable[ClippedGradients],
     units: int,
     noise_std: float,
     noise: NoiseStream,
@@ -74,7 +74,8 @@ def sanitize_integers(
     whose integer sensitivity is that of `fedgs.mechanism.sanitizer.sanitize` in units.
 
     Args:
-        parts: the node's participating clients, in order; not empty.
+        parts: the node's participating clients, in order; not empty. One part at a
+            time is in memory where they are an iterator.
         units: U, of `Settings.units`.
         noise_std: 2 * clip_bound * noise_multiplier, at least 0.
         noise: a fresh noise stream.
@@ -87,13 +88,14 @@ def sanitize_integers(
 
     Source: docs/privacy.md, "Integers".
     """
-    clip_bound = take(parts)
+    first, taken = take(parts)
+    clip_bound = first.clip_bound
     # Rounded up to whole units: never less noise than was accounted.
     std = noise_units(noise_std / (2 * clip_bound), units)
     if 0 < std < LEAST_NOISE:
         raise ValueError(f"{std} units of noise: the proof needs {LEAST_NOISE}")
-    total = torch.zeros(parts[0].values.shape[1:], dtype=torch.int64)
-    for part in parts:
+    total = torch.zeros(first.values.shape[1:], dtype=torch.int64)
+    for part in taken:
         integers = to_integers(part.values.cpu(), units, clip_bound)
         total += integers.sum(dim=0)
     # After rounding, so that the theorem is about the integers themselves.

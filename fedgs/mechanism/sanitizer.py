@@ -18,8 +18,9 @@ Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Eq. 7-9 and Definition 3
 reference `source/main.py`, `dp_conv_hook`. Sensitivities: docs/privacy.md.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import InitVar, dataclass
 from functools import lru_cache
 from typing import Any
@@ -133,7 +134,7 @@ def clip(grads: PerSampleGradients, clip_bound: float) -> ClippedGradients:
 
 
 def sanitize(
-    parts: Sequence[ClippedGradients],
+    parts: Iterable[ClippedGradients],
     noise_std: float,
     noise: NoiseStream,
     round: int,
@@ -149,7 +150,8 @@ def sanitize(
     standard deviation `noise_std` and sensitivity sqrt(B) times that of one fake.
 
     Args:
-        parts: the node's participating clients, in order; not empty.
+        parts: the node's participating clients, in order; not empty. One part at a
+            time is in memory where they are an iterator.
         noise_std: 2 * clip_bound * noise_multiplier, at least 0.
         noise: a fresh noise stream.
         round: the round that is answered.
@@ -163,9 +165,9 @@ def sanitize(
 
     Source: GS-WGAN, Eq. 9; docs/privacy.md, "The mechanism".
     """
-    clip_bound = take(parts)
-    total = torch.zeros(parts[0].values.shape[1:], dtype=torch.float64)
-    for part in parts:
+    first, taken = take(parts)
+    total = torch.zeros(first.values.shape[1:], dtype=torch.float64)
+    for part in taken:
         for client_grads in part.values.cpu():
             total += client_grads
     total += torch.from_numpy(noise.normal(tuple(total.shape), noise_std))
@@ -177,32 +179,48 @@ def sanitize(
         round=round,
         node_id=node_id,
         noise_std=noise_std,
-        clip_bound=clip_bound,
+        clip_bound=first.clip_bound,
         made_by=_MADE_BY_SANITIZER,
     )
 
 
-def take(parts: Sequence[ClippedGradients]) -> float:
-    """Marks parts as released, before anything is computed from them.
+def take(
+    parts: Iterable[ClippedGradients],
+) -> tuple[ClippedGradients, Iterator[ClippedGradients]]:
+    """Takes parts for a release: each is marked before anything is computed from it.
+
+    A node may host more clients than fit into memory, so that parts come one by one.
 
     Returns:
-        Their clip bound C.
+        The first part, whose shape and clip bound C all have; and all parts, the first
+        one too, as an iterator.
 
     Raises:
         RuntimeError: a part was already used for a release.
         ValueError: no parts, or different clip bounds.
     """
-    # The sensitivity of a sum is known only if all its parts have the same bound.
-    if len({part.clip_bound for part in parts}) != 1:
-        raise ValueError("a release needs clipped gradients of one clip bound")
-    for part in parts:
+    coming = iter(parts)
+    first = next(coming, None)
+    if first is None:
+        raise ValueError("a release needs clipped gradients of at least one client")
+    return first, _marked(first, coming)
+
+
+def _marked(
+    first: ClippedGradients, others: Iterator[ClippedGradients]
+) -> Iterator[ClippedGradients]:
+    """Yields parts of one clip bound, each marked as released."""
+    for part in itertools.chain([first], others):
+        # The sensitivity of a sum is known only if all its parts have the same bound.
+        if part.clip_bound != first.clip_bound:
+            raise ValueError("a release needs clipped gradients of one clip bound")
         if part.is_released:  # before, or twice in this release
             raise RuntimeError(
                 "these gradients were already released; they must not be "
                 "released again with other noise"
             )
         part.is_released = True
-    return parts[0].clip_bound
+        yield part
 
 
 def received(

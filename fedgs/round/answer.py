@@ -143,16 +143,11 @@ def release(
         TypeError: a part that is not of the terms' shape, or another number of answers.
             Clipping bounds what one answer adds.
     """
-    parts: list[ClippedGradients] = []
-    for answer in answers:
-        gradients = per_sample(config, terms, answer)
-        parts.append(clip(gradients, terms.clip_bound))
-    # Two answers of one client would add 2 C where C is accounted for.
-    if sum(len(part.values) for part in parts) != asked:
-        raise TypeError(
-            f"{config.methods}: each participating client must answer exactly once"
-        )
-    if not parts:
+    # One at a time: a node may host more clients than fit into memory.
+    parts = _clipped(config, terms, answers, asked)
+    if asked == 0:
+        for _ in parts:  # of nobody; but trainees train before the first answer
+            pass
         return None
     noise = NoiseStream(config.noise_seed, node_id, round)
     units = config.units(terms)
@@ -160,6 +155,22 @@ def release(
         return sanitize_integers(parts, units, terms.noise_std, noise, round, node_id)
     step = release_step(config, terms)
     return sanitize(parts, terms.noise_std, noise, round, node_id, step)
+
+
+def _clipped(
+    config: ResolvedConfig, terms: Terms, answers: Iterable[Tensor], asked: int
+) -> Iterator[ClippedGradients]:
+    """Yields clipped answers; raises after the last one if there are not `asked`."""
+    answered = 0
+    for answer in answers:
+        gradients = per_sample(config, terms, answer)
+        answered += len(gradients.values)
+        yield clip(gradients, terms.clip_bound)
+    # Two answers of one client would add 2 C where C is accounted for.
+    if answered != asked:
+        raise TypeError(
+            f"{config.methods}: each participating client must answer exactly once"
+        )
 
 
 def per_sample(

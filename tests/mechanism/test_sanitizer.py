@@ -2,6 +2,7 @@
 
 import math
 import re
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import fft, stats
 from torch import Tensor
 
-from fedgs.mechanism.integer_sums import IntegerSum
+from fedgs.mechanism.integer_sums import IntegerSum, sanitize_integers
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import (
     ClippedGradients,
@@ -181,10 +182,29 @@ def test_the_same_gradients_are_released_once():
             _release(*parts, round=2)
 
 
+def test_a_release_needs_little_memory_however_many_clients_a_node_hosts():
+    made: list[weakref.ref[ClippedGradients]] = []
+
+    def coming():
+        for _ in range(8):
+            part = _clipped(_random(1, 1, 1, 4, 4))
+            made.append(weakref.ref(part))
+            yield part
+            del part  # from here on only the release may hold it
+            # The first, whose shape all have, and the one that was added last.
+            assert sum(ref() is not None for ref in made) <= 2
+
+    sanitize(coming(), 0.0, NoiseStream(7, 0, 1), 1, 0)
+    assert len(made) == 8
+    made.clear()
+    sanitize_integers(coming(), 2**16, 0.0, NoiseStream(7, 0, 2), 2, 0)
+    assert len(made) == 8
+
+
 @pytest.mark.parametrize("bounds", [(), (1.0, 2.0)])
 def test_a_release_needs_gradients_of_one_clip_bound(bounds):
     parts = [_clipped(torch.ones(1, 1, 1, 2, 2), bound) for bound in bounds]
-    with pytest.raises(ValueError, match="one clip bound"):
+    with pytest.raises(ValueError, match="a release needs clipped gradients"):
         _release(*parts)
 
 
