@@ -463,7 +463,7 @@ def _released(
     }
     selections = {name for spent in all_spent for name in spent.selections}
     # Runs without events have no clients to be matched.
-    sizes = [run.mu_squared.shape[1] for run in together.runs]
+    sizes = [run.num_clients for run in together.runs]
     return _Rounds(
         selection="+".join(sorted(selections)) or "none",
         unit=unit,

@@ -41,11 +41,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize
 from scipy.special import log_ndtr, ndtr
 
 from fedgs.errors import UserError
+from fedgs.privacy.gaussian import Floats
 
 PLD_THEOREM = "amplification by sampling: dominating pair, PLD"
 MOST_SAMPLED_KINDS = 32  # of different rounds; each costs one more transform
@@ -55,7 +55,6 @@ _LARGEST = 1e12  # epsilon beyond which nothing is looked for
 _TAIL = 1e-15  # probability of large losses that is moved to infinity
 _RESOLUTION = 1e-4
 _MOST_POINTS = 2**17  # of one round's grid, on either side of 0
-Floats = npt.NDArray[np.float64]
 
 
 class Sampled(NamedTuple):
@@ -97,8 +96,7 @@ class SampledBound(NamedTuple):
         """
         if not self.rounds:
             return 0.0
-        least = min(kind.ratio for kind in self.rounds)
-        if least < LEAST_RATIO:
+        if self._is_bare:
             return 1.0
         composed = _composed(self.rounds)
         found = float(composed.get_delta_for_epsilon(epsilon))
@@ -116,22 +114,36 @@ class SampledBound(NamedTuple):
         """
         if not self.rounds:
             return 0.0
-        least = min(kind.ratio for kind in self.rounds)
-        if least < LEAST_RATIO or delta <= self._rounding:
+        if self._is_bare:
+            return math.inf
+        left = delta - self._rounding
+        if left <= 0:
             return math.inf
         composed = _composed(self.rounds)
-        return _inverse(composed, delta - self._rounding)
+        return _inverse(composed, left)
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether some round has next to no noise."""
+        least = min(kind.ratio for kind in self.rounds)
+        return least < LEAST_RATIO
 
     @property
     def _rounding(self) -> float:
-        return PLD_ROUNDING * sum(kind.rounds for kind in self.rounds)
+        """What the transform's errors add to delta."""
+        return PLD_ROUNDING * _number_of(self.rounds)
+
+
+def _number_of(rounds: tuple[Sampled, ...]) -> int:
+    return sum(kind.rounds for kind in rounds)
 
 
 def _inverse(pmf: Any, delta: float) -> float:
     """Returns the epsilon at which a PMF of losses has this delta; 0 if it is lower."""
 
     def excess(epsilon: float) -> float:
-        return float(pmf.get_delta_for_epsilon(epsilon)) - delta
+        found = float(pmf.get_delta_for_epsilon(epsilon))
+        return found - delta
 
     # Sizes and losses of a PMF are not public; its delta at a large epsilon is.
     top = 1.0
@@ -159,8 +171,10 @@ def hockey_stick(kind: Sampled, epsilons: Floats) -> Floats:
     """
     size = np.abs(epsilons)
     there = _remove(kind, size)
-    back = 1 - np.exp(-size) * (1 - there)
-    return np.where(epsilons >= 0, there, back)
+    kept = np.exp(-size) * (1 - there)
+    back = 1 - kept
+    is_positive = epsilons >= 0
+    return np.where(is_positive, there, back)
 
 
 def _remove(kind: Sampled, epsilons: Floats) -> Floats:
@@ -168,14 +182,18 @@ def _remove(kind: Sampled, epsilons: Floats) -> Floats:
     rate = kind.rate
     mu = 1 / kind.ratio
     # log(1 + (e^epsilon - 1) / q), in a form in which e^epsilon does not overflow.
-    base = epsilons + np.log1p(-(1 - rate) * np.exp(-epsilons)) - math.log(rate)
-    small = epsilons < 1  # there the line above cancels
-    base[small] = np.log1p(np.expm1(epsilons[small]) / rate)
+    share = -(1 - rate) * np.exp(-epsilons)
+    base = epsilons + np.log1p(share) - math.log(rate)
+    is_small = epsilons < 1  # there the lines above cancel
+    grown = np.expm1(epsilons[is_small])
+    base[is_small] = np.log1p(grown / rate)
     upper = mu / 2 - base / mu
     first = ndtr(upper)
-    second = np.exp(base + log_ndtr(upper - mu))
+    log_lower = log_ndtr(upper - mu)
+    second = np.exp(base + log_lower)
     # Rounding may turn a difference of equal numbers negative.
-    return rate * np.maximum(first - second, 0.0)
+    gap = np.maximum(first - second, 0.0)
+    return rate * gap
 
 
 @lru_cache(maxsize=8)
@@ -184,17 +202,18 @@ def _composed(rounds: tuple[Sampled, ...]) -> Any:
     pld_pmf: Any = importlib.import_module("dp_accounting.pld.pld_pmf")
     if len(rounds) > MOST_SAMPLED_KINDS + 1:  # one more for the selection of a cohort
         raise UserError(f"{len(rounds)} kinds of rounds; at most {MOST_SAMPLED_KINDS}")
-    total = sum(kind.rounds for kind in rounds)
     # What is cut off all rounds together is at most `_TAIL`.
-    tops = [_largest_loss(kind, _TAIL / total) for kind in rounds]
+    tail = _TAIL / _number_of(rounds)
+    tops = [_largest_loss(kind, tail) for kind in rounds]
     # A coarser grid rounds up more and stays a bound, so memory may limit it.
-    step = max(grid_step(rounds), max(tops) / _MOST_POINTS)
+    coarsest = max(tops) / _MOST_POINTS
+    step = max(grid_step(rounds), coarsest)
     result = None
     with np.errstate(all="ignore"):  # far tails underflow
         for kind, top in zip(rounds, tops, strict=True):
             last = math.ceil(top / step)
-            grid = np.arange(-last, last + 1, dtype=np.float64) * step
-            deltas = hockey_stick(kind, grid)
+            points = np.arange(-last, last + 1, dtype=np.float64)
+            deltas = hockey_stick(kind, points * step)
             deltas = np.clip(deltas, 0.0, 1.0)
             # dp-accounting refuses deltas that rise, if only in their last bits.
             deltas = np.minimum.accumulate(deltas)
@@ -202,17 +221,24 @@ def _composed(rounds: tuple[Sampled, ...]) -> Any:
                 step, -last, last, deltas
             )
             # Only dense losses are composed by the Fourier transform.
-            pmf = one_round.to_dense_pmf().self_compose(kind.rounds, _TAIL)
-            if result is not None:
-                pmf = result.compose(pmf, _TAIL)
-            result = pmf
+            dense = one_round.to_dense_pmf()
+            all_rounds = dense.self_compose(kind.rounds, _TAIL)
+            if result is None:
+                result = all_rounds
+            else:
+                result = result.compose(all_rounds, _TAIL)
     return result
 
 
 def _largest_loss(kind: Sampled, tail: float) -> float:
     """Returns an epsilon at which one round's delta is at most `tail`."""
+
+    def delta(epsilon: float) -> float:
+        (found,) = _remove(kind, np.array([epsilon]))
+        return found
+
     top = 1e-6
-    while _remove(kind, np.array([top]))[0] > tail:
+    while delta(top) > tail:
         # Too large by a fifth is no harm: the grid only becomes longer.
         top *= 1.2
     return top
@@ -233,8 +259,10 @@ def grid_step(rounds: tuple[Sampled, ...]) -> float:
             log_absent = np.log1p(-rate)
         # The loss of the mixture (1-q) N(0,1) + q N(mu,1), under each of its parts.
         for shift, weight in ((0.0, 1 - rate), (mu, rate)):
-            exponent = mu * (normal + shift) - mu**2 / 2
-            loss = np.logaddexp(log_absent, math.log(rate) + exponent)
+            answer = normal + shift
+            log_ratio = mu * answer - mu**2 / 2
+            loss = np.logaddexp(log_absent, math.log(rate) + log_ratio)
             square = float(density @ loss**2)
             variance += kind.rounds * weight * square
-    return _RESOLUTION * math.sqrt(variance)
+    deviation = math.sqrt(variance)
+    return _RESOLUTION * deviation

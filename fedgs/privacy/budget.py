@@ -62,11 +62,13 @@ def _checked(plan: Plan, target: Target, colluding: int) -> str:
     check_numbers(target_epsilon=target.epsilon)
     known = relations_of(plan.privacy_unit)
     if relation not in known:
-        raise UserError(f"relation = {relation!r}: give {' or '.join(known)}")
+        choices = " or ".join(known)
+        raise UserError(f"relation = {relation!r}: give {choices}")
     if adversary not in plan.adversaries:
+        adversaries = ", ".join(plan.adversaries)
         raise UserError(
             f"adversary = {adversary!r}: engine = {plan.engine} has only "
-            f"{', '.join(plan.adversaries)}; give --adversary, --engine or "
+            f"{adversaries}; give --adversary, --engine or "
             "--secure-aggregation accordingly"
         )
     if plan.client_selection is None:
@@ -117,15 +119,18 @@ def calibrate_noise(
     wanted = target.least_ratio(law)
     # z is proportional to the multiplier, so that a quotient inverts it.
     unit = replace(plan, noise_multiplier=1.0)
-    exact = Decimal(wanted / unit.ratio(adversary, relation, colluding))
-    digit = Decimal(1).scaleb(exact.adjusted() - 3)
+    ratio_of_unit = unit.ratio(adversary, relation, colluding)
+    exact = Decimal(wanted / ratio_of_unit)
+    last_place = exact.adjusted() - 3
+    last_digit = Decimal(1).scaleb(last_place)
     # Upwards only: a multiplier that was rounded down would exceed the target.
-    noise = exact.quantize(digit, rounding=ROUND_CEILING)
+    noise = exact.quantize(last_digit, rounding=ROUND_CEILING)
     if plan.amplification:
 
         def holds(noise: Decimal) -> bool:
-            rounds = replace(plan, noise_multiplier=float(noise)).sampled()
-            return target.is_kept(SampledBound(rounds))
+            noisy = replace(plan, noise_multiplier=float(noise))
+            bound = SampledBound(noisy.sampled())
+            return target.is_kept(bound)
 
         noise = _least(holds, noise)
     return float(noise)
@@ -135,7 +140,8 @@ def _least(holds: Callable[[Decimal], bool], most: Decimal) -> Decimal:
     """Returns the least noise of 4 digits for which `holds`, at most `most`."""
 
     def is_enough(code: int) -> bool:
-        return holds(_number_of(code))
+        noise = _number_of(code)
+        return holds(noise)
 
     power = most.adjusted()
     digits = int(most.scaleb(3 - power))
@@ -145,10 +151,12 @@ def _least(holds: Callable[[Decimal], bool], most: Decimal) -> Decimal:
     while is_enough(high - gap):
         high -= gap
         gap *= 2
-    codes = range(high - gap + 1, high + 1)
+    too_low = high - gap
+    codes = range(too_low + 1, high + 1)
     index = bisect.bisect_left(codes, True, key=is_enough)
-    # No code holds where amplification gains nothing: `most` holds without it.
-    index = min(index, len(codes) - 1)
+    if index == len(codes):
+        # None holds, where amplification gains nothing: `most` holds without it.
+        return _number_of(high)
     return _number_of(codes[index])
 
 
@@ -184,8 +192,9 @@ def largest_num_rounds(plan: Plan, target: Target, colluding: int = 0) -> int:
         return target.is_kept(law)
 
     def holds_amplified(rounds: int) -> bool:
-        sampled = replace(plan, num_rounds=rounds).sampled()
-        return target.is_kept(SampledBound(sampled))
+        longer = replace(plan, num_rounds=rounds)
+        bound = SampledBound(longer.sampled())
+        return target.is_kept(bound)
 
     most = _largest(holds)
     if plan.amplification:
@@ -206,8 +215,9 @@ def _largest(holds: Callable[[int], bool], start: int = 1) -> int:
     high = max(start, 1)
     while high < _MOST_ROUNDS and holds(high):
         high *= 2
+    numbers = range(1, high + 1)
     # The index of the first that is too many is the number before it: they begin at 1.
-    return bisect.bisect_left(range(1, high + 1), True, key=is_too_many)
+    return bisect.bisect_left(numbers, True, key=is_too_many)
 
 
 class Budget:
@@ -245,7 +255,8 @@ class Budget:
         self._row = ADVERSARY_COLUMNS.index(target.adversary)
         # Costs of events are those of replace-one; z of zero-out is twice as large.
         self._scale = 2 / SENSITIVITIES[target.relation]
-        most_mu = 1 / target.least_ratio(fixed_law(1))
+        one_release = fixed_law(1)
+        most_mu = 1 / target.least_ratio(one_release)
         # The cap on a client's sum of costs: what the selections leave of the target.
         self._most = (most_mu * self._scale) ** 2
         self._is_amplified = plan.amplification
@@ -277,13 +288,15 @@ class Budget:
         return self._draws_fit(event, "amplified", self._amplified)
 
     def _count_fits(self, event: Event) -> bool:
-        cost = costs_of(event, self._colluding)[self._row]
+        costs = costs_of(event, self._colluding)
+        cost = costs[self._row]
         if self._spending.first is None:
             return cost <= self._most
-        # All clients: under a mixture until now, one not asked may exceed the cap.
         spent = self._spending.mu_squared[self._row]
-        after = spent[event.positions] + cost
-        largest = max(spent.max(), after.max())
+        asked = spent[event.positions]
+        after = asked.max() + cost
+        # All clients: under a mixture until now, one not asked may exceed the cap.
+        largest = max(spent.max(), after)
         return bool(largest <= self._most)
 
     def _draws_fit(
@@ -301,20 +314,18 @@ class Budget:
             kinds = spending.kinds_with(event, draw)
             return self._holds(bound_of(kinds))
         kind = draw.kind
-        done = spending.kinds[kind]
         # Only what else was released moves the cap that draws are counted against.
-        others = {
-            other: number
-            for other, number in spending.kinds.items()
-            if number and other != kind
-        }
+        others = dict(spending.kinds)
+        done = others.pop(kind, 0)
         cap = self._caps.get(theorem)
-        if cap is None or (cap.kind, cap.others) != (kind, others):
+        if cap is None or cap.kind != kind or cap.others != others:
 
             def holds(number: int) -> bool:
-                return self._holds(bound_of({**others, kind: number}))
+                kinds = {**others, kind: number}
+                return self._holds(bound_of(kinds))
 
-            cap = _Cap(kind, others, most=_largest(holds, start=done))
+            most = _largest(holds, start=done)
+            cap = _Cap(kind, others, most)
             self._caps[theorem] = cap
         # A number that was fixed in advance, from what no draw decides: so the mixture
         # stays valid although the run ends early.
@@ -322,10 +333,12 @@ class Budget:
 
     def _mixture(self, kinds: DrawKinds) -> Law:
         law = mixture_of(kinds, self._row)
-        return law._replace(ratio=law.ratio * self._scale)
+        ratio = law.ratio * self._scale
+        return law._replace(ratio=ratio)
 
     def _amplified(self, kinds: DrawKinds) -> SampledBound:
-        return SampledBound(sampled_of(kinds, self._row))
+        rounds = sampled_of(kinds, self._row)
+        return SampledBound(rounds)
 
     def _holds(self, rounds: Law | SampledBound) -> bool:
         # Of more kinds no such row would be stated after the run.
@@ -346,8 +359,10 @@ class Budget:
 
     def _check_clients(self, event: Event) -> None:
         if event.num_clients != self._num_clients:
-            problem = f"this budget is for {self._num_clients} clients; use another"
-            raise UserError(f"num_clients = {event.num_clients}: {problem}")
+            raise UserError(
+                f"num_clients = {event.num_clients}: this budget is for "
+                f"{self._num_clients} clients; use another"
+            )
 
 
 def budget_of(

@@ -38,6 +38,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import inside, make_folder, read_json, remove_temporaries, write_json
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
+from fedgs.privacy.gaussian import Floats
 from fedgs.privacy.ledger import Event, Ledger, agreed_values
 from fedgs.privacy.rounding import upper
 
@@ -49,6 +50,7 @@ COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
 Received = tuple[str, int, str] | None
 LOCK_POLL_SECONDS = 0.01  # other nodes hold the count for one fsync
 COUNT_FORMAT = 2  # of clients.json
+_Places = npt.NDArray[np.int64]
 
 
 class ClientLedger:
@@ -73,11 +75,12 @@ class ClientLedger:
         if SHARDED_DATASET in clients:
             self.clients = [SHARDED_DATASET]
         self._position = {name: place for place, name in enumerate(self.clients)}
-        if len(self._position) < len(self.clients):
+        num_clients = len(self.clients)
+        if len(self._position) < num_clients:
             raise UserError("two clients have the same name; give each its own")
-        self._by_name = np.zeros(len(self.clients))  # mu^2 by position
+        self._by_name = np.zeros(num_clients)  # mu^2 by position
         self._of_all = 0.0  # mu^2 of the data set as a whole
-        self._ledgers: dict[str, tuple[Ledger, npt.NDArray[np.int64] | None]] = {}
+        self._ledgers: dict[str, tuple[Ledger, _Places | None]] = {}
         self._added: Counter[str] = Counter()  # events of each ledger
         self._own: Ledger | None = None
         self._attempts: Counter[int] = Counter()
@@ -90,7 +93,7 @@ class ClientLedger:
         return self.clients == [SHARDED_DATASET]
 
     @property
-    def mu_squared(self) -> npt.NDArray[np.float64]:
+    def mu_squared(self) -> Floats:
         """What each of `clients` has spent as of the last look, shape (clients,).
 
         A record of the data set is of one named client: the largest of them counts.
@@ -143,9 +146,12 @@ class ClientLedger:
                     f"round {event.round}: something was already masked under this "
                     "node's key: a second release under it is refused"
                 )
-            ledger = self._own or self._new_ledger()
+            ledger = self._own
+            if ledger is None:
+                ledger = self._new_ledger()
             attempt = self._attempts[event.round] + 1
-            ledger.append(replace(self._own_event(event), attempt=attempt))
+            own_event = self._own_event(event)
+            ledger.append(replace(own_event, attempt=attempt))
             self._add_new()
 
     def is_masked_under(self, context: str) -> bool:
@@ -179,7 +185,8 @@ class ClientLedger:
         with self._held():
             for source, rounds in self._released.items():
                 run, start, who = _parts_of(source)
-                if (run, who) != (run_id, node):
+                is_asked = run == run_id and who == node
+                if not is_asked:
                     continue
                 for round, contexts in rounds.items():
                     times[start, round] += len(contexts)
@@ -207,7 +214,9 @@ class ClientLedger:
             rounds = self._released.get(source, {})
         contexts = rounds.get(round, set())
         # Where the server names no key, any release of the round is the one it has.
-        is_counted = context in contexts if context else bool(contexts)
+        is_counted = bool(contexts)
+        if context:
+            is_counted = context in contexts
         if not is_counted:
             raise UserError(
                 f"{self.folder}: this client's own count was rolled back or deleted: "
@@ -235,14 +244,17 @@ class ClientLedger:
                 'all that its shard answers; set relation = "replace-one" in the '
                 "client's limits file",
             )
-        mu_squared = self.mu_squared
+        positions = self._own_event(event).positions
         everybody = np.arange(len(self.clients))
-        asked = everybody[self._own_event(event).positions]
+        asked = everybody[positions]
         # All pay the same for this release, so the one that spent most decides.
-        worst = int(asked[mu_squared[asked].argmax()])
-        if mu_squared[worst] + _cost(event) <= limits.most_mu_squared:
+        mu_squared = self.mu_squared[asked]
+        place = mu_squared.argmax()
+        largest = mu_squared[place]
+        if largest + _cost(event) <= limits.most_mu_squared:
             return
-        spent = limits.epsilon_of(mu_squared[worst])
+        spent = limits.epsilon_of(largest)
+        worst = asked[place]
         who = f"client {self.clients[worst]}"
         if self.is_whole:
             who = "the data set"
@@ -277,7 +289,8 @@ class ClientLedger:
         if not path.exists():
             return {}
         index = read_json(path)
-        if index.pop("format", None) != COUNT_FORMAT:
+        file_format = index.pop("format", None)
+        if file_format != COUNT_FORMAT:
             raise UserError(
                 f"{path}: of another format; use the version of fedgs that wrote it"
             )
@@ -287,8 +300,11 @@ class ClientLedger:
         """Adds what was released since the last look, by whichever process."""
         index = self._read_index()
         for path in self.folder.glob("releases-*.jsonl"):
+            if path.name in index:
+                continue
             # Its clients are not known, so its spending could be charged to nobody.
-            if path.name not in index and Ledger.read(path).length:
+            nobodys = Ledger.read(path)
+            if nobodys.length > 0:
                 problem = "clients.json does not say whose releases these are"
                 raise UserError(f"{path}: {problem}; {COUNT_REMEDY}")
         for name, clients in index.items():
@@ -313,7 +329,8 @@ class ClientLedger:
             if self.is_whole:
                 # A shard may hold anybody's records, so all names are counted here.
                 self._give_positions(clients)
-            places = np.array([self._position.get(client, -1) for client in clients])
+            own_places = [self._position.get(client, -1) for client in clients]
+            places = np.array(own_places)
         ledger = Ledger(path)
         self._ledgers[path.name] = ledger, places
         if clients == self.clients:
@@ -322,20 +339,22 @@ class ClientLedger:
     def _give_positions(self, clients: Sequence[str]) -> None:
         """Makes room for the spending of clients that are not among our own."""
         for client in clients:
-            self._position.setdefault(client, len(self._position))
+            next_place = len(self._position)
+            self._position.setdefault(client, next_place)
         missing = len(self._position) - len(self._by_name)
         self._by_name = np.pad(self._by_name, (0, missing))
 
     def _add_new(self) -> None:
         """Adds the events that are not in the count yet."""
         for name, (ledger, places) in self._ledgers.items():
-            for event in ledger.events[self._added[name] :]:
+            num_added = self._added[name]
+            for event in ledger.events[num_added:]:
                 self._add(event, places)
                 if ledger is self._own:
                     self._attempts[event.round] += 1
             self._added[name] = ledger.length
 
-    def _add(self, event: Event, places: npt.NDArray[np.int64] | None) -> None:
+    def _add(self, event: Event, places: _Places | None) -> None:
         """Counts an event of a ledger whose clients have these positions here."""
         cost = _cost(event)
         if places is None:
@@ -355,13 +374,17 @@ class ClientLedger:
         """Makes these clients' ledger, then names it in the index."""
         index = self._read_index()
         name = f"releases-{len(index):05d}.jsonl"
+        path = self.folder / name
         # The file comes first: without releases after a crash here, it is made again.
         remove_temporaries(self.folder, name)
-        Ledger.create(self.folder / name, _bound(self.clients))
-        content = {**index, name: self.clients, "format": COUNT_FORMAT}
-        write_json(self.folder / "clients.json", content)
-        ledger = Ledger.open(self.folder / name)
-        places = None if self.is_whole else np.arange(len(self.clients))
+        Ledger.create(path, _bound(self.clients))
+        index[name] = self.clients
+        index["format"] = COUNT_FORMAT
+        write_json(self.folder / "clients.json", index)
+        ledger = Ledger.open(path)
+        places = None
+        if not self.is_whole:
+            places = np.arange(len(self.clients))
         self._ledgers[name] = ledger, places
         self._own = ledger
         return ledger
@@ -369,8 +392,9 @@ class ClientLedger:
 
 def _bound(clients: Sequence[str]) -> dict[str, str]:
     """Returns what the first line of a ledger binds: whose releases it counts."""
-    names = json.dumps([*clients]).encode()
-    return {"clients": hashlib.sha256(names).hexdigest()}
+    names = json.dumps(list(clients))
+    digest = hashlib.sha256(names.encode())
+    return {"clients": digest.hexdigest()}
 
 
 def _cost(event: Event) -> float:

@@ -140,25 +140,29 @@ class Limits:
         where = f"limits = {path}"
         values = read_toml("limits", path)
         known = [spec.name for spec in fields(cls)]
-        unknown = sorted(values.keys() - set(known))
+        unknown = values.keys() - set(known)
         if unknown:
-            raise UserError(f"{where}: unknown {unknown[0]}; give {', '.join(known)}")
+            choices = ", ".join(known)
+            raise UserError(f"{where}: unknown {min(unknown)}; give {choices}")
         # An epsilon without its delta and its relation says nothing.
         together = {"client_epsilon", "delta", "relation"}
         given = together & values.keys()
         if given and given != together:
+            names = ", ".join(sorted(given))
             raise UserError(
-                f"{where}: {', '.join(sorted(given))} alone; give client_epsilon, "
+                f"{where}: {names} alone; give client_epsilon, "
                 "delta and relation together"
             )
         folder = values.get("state_dir")
         if isinstance(folder, str):
+            # A relative one is beside the file; an absolute one stays as it is.
             values["state_dir"] = path.parent / Path(folder).expanduser()
         try:
             limits = cls(**values)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
-        if limits.state_dir is not None and not limits.state_dir.is_dir():
+        state_dir = limits.state_dir
+        if state_dir is not None and not state_dir.is_dir():
             raise UserError(f"{where}: state_dir = {folder!r}: no such folder; make it")
         return limits
 
@@ -174,7 +178,8 @@ class Limits:
         # Costs are those of replace-one. Under zero-out a client moves the answer half
         # as far, so that the same noise makes half of mu.
         factor = SENSITIVITIES[self.relation] / SENSITIVITIES["replace-one"]
-        return epsilon_from_mu(factor * mu_squared**0.5, self.delta)
+        mu = factor * mu_squared**0.5
+        return epsilon_from_mu(mu, self.delta)
 
     def shares(self, config: ResolvedConfig) -> int:
         """Returns the nodes of a round whose noise protects this client, it believes.
@@ -191,7 +196,8 @@ class Limits:
         multiplier = proven_multiplier(
             terms.noise_multiplier, config.secure_aggregation
         )
-        return release_cost(multiplier, terms.batch_size, self.shares(config))
+        shares = self.shares(config)
+        return release_cost(multiplier, terms.batch_size, shares)
 
     def check_run(self, config: ResolvedConfig) -> None:
         """Refuses a run whose settings are outside these limits.
@@ -233,15 +239,18 @@ class Limits:
         # replaced: the half of zero-out is a bound for whole clients only.
         is_of_record = config.privacy_unit == "record" and self.relation == "zero-out"
         holds = self.client_epsilon is None or not is_of_record
-        yield "relation", "privacy_unit", holds, f"client, or {_REPLACE_ONE}"
+        remedy = f"client, or {_REPLACE_ONE}"
+        yield "relation", "privacy_unit", holds, remedy
         # A round of fewer nodes than are trusted would bear less noise than is counted.
-        nodes = Plan.from_config(config).counted_nodes
+        plan = Plan.from_config(config)
+        nodes = plan.counted_nodes
         holds = self.shares(config) <= nodes
         remedy = f"more, a round may be of {nodes}"
         yield "min_honest_nodes", "min_answers", holds, remedy
         # A client refuses once it has spent its epsilon, which tells that it was drawn.
         holds = self.client_epsilon is None or not config.amplification
-        yield "client_epsilon", "amplification", holds, f"False: {REFUSAL_TELLS}"
+        remedy = f"False: {REFUSAL_TELLS}"
+        yield "client_epsilon", "amplification", holds, remedy
 
     def _demands_of_terms(
         self, config: ResolvedConfig
@@ -251,24 +260,31 @@ class Limits:
         most = self.max_batch_size
         if most is not None:
             largest = max(terms.batch_size for terms in all_terms)
+            holds = largest <= most
             remedy = f"at most {most}, a round answers {largest} fakes"
-            yield "max_batch_size", "batch_size", largest <= most, remedy
+            yield "max_batch_size", "batch_size", holds, remedy
         kinds = {terms.release for terms in all_terms}
         if not self.allow_embeddings:
+            holds = "embedding" not in kinds
             remedy = f"other phases, or {_ALLOW_EMBEDDINGS}"
-            yield "allow_embeddings", "phases", "embedding" not in kinds, remedy
+            yield "allow_embeddings", "phases", holds, remedy
         if not self.allow_updates:
+            holds = "update" not in kinds
             remedy = f"gs-wgan, or {_ALLOW_UPDATES}"
-            yield "allow_updates", "phases", "update" not in kinds, remedy
+            yield "allow_updates", "phases", holds, remedy
         yield from self._demands_of_groups(config, all_terms)
         if not self.allow_selection:
+            holds = "count" not in kinds
             remedy = f"other phases, or {_ALLOW_SELECTION}"
-            yield "allow_selection", "phases", "count" not in kinds, remedy
+            yield "allow_selection", "phases", holds, remedy
         only = self.clip_bound
         if only is not None:
-            holds = all(terms.clip_bound == only for terms in all_terms)
-            yield "clip_bound", "clip_bound", holds, f"{only}, in every round"
-        dearest = max(self.cost_of(config, terms) for terms in all_terms)
+            clip_bounds = {terms.clip_bound for terms in all_terms}
+            holds = clip_bounds == {only}
+            remedy = f"{only}, in every round"
+            yield "clip_bound", "clip_bound", holds, remedy
+        costs = [self.cost_of(config, terms) for terms in all_terms]
+        dearest = max(costs)
         least = self.min_noise_multiplier
         if least is None:
             # There must be noise at all: a ratio below LEAST_RATIO is none.
@@ -290,19 +306,23 @@ class Limits:
     ) -> Iterator[tuple[str, str, bool, str]]:
         """Yields the same of groups of clients, by what is public of them."""
         if not self.allow_groups:
-            is_one = all(terms.num_groups == 1 for terms in all_terms)
+            most = max(terms.num_groups for terms in all_terms)
+            holds = most == 1
             remedy = f"other phases, or {_ALLOW_GROUPS}"
-            yield "allow_groups", "phases", is_one, remedy
+            yield "allow_groups", "phases", holds, remedy
         if not self.allow_one_cohort:
             holds = config.cohort_value is None
             remedy = f"none, or {_ALLOW_ONE_COHORT}"
             yield "allow_one_cohort", "cohort_value", holds, remedy
         # Where the sizes of groups are not public, the node tells less of small ones.
-        sizes = [terms.clients_per_group for terms in all_terms]
-        fewest = min((size for size in sizes if size is not None), default=None)
         least = self.min_clients_per_group
-        holds = fewest is None or fewest >= least
-        yield "min_clients_per_group", "groups", holds, f"groups of {least} clients"
+        holds = True
+        for terms in all_terms:
+            size = terms.clients_per_group
+            if size is not None and size < least:
+                holds = False
+        remedy = f"groups of {least} clients"
+        yield "min_clients_per_group", "groups", holds, remedy
 
     def check_num_clients(self, number: int, cohort_value: str | None) -> None:
         """Refuses a run that gives a deployed node an unsuitable number of clients.
@@ -340,15 +360,15 @@ def release_cost(noise_multiplier: float, batch_size: int, shares: int = 1) -> f
 
     Source: docs/privacy.md, "Relation and sensitivity".
     """
-    return cost_of_ratio(
-        noise_ratio(noise_multiplier, batch_size, "replace-one", shares)
-    )
+    ratio = noise_ratio(noise_multiplier, batch_size, "replace-one", shares)
+    return cost_of_ratio(ratio)
 
 
 @lru_cache
 def _most_mu_squared(epsilon: float, delta: float, relation: str) -> float:
     scale = SENSITIVITIES["replace-one"] / SENSITIVITIES[relation]
-    return (mu_from_epsilon(epsilon, delta) * scale) ** 2
+    mu = mu_from_epsilon(epsilon, delta) * scale
+    return mu**2
 
 
 # One machine has all simulated clients: they allow everything.

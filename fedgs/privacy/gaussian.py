@@ -49,6 +49,7 @@ _TAIL = 1e-18  # largest probability that is cut off a binomial law on either si
 _MOST_MU = 1e12  # the epsilon of more, 10^23, is too coarse a number to solve Eq. 2
 _NARROW = 3e-3  # a mu below it: Simpson's rule is exact there to 1e-12
 _FARTHEST = 100.0  # in standard deviations: no density is left
+Floats = npt.NDArray[np.float64]
 
 
 class Law(NamedTuple):
@@ -62,8 +63,8 @@ class Law(NamedTuple):
         ratio: z of one release, at least 0; 0 is no noise.
     """
 
-    counts: npt.NDArray[np.float64]
-    weights: npt.NDArray[np.float64]
+    counts: Floats
+    weights: Floats
     tail: float
     ratio: float
 
@@ -81,12 +82,17 @@ class Law(NamedTuple):
         with np.errstate(over="ignore"):
             mu = np.sqrt(self.counts) / self.ratio
         # A ratio so small that mu overflows is no noise.
-        deltas = np.where(mu == np.inf, 1.0, 0.0)
-        proper = (mu > 0) & (mu < np.inf)
-        rounded_up = _deltas(mu[proper], epsilon)
-        deltas[proper] = np.clip(rounded_up, 0.0, 1.0)
+        is_bare = mu == np.inf
+        deltas = np.where(is_bare, 1.0, 0.0)
+        is_proper = mu > 0
+        is_proper &= ~is_bare
+        proper = mu[is_proper]
+        rounded_up = _deltas(proper, epsilon)
+        # A delta is a probability, also where it was rounded up beyond 1.
+        deltas[is_proper] = np.clip(rounded_up, 0.0, 1.0)
+        mean = self.weights @ deltas
         # What was cut off the law may be lost with certainty: its delta is at most 1.
-        return float(self.weights @ deltas) + self.tail
+        return float(mean) + self.tail
 
     def epsilon(self, delta: float) -> float:
         """Returns the least epsilon at which Eq. 3 is at most delta, rounded up.
@@ -98,14 +104,19 @@ class Law(NamedTuple):
         """
         if self.delta(0.0) <= delta:
             return 0.0
-        if self.ratio == 0 or delta <= self.tail:
+        if self.ratio == 0:
             return math.inf
-        largest_mu = math.sqrt(self.counts.max()) / self.ratio
+        if delta <= self.tail:
+            return math.inf
+        most = self.counts.max()
+        largest_mu = math.sqrt(most) / self.ratio
         if largest_mu > _MOST_MU:
             return math.inf
         # Phi(-x) <= exp(-x^2 / 2) / 2 bounds the root from above.
-        deviations = math.sqrt(-2 * math.log(delta - self.tail))
-        high = largest_mu * largest_mu / 2 + largest_mu * deviations
+        left = delta - self.tail
+        deviations = math.sqrt(-2 * math.log(left))
+        mean_loss = largest_mu * largest_mu / 2
+        high = mean_loss + largest_mu * deviations
 
         def excess(epsilon: float) -> float:
             return self.delta(epsilon) - delta
@@ -125,25 +136,30 @@ class Law(NamedTuple):
             UserError: delta is not below the chance to take part at all, so that no
                 noise is needed, or not above `tail`, so that none is enough.
         """
-        never = float(self.weights @ (self.counts == 0))
+        is_never = self.counts == 0
+        never = float(self.weights @ is_never)
         chance = 1.0 - never
         if not self.tail < delta < chance:
-            remedy = f"give --delta below a client's chance to take part, {chance:.3g}"
-            raise UserError(f"delta = {delta}: {remedy}, and above {self.tail:.1g}")
+            raise UserError(
+                f"delta = {delta}: give --delta below a client's chance to take part, "
+                f"{chance:.3g}, and above {self.tail:.1g}"
+            )
 
         def excess(ratio: float) -> float:
-            return self._replace(ratio=ratio).delta(epsilon) - delta
+            law = self._replace(ratio=ratio)
+            return law.delta(epsilon) - delta
 
         # delta falls as z grows: by doubling, the root is between two of them.
-        low = high = 1.0
+        low = 1.0
         while excess(low) <= 0:
             low /= 2
+        high = 1.0
         while excess(high) > 0:
             high *= 2
         return _root(excess, low, high)
 
 
-def _deltas(mu: npt.NDArray[np.float64], epsilon: float) -> npt.NDArray[np.float64]:
+def _deltas(mu: Floats, epsilon: float) -> Floats:
     """Returns Eq. 2 for each mu, rounded up.
 
     With a = epsilon / mu - mu / 2, b = a + mu and R(x) = Phi(-x) / phi(x), Eq. 2 is
@@ -161,31 +177,44 @@ def _deltas(mu: npt.NDArray[np.float64], epsilon: float) -> npt.NDArray[np.float
     # Farther out there is no density, but a square that overflows.
     start = np.clip(start, -_FARTHEST, _FARTHEST)
     end = start + mu
-    density = np.exp(-(start**2) / 2) / math.sqrt(2 * math.pi)
+    unscaled = np.exp(-(start**2) / 2)
+    density = unscaled / math.sqrt(2 * math.pi)
     # R overflows far below 0. There both terms differ by much, so that Phi itself,
     # which has fewer digits in its tail, is exact enough.
-    from_tail = density * _mills(np.maximum(start, 0.0))
-    first = np.where(start < 0, ndtr(-start), from_tail)
+    positive = np.maximum(start, 0.0)
+    from_tail = density * _mills(positive)
+    is_below = start < 0
+    first = np.where(is_below, ndtr(-start), from_tail)
     second = density * _mills(end)
     deltas = first - second
-    narrow = mu < _NARROW
-    width = mu[narrow]
-    points = start[narrow] + np.outer((0.0, 0.5, 1.0), width)
-    slopes = 1.0 - points * _mills(points)
-    mean_slope = (slopes[0] + 4 * slopes[1] + slopes[2]) / 6
-    deltas[narrow] = density[narrow] * width * mean_slope
+    is_narrow = mu < _NARROW
+    width = mu[is_narrow]
+    height = density[is_narrow]
+    deltas[is_narrow] = height * width * _mean_slope(start[is_narrow], width)
     if epsilon < 0:
         # The privacy loss has the same law in both directions, so that
         # delta(-e) = 1 - exp(-e) (1 - delta(e)).
-        deltas = math.exp(epsilon) * deltas - math.expm1(epsilon)
+        scaled = math.exp(epsilon) * deltas
+        deltas = scaled - math.expm1(epsilon)
     # All steps above err by less than this, and more delta is the safe direction.
     margin = 1.0 + 1e-11 + 1e-14 * mu
     return deltas * margin
 
 
-def _mills(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _mean_slope(start: Floats, width: Floats) -> Floats:
+    """Returns the mean of 1 - x R(x) over intervals, by Simpson's rule."""
+    middle = start + 0.5 * width
+    end = start + width
+    slope_at_start = 1.0 - start * _mills(start)
+    slope_in_middle = 1.0 - middle * _mills(middle)
+    slope_at_end = 1.0 - end * _mills(end)
+    return (slope_at_start + 4 * slope_in_middle + slope_at_end) / 6
+
+
+def _mills(x: Floats) -> Floats:
     """Returns Phi(-x) / phi(x)."""
-    return math.sqrt(math.pi / 2) * erfcx(x / math.sqrt(2))
+    scaled = erfcx(x / math.sqrt(2))
+    return math.sqrt(math.pi / 2) * scaled
 
 
 def _root(excess: Callable[[float], float], low: float, high: float) -> float:
@@ -194,8 +223,9 @@ def _root(excess: Callable[[float], float], low: float, high: float) -> float:
     Up is the safe direction of an epsilon and of a noise ratio alike.
     """
     solve = cast(Any, optimize).brentq
-    found = solve(excess, low, high, xtol=1e-14, rtol=1e-14)
-    return float(found) * (1 + 1e-12) + 1e-14
+    found = float(solve(excess, low, high, xtol=1e-14, rtol=1e-14))
+    # The root may lie above what was found, by as much as the tolerances.
+    return found * (1 + 1e-12) + 1e-14
 
 
 def fixed_law(count: float, ratio: float = 1.0) -> Law:
@@ -208,7 +238,8 @@ def fixed_law(count: float, ratio: float = 1.0) -> Law:
     Source: Balle and Wang, Theorem 8.
     """
     counts = np.array([float(count)])
-    return Law(counts, weights=np.ones(1), tail=0.0, ratio=ratio)
+    weights = np.ones(1)
+    return Law(counts, weights, tail=0.0, ratio=ratio)
 
 
 def binomial_law(num_rounds: Mapping[int, int], rate: float, ratio: float = 1.0) -> Law:
@@ -230,18 +261,23 @@ def binomial_law(num_rounds: Mapping[int, int], rate: float, ratio: float = 1.0)
     tail = 0.0
     for attempts, count in num_rounds.items():
         low, high = _window(count, rate)
-        chances = binom.pmf(np.arange(low, high + 1), count, rate)
+        values = np.arange(low, high + 1)
+        chances = binom.pmf(values, count, rate)
         # A round that was tried a times counts 0 or a, and nothing between.
-        spread = np.zeros((high - low) * attempts + 1)
+        span = (high - low) * attempts
+        spread = np.zeros(span + 1)
         spread[::attempts] = chances
         # Rounds are drawn independently, so their laws are convolved.
         weights = np.convolve(weights, spread)
         start += low * attempts
         # The union bound: a window is left with at most the sum of the chances.
-        tail += float(bdtrc(high, count, rate))
+        above = bdtrc(high, count, rate)
+        tail += float(above)
         if low > 0:
-            tail += float(bdtr(low - 1, count, rate))
-    counts = start + np.arange(float(len(weights)))
+            below = bdtr(low - 1, count, rate)
+            tail += float(below)
+    num_values = float(len(weights))
+    counts = start + np.arange(num_values)
     return Law(counts, weights, tail, ratio)
 
 
@@ -249,10 +285,12 @@ def _window(count: int, rate: float) -> tuple[int, int]:
     """Returns low, high with at most `_TAIL` of Binomial(count, rate) beyond each."""
 
     def has_mass_up_to(value: int) -> bool:
-        return float(bdtr(value, count, rate)) > _TAIL
+        up_to = float(bdtr(value, count, rate))
+        return up_to > _TAIL
 
     def has_none_above(value: int) -> bool:
-        return float(bdtrc(value, count, rate)) <= _TAIL
+        above = float(bdtrc(value, count, rate))
+        return above <= _TAIL
 
     values = range(count)
     low = bisect.bisect_left(values, True, key=has_mass_up_to)
@@ -299,8 +337,12 @@ def delta_from_mu(mu: float, epsilon: float) -> float:
 
     Source: Balle and Wang, Theorem 8.
     """
-    check_numbers(mu=0.0 if mu == math.inf else mu, epsilon=epsilon)
-    return fixed_law(1, 1 / mu).delta(epsilon) if mu else 0.0
+    _check_mu(mu)
+    check_numbers(epsilon=epsilon)
+    if mu == 0:
+        return 0.0
+    law = fixed_law(1, ratio=1 / mu)
+    return law.delta(epsilon)
 
 
 def epsilon_from_mu(mu: float, delta: float) -> float:
@@ -318,8 +360,18 @@ def epsilon_from_mu(mu: float, delta: float) -> float:
 
     Source: inverse of `delta_from_mu`.
     """
-    check_numbers(mu=0.0 if mu == math.inf else mu, delta=delta)
-    return fixed_law(1, 1 / mu).epsilon(delta) if mu else 0.0
+    _check_mu(mu)
+    check_numbers(delta=delta)
+    if mu == 0:
+        return 0.0
+    law = fixed_law(1, ratio=1 / mu)
+    return law.epsilon(delta)
+
+
+def _check_mu(mu: float) -> None:
+    # No noise has a meaning here, and no other number is infinite.
+    if mu != math.inf:
+        check_numbers(mu=mu)
 
 
 def mu_from_epsilon(epsilon: float, delta: float) -> float:
@@ -338,4 +390,5 @@ def mu_from_epsilon(epsilon: float, delta: float) -> float:
     Source: inverse of `delta_from_mu`.
     """
     check_numbers(epsilon=epsilon, delta=delta)
-    return 1 / fixed_law(1).smallest_ratio(epsilon, delta)
+    one_release = fixed_law(1)
+    return 1 / one_release.smallest_ratio(epsilon, delta)

@@ -102,32 +102,42 @@ class Event:
         except UserError as error:
             raise UserError(f"event: {error}") from error
         if self.release != "gradient" and self.batch_size != 1:
-            problem = f"batch_size = {self.batch_size}: of an {self.release} it is 1"
-            raise UserError(f"event: {problem}")
+            raise UserError(
+                f"event: batch_size = {self.batch_size}: of an {self.release} it is 1"
+            )
         if self.planned_nodes < self.counted_nodes:
-            problem = f"planned_nodes = {self.planned_nodes}: give at least"
-            raise UserError(f"event: {problem} counted_nodes = {self.counted_nodes}")
+            raise UserError(
+                f"event: planned_nodes = {self.planned_nodes}: give at least "
+                f"counted_nodes = {self.counted_nodes}"
+            )
         clients = self.participants
-        if clients != "all" and not _are_indices(clients, self.num_clients):
-            problem = "give 'all' or increasing indices below K"
-            raise UserError(f"event: participants = {clients!r}: {problem}")
+        if clients == "all":
+            return
+        if not _are_indices(clients, self.num_clients):
+            raise UserError(
+                f"event: participants = {clients!r}: give 'all' or increasing indices "
+                "below K"
+            )
 
     @property
     def num_participants(self) -> int:
         """m, the number of clients asked."""
-        clients = self.participants
-        return self.num_clients if clients == "all" else len(clients)
+        if self.participants == "all":
+            return self.num_clients
+        return len(self.participants)
 
     @property
     def positions(self) -> slice | list[int]:
         """Index of the participants in an array that has an entry for each client."""
-        clients = self.participants
-        return slice(None) if clients == "all" else list(clients)
+        if self.participants == "all":
+            return slice(None)
+        return list(self.participants)
 
     @property
     def noise_multiplier(self) -> float:
         """One node's noise_std / (2 * clip_bound); Opacus divides by clip_bound."""
-        return self.noise_std / (2.0 * self.clip_bound)
+        sensitivity = 2.0 * self.clip_bound  # of one fake, with replace-one
+        return self.noise_std / sensitivity
 
     @property
     def is_discrete(self) -> bool:
@@ -164,23 +174,30 @@ def agreed_values(config: RunConfig, round: int) -> dict[str, Any]:
 def _are_indices(clients: tuple[Any, ...], below: int) -> bool:
     if type(clients) is not tuple or not clients:
         return False
-    # Of type int, not an instance: True is an int, too, and names no client.
-    if not all(type(client) is int and 0 <= client < below for client in clients):
-        return False
+    for client in clients:
+        # Of type int, not an instance: True is an int, too, and names no client.
+        if type(client) is not int:
+            return False
+        if not 0 <= client < below:
+            return False
     # One form for one set: else equal sets would differ where they are compared.
-    return sorted(set(clients)) == list(clients)
+    in_order = sorted(set(clients))
+    return in_order == list(clients)
 
 
 def _chain(previous: str, text: bytes) -> str:
-    return hashlib.sha256(previous.encode() + text).hexdigest()
+    content = previous.encode() + text
+    return hashlib.sha256(content).hexdigest()
 
 
 def _sealed(previous: str, values: Mapping[str, Any]) -> tuple[bytes, str]:
     """Returns the line that follows the line of a hash, and its own hash."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    text = canonical.encode()
     digest = _chain(previous, text)
     # The hash becomes the last key of the same JSON object.
-    line = text.removesuffix(b"}") + _seal(digest) + b"\n"
+    still_open = text.removesuffix(b"}")
+    line = still_open + _seal(digest) + b"\n"
     return line, digest
 
 
@@ -211,8 +228,9 @@ class Chain(Generic[EventT]):
         values: dict[str, Any] = json.loads(text)
         known = {spec.name for spec in fields(self.event_type)}
         unknown_or_missing = values.keys() ^ known
-        if found := unknown_or_missing - self.optional.keys():
-            names = ", ".join(sorted(found))
+        wrong = unknown_or_missing - self.optional.keys()
+        if wrong:
+            names = ", ".join(sorted(wrong))
             raise UserError(f"unknown or missing field {names}")
         clients = values.get("participants")
         if isinstance(clients, list):
@@ -222,11 +240,11 @@ class Chain(Generic[EventT]):
 
     def _values(self, event: Any) -> dict[str, Any]:
         """Returns what a line says of an event."""
-        return {
-            name: value
-            for name, value in asdict(event).items()
-            if value != self.optional.get(name)
-        }
+        values = asdict(event)
+        for name, default in self.optional.items():
+            if values[name] == default:
+                del values[name]
+        return values
 
     def __init__(self, path: Path, data: bytes = b"") -> None:
         """Is called by `open` and `read` only."""
@@ -241,30 +259,39 @@ class Chain(Generic[EventT]):
     def _take(self, data: bytes) -> None:
         """Checks and adds the whole lines of what follows the lines known so far."""
         end = data.rfind(b"\n") + 1
-        lines = data[:end].split(b"\n")[:-1]  # no line follows the last line feed
-        has_bound = self._size == 0 and data.startswith(_BOUND)
+        whole = data[:end]
+        lines = whole.split(b"\n")[:-1]  # no line follows the last line feed
         first = self.length + 1
-        if has_bound:
+        if self._size == 0 and data.startswith(_BOUND):
             first = 0  # the line that binds is none of the events, which count from 1
         for number, line in enumerate(lines, start=first):
-            # The bytes as they stand: JSON written anew could hide a change.
-            text = line[:-_SEAL_LENGTH] + b"}"
-            digest = _chain(self.head, text)
-            if line[-_SEAL_LENGTH:] != _seal(digest):
-                problem = "it, or a line before it, was altered, deleted or moved"
-                where = f"{self.path}: line {number}"
-                raise UserError(f"{where}: {problem}; {LEDGER_REMEDY}")
+            where = f"{self.path}: line {number}"
+            text, digest = self._opened(line, where)
             if number == 0:
-                self.bound = json.loads(text)["bound"]
+                content = json.loads(text)
+                self.bound = content["bound"]
                 # `head` before the first event is then the hash of this line.
                 self._hashes = [digest]
                 continue
-            problem = f"{self.path}: line {number}: is no event"
             kinds = (UserError, ValueError, TypeError, AttributeError)
-            with wrap_error(kinds, problem, "use the version of fedgs that wrote it"):
-                self._events.append(self._parse(text))
+            remedy = "use the version of fedgs that wrote it"
+            with wrap_error(kinds, f"{where}: is no event", remedy):
+                event = self._parse(text)
+            self._events.append(event)
             self._hashes.append(digest)
         self._size += end
+
+    def _opened(self, line: bytes, where: str) -> tuple[bytes, str]:
+        """Returns the JSON of a line that follows the last one, and the line's hash."""
+        # The bytes as they stand: JSON written anew could hide a change.
+        still_open = line[:-_SEAL_LENGTH]
+        seal = line[-_SEAL_LENGTH:]
+        text = still_open + b"}"
+        digest = _chain(self.head, text)
+        if seal != _seal(digest):
+            problem = "it, or a line before it, was altered, deleted or moved"
+            raise UserError(f"{where}: {problem}; {LEDGER_REMEDY}")
+        return text, digest
 
     @classmethod
     def create(cls, path: Path, bound: Mapping[str, str]) -> None:
@@ -277,7 +304,8 @@ class Chain(Generic[EventT]):
         Raises:
             OSError: it cannot be written.
         """
-        line, _ = _sealed(GENESIS, {"bound": dict(bound)})
+        values = {"bound": dict(bound)}
+        line, _ = _sealed(GENESIS, values)
         write_atomically(path, line)
 
     @classmethod
@@ -305,19 +333,21 @@ class Chain(Generic[EventT]):
         is_first = self._size == 0
         try:
             # The kernel's lock: it is free again when its holder dies, however it does.
-            if not lock_descriptor(file.fileno(), blocking=False):
+            descriptor = file.fileno()
+            if not lock_descriptor(descriptor, blocking=False):
                 raise UserError(f"{self.path}: in use by another run; wait for it")
-            size = os.fstat(file.fileno()).st_size
-            if size < self._size:
+            status = os.fstat(descriptor)
+            if status.st_size < self._size:
                 problem = f"lost lines, it had {self.length}"
                 raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
             file.seek(self._size)
-            self._take(file.read())
+            added = file.read()
+            self._take(added)
             # What follows the last line feed was torn before anything was sent.
             file.truncate(self._size)
             # A new file's name has to survive a power cut before its first line counts.
             if is_first:
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
                 sync(self.path.parent)
         except BaseException:
             file.close()
@@ -365,7 +395,8 @@ class Chain(Generic[EventT]):
         head = self.head
         hashes: list[str] = []
         for event in events:
-            line, head = _sealed(head, self._values(event))
+            values = self._values(event)
+            line, head = _sealed(head, values)
             hashes.append(head)
             lines += line
         try:
@@ -432,18 +463,20 @@ class Ledger(Chain[Event]):
         agreed: dict[Terms, dict[str, Any]] = {}
         for number, event in enumerate(self._events, 1):
             terms = terms_at(config, event.round)
-            if terms not in agreed:
+            values = agreed.get(terms)
+            if values is None:
                 values = agreed_values(config, event.round)
                 values["num_clients"] = config.num_clients
                 agreed[terms] = values
-            for name, value in agreed[terms].items():
+            for name, value in values.items():
                 said = getattr(event, name)
-                if said != value:
-                    raise UserError(
-                        f"{self.path}: line {number}: {name} = {said}, the run's "
-                        f"settings say {value}; restore ledger and config.json from a "
-                        "copy"
-                    )
+                if said == value:
+                    continue
+                raise UserError(
+                    f"{self.path}: line {number}: {name} = {said}, the run's "
+                    f"settings say {value}; restore ledger and config.json from a "
+                    "copy"
+                )
 
     def verify_rounds(self, last: int, witness: str) -> None:
         """Checks that there is an event of every round up to one that was finished.
@@ -456,7 +489,9 @@ class Ledger(Chain[Event]):
             UserError: a round has no event.
         """
         finished = set(range(1, last + 1))
-        missing = finished - {event.round for event in self._events}
+        recorded = {event.round for event in self._events}
+        missing = finished - recorded
         if missing:
-            problem = f"round {min(missing)} has no event, {witness} saw round {last}"
+            first = min(missing)
+            problem = f"round {first} has no event, {witness} saw round {last}"
             raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")

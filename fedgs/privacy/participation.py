@@ -34,6 +34,7 @@ _MIXTURE = (
 )
 _MOST_VALUES = 2**17  # of a convolved law; more are rounded up to a grid
 _MOST_MULTIPLE = 64
+_RateAndCost = tuple[float, float]
 
 
 def planned_law(
@@ -60,16 +61,20 @@ def planned_law(
     Source: docs/privacy.md, "Which theorem may be used when", 1 and 3.
     """
     if selection == "all" or clients_per_round == num_clients:
+        law = fixed_law(num_rounds, ratio)
         why = f"count: every client takes part in all {num_rounds} rounds"
-        return fixed_law(num_rounds, ratio), COUNT_THEOREM, why
+        return law, COUNT_THEOREM, why
     if selection == "balanced":
         # Every lap through the clients uses each of them once.
-        most = math.ceil(clients_per_round * num_rounds / num_clients)
+        num_answers = clients_per_round * num_rounds
+        most = math.ceil(num_answers / num_clients)
+        law = fixed_law(most, ratio)
         why = f"count: a client takes part at most {most} times; repeats count again"
-        return fixed_law(most, ratio), COUNT_THEOREM, why
+        return law, COUNT_THEOREM, why
     rate = clients_per_round / num_clients
     law = binomial_law({1: num_rounds}, rate, ratio)
-    why = _MIXTURE.format(clients_per_round, num_clients, f"{num_rounds} rounds")
+    schedule = f"{num_rounds} rounds"
+    why = _MIXTURE.format(clients_per_round, num_clients, schedule)
     return law, MIXTURE_THEOREM, why
 
 
@@ -86,13 +91,18 @@ def mixture_of(kinds: Mapping[DrawKind, int], row: int, fixed: float = 0.0) -> L
 
     Source: docs/privacy.md, "Which theorem may be used when", 1.
     """
-    counts: Counter[tuple[float, float]] = Counter()
-    for ((num_clients, clients), costs), count in kinds.items():
+    counts: Counter[_RateAndCost] = Counter()
+    rates: set[float] = set()
+    different: set[float] = set()
+    for (cohort, costs), count in kinds.items():
+        num_clients, clients = cohort
         rate = clients / num_clients
-        counts[rate, costs[row]] += count
-    rates = {rate for rate, _ in counts}
-    different = {cost for _, cost in counts}
-    if math.inf in {fixed} | different:
+        cost = costs[row]
+        counts[rate, cost] += count
+        rates.add(rate)
+        different.add(cost)
+    # A single release without noise tells all.
+    if fixed == math.inf or math.inf in different:
         return fixed_law(1, ratio=0.0)
     if not counts:
         return fixed_law(fixed)
@@ -102,12 +112,14 @@ def mixture_of(kinds: Mapping[DrawKind, int], row: int, fixed: float = 0.0) -> L
     if multiples and not fixed and len(rates) == 1:
         tries: Counter[int] = Counter()
         for (_, cost), count in counts.items():
-            tries[multiples[cost]] += count
+            multiple = multiples[cost]
+            tries[multiple] += count
         return binomial_law(tries, rates.pop(), ratio=least**-0.5)
     total = fixed_law(fixed)
     for (rate, cost), count in counts.items():
         draws = binomial_law({1: count}, rate)
-        total = _sum(total, draws._replace(counts=draws.counts * cost))
+        spent = draws._replace(counts=draws.counts * cost)
+        total = _sum(total, spent)
     return total
 
 
@@ -116,23 +128,34 @@ def _multiples_of(least: float, costs: Iterable[float]) -> dict[float, int]:
 
     A round that was tried twice costs twice as much, so that most costs are multiples.
     """
-    multiples = {cost: round(cost / least) for cost in costs}
-    for cost, multiple in multiples.items():
-        if multiple > _MOST_MULTIPLE or not math.isclose(multiple * least, cost):
+    multiples: dict[float, int] = {}
+    for cost in costs:
+        multiple = round(cost / least)
+        # The law of a large multiple is long, and nearly all of its weights are 0.
+        if multiple > _MOST_MULTIPLE:
             return {}
+        if not math.isclose(multiple * least, cost):
+            return {}
+        multiples[cost] = multiple
     return multiples
 
 
 def _sum(one: Law, other: Law) -> Law:
     """Returns the law of a sum; beyond `_MOST_VALUES` values, they are rounded up."""
-    counts = np.add.outer(one.counts, other.counts).ravel()
-    weights = np.multiply.outer(one.weights, other.weights).ravel()
+    # All pairs of a value of the one and a value of the other.
+    sums = np.add.outer(one.counts, other.counts)
+    products = np.multiply.outer(one.weights, other.weights)
+    counts = sums.ravel()
+    weights = products.ravel()
     if len(counts) > _MOST_VALUES:
         step = counts.max() / _MOST_VALUES
         # Upwards: more mu^2 than there was keeps it a bound.
-        index = np.ceil(counts / step).astype(np.int64)
-        weights = np.bincount(index, weights).astype(np.float64)
-        counts = np.arange(float(len(weights))) * step
+        steps = np.ceil(counts / step)
+        index = steps.astype(np.int64)
+        on_grid = np.bincount(index, weights)
+        weights = on_grid.astype(np.float64)
+        num_values = float(len(weights))
+        counts = np.arange(num_values) * step
     # The union bound, as in `binomial_law`.
     tail = one.tail + other.tail
     return Law(counts, weights, tail, ratio=1.0)
@@ -141,14 +164,16 @@ def _sum(one: Law, other: Law) -> Law:
 def sampled_of(kinds: Mapping[DrawKind, int], row: int) -> tuple[Sampled, ...]:
     """Returns the draws as `fedgs.privacy.amplification` counts them."""
     rounds: list[Sampled] = []
-    for ((num_clients, clients), costs), count in kinds.items():
-        if not count:
+    for (cohort, costs), count in kinds.items():
+        if count == 0:
             continue
+        num_clients, clients = cohort
         cost = costs[row]
         ratio = 0.0  # no noise
         if cost < math.inf:
             ratio = cost**-0.5
-        rounds.append(Sampled(num_clients, clients, ratio, count))
+        of_kind = Sampled(num_clients, clients, ratio, count)
+        rounds.append(of_kind)
     return tuple(rounds)
 
 
@@ -167,24 +192,32 @@ class RunsOnSameClients:
     def __init__(self, runs: Sequence[Spending], is_reshuffled: bool = False) -> None:
         self.runs = [run for run in runs if run.first is not None]
         self.is_reshuffled = is_reshuffled
-        sizes = {run.mu_squared.shape[1] for run in self.runs}
+        sizes = {run.num_clients for run in self.runs}
         if len(sizes) > 1:
             raise UserError(f"num_clients = {sorted(sizes)}: account the runs apart")
         # Each run is charged by the mixture, or by what its clients really did.
-        self._mixed = [run for run in self.runs if not run.no_mixture]
-        self._counted = [run for run in self.runs if run.no_mixture]
-        self._draws, self.conflict = _joined(self._mixed)
-        drawn = {
-            run.selection_hash for run in self._counted if "uniform" in run.selections
-        }
+        self._mixed: list[Spending] = []
+        self._counted: list[Spending] = []
+        secrets_of_mixed: set[str] = set()
+        secrets_of_counted: set[str] = set()
+        for run in self.runs:
+            if not run.no_mixture:
+                self._mixed.append(run)
+                secrets_of_mixed.add(run.selection_hash)
+                continue
+            self._counted.append(run)
+            if "uniform" in run.selections:
+                secrets_of_counted.add(run.selection_hash)
+        draws, self.conflict = _joined(self._mixed)
         # Realised counts tell what the same secret drew: no longer at random.
-        if drawn & {run.selection_hash for run in self._mixed}:
+        if secrets_of_counted & secrets_of_mixed:
             self.conflict = "run folders are copies of one, with one secret selection"
         if self.conflict:
             # The count is always valid, so it replaces every mixture.
             self._mixed = []
             self._counted = self.runs
-            self._draws = Counter[DrawKind]()
+            draws.clear()
+        self._draws = draws
 
     def law(self, row: int) -> tuple[Law, str, str]:
         """Returns what the events cost a client, without amplification.
@@ -201,31 +234,38 @@ class RunsOnSameClients:
         worst = 0.0
         if self.is_reshuffled:
             # A record may have sat in the busiest shard of every run.
-            worst = sum(float(mu_squared.max()) for mu_squared in counted)
+            busiest = [float(mu_squared.max()) for mu_squared in counted]
+            worst = sum(busiest)
         elif counted:
             by_client = sum(counted)
             worst = float(np.max(by_client, initial=0.0))
         law = mixture_of(self._draws, row, worst)
         theorem = COUNT_THEOREM
         why: list[str] = []
+        # Without events there is nothing drawn, and a count of 0.
         if counted or not self._mixed:
-            why.append(_why_counted(self._counted, self.conflict))
+            reason = _why_counted(self._counted, self.conflict)
+            why.append(reason)
         if self._mixed:
             theorem = MIXTURE_THEOREM
-            why.append(_why_mixed(self._mixed, self._draws))
+            reason = _why_mixed(self._mixed, self._draws)
+            why.append(reason)
         return law, theorem, "; and ".join(why)
 
     def why_not_amplified(self) -> str:
         """Returns why amplification does not hold for all runs together, or ""."""
-        is_one = len(self.runs) == 1
         for number, run in enumerate(self.runs, start=1):
-            if run.no_amplification:
-                which = "" if is_one else f" (run {number})"
-                return run.no_amplification + which
+            why = run.no_amplification
+            if not why:
+                continue
+            if len(self.runs) > 1:
+                why += f" (run {number})"
+            return why
         draws, conflict = _joined(self.runs)
-        if len(draws) > MOST_SAMPLED_KINDS:
+        num_kinds = len(draws)
+        if num_kinds > MOST_SAMPLED_KINDS:
             most = f"at most {MOST_SAMPLED_KINDS} are composed"
-            return f"rounds of {len(draws)} kinds; {most}"
+            return f"rounds of {num_kinds} kinds; {most}"
         return conflict
 
     def sampled(self, row: int) -> tuple[Sampled, ...]:
@@ -237,7 +277,8 @@ class RunsOnSameClients:
 def _joined(runs: Sequence[Spending]) -> tuple[Counter[DrawKind], str]:
     """Returns the draws of runs by kind, or why they are not independent draws."""
     if len(runs) == 1:
-        return +runs[0].kinds, ""
+        kinds = runs[0].kinds
+        return kinds.copy(), ""
     draws: dict[tuple[str, int], Draw] = {}
     for run in runs:
         for number, draw in run.draws.items():
@@ -250,14 +291,17 @@ def _joined(runs: Sequence[Spending]) -> tuple[Counter[DrawKind], str]:
                 draws[key] = known.plus(draw.costs)
             else:
                 return Counter(), "copies of one run folder asked others in a round"
-    return Counter(draw.kind for draw in draws.values()), ""
+    kinds = Counter(draw.kind for draw in draws.values())
+    return kinds, ""
 
 
 def _why_counted(runs: Sequence[Spending], conflict: str) -> str:
     why = "count: the client with the largest realised mu^2 decides"
-    reasons = sorted({run.no_mixture or conflict for run in runs})
+    # A set, because several runs may have one reason.
+    reasons = {run.no_mixture or conflict for run in runs}
     if reasons:
-        why += f" because {' and '.join(reasons)}"
+        all_reasons = " and ".join(sorted(reasons))
+        why += f" because {all_reasons}"
     return why + "; schedule, noise and end were not chosen after seeing answers"
 
 
@@ -269,7 +313,8 @@ def _why_mixed(runs: Sequence[Spending], draws: Mapping[DrawKind, int]) -> str:
     num_draws = sum(draws.values())
     events = f"{num_events} events in {num_draws} "
     if len(runs) == 1:
-        return _MIXTURE.format(clients, num_clients, events + "rounds")
+        events += "rounds"
+        return _MIXTURE.format(clients, num_clients, events)
     events += f"draws of {len(runs)} runs"
     why = _MIXTURE.format(clients, num_clients, events)
     return why + "; every run draws by a secret of its own"

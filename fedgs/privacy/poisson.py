@@ -85,14 +85,15 @@ def epsilon(releases: Sequence[PoissonReleases], delta: float, group: int = 1) -
     if least * _MOST_LOSS < group:
         return math.inf  # no bound worth the gigabytes of its grid
     # Sorted, so that equal questions find the same entry of the cache.
-    merged = tuple(
-        PoissonReleases(rate, multiplier, count)
-        for (rate, multiplier), count in sorted(counts.items())
-    )
+    merged: list[PoissonReleases] = []
+    for (rate, multiplier), count in sorted(counts.items()):
+        merged.append(PoissonReleases(rate, multiplier, count))
     if all(kind.rate == 1 for kind in merged):
-        square = sum(kind.times / kind.noise_per_clip**2 for kind in merged)
-        return epsilon_from_mu(group * math.sqrt(square), delta)
-    return _composed_epsilon(merged, delta, group)
+        costs = [kind.times / kind.noise_per_clip**2 for kind in merged]
+        mu_squared = sum(costs)
+        mu = group * math.sqrt(mu_squared)
+        return epsilon_from_mu(mu, delta)
+    return _composed_epsilon(tuple(merged), delta, group)
 
 
 def theorem(releases: Sequence[PoissonReleases], group: int = 1) -> str:
@@ -155,8 +156,8 @@ def _composed_epsilon(
     # What `_event` leaves out costs delta in one direction and epsilon in the other:
     # the mixture is below (rest + tail), and above (1 - tail) times the rest. The
     # transform's error costs delta, too.
-    left = delta - (PLD_ROUNDING + _TAIL) * times
-    found = float(accountant.get_epsilon(left))
+    lost = (PLD_ROUNDING + _TAIL) * times
+    found = float(accountant.get_epsilon(delta - lost))
     return found + 2 * _TAIL * times
 
 

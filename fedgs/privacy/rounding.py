@@ -30,13 +30,17 @@ def lower(value: float | None, digits: int = 4) -> str:
 
 
 def _rounded(value: float | None, digits: int, way: str) -> str:
-    if value is None or value == float("inf"):
+    if value is None:
         return "unbounded"
-    exact = Decimal(repr(float(value)))  # 1e-5 as it was typed, not as it is stored
+    if value == float("inf"):
+        return "unbounded"
+    typed = repr(float(value))  # 1e-5 as it was typed, not as it is stored
+    exact = Decimal(typed)
     places = digits - 1 - exact.adjusted()
     if 100 <= value < 1e6:
         places = 2
     last_digit = Decimal(1).scaleb(-places)
     kept = exact.quantize(last_digit, way, _ANY_SIZE)
     # The float of so few digits is written with the same digits again.
-    return repr(float(kept)).removesuffix(".0")
+    text = repr(float(kept))
+    return text.removesuffix(".0")

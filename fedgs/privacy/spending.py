@@ -33,8 +33,10 @@ class Draw(NamedTuple):
 
     def plus(self, costs: tuple[float, ...]) -> "Draw":
         """Returns the draw with more costs for the same participants."""
-        pairs = zip(self.costs, costs, strict=True)
-        return self._replace(costs=tuple(own + more for own, more in pairs))
+        sums: list[float] = []
+        for own, more in zip(self.costs, costs, strict=True):
+            sums.append(own + more)
+        return self._replace(costs=tuple(sums))
 
     @property
     def kind(self) -> "DrawKind":
@@ -87,6 +89,12 @@ class Spending:
         self.draws: dict[int, Draw] = {}
         self.kinds: Counter[DrawKind] = Counter()
 
+    @property
+    def num_clients(self) -> int:
+        """K, as the events have it; 0 before the first one."""
+        _, num_clients = self.mu_squared.shape
+        return num_clients
+
     def why_count(self, event: Event) -> str:
         """Returns why the mixture does not hold with this event; "" if it does.
 
@@ -115,15 +123,18 @@ class Spending:
         """
         if self.no_amplification:
             return self.no_amplification
+        is_seeded = event.noise_source == "seeded"
         of_settings = why_not_amplified(
             event.client_selection,
             event.discriminator_training,
             self.largest_node,
             event.num_participants,
             event.num_clients,
-            is_seeded=event.noise_source == "seeded",
+            is_seeded=is_seeded,
         )
-        return of_settings or self._why_not_one_draw(event)
+        if of_settings:
+            return of_settings
+        return self._why_not_one_draw(event)
 
     def _why_not_one_draw(self, event: Event) -> str:
         # A masked round is asked only of nodes that are there. Each client that is left
@@ -131,13 +142,16 @@ class Spending:
         if event.num_participants < self.cohort:
             return "a round was asked of fewer clients than were drawn"
         known = self.draws.get(event.round)
-        if known is not None and known.participants != event.participants:
+        if known is None:
+            return ""
+        if known.participants != event.participants:
             return "a repeated round asked others"
         return ""
 
     def draw_with(self, event: Event, costs: tuple[float, ...]) -> Draw:
         """Returns what the draw of the event's round is after the event."""
-        if known := self.draws.get(event.round):
+        known = self.draws.get(event.round)
+        if known is not None:
             return known.plus(costs)
         cohort = (event.num_clients, event.num_participants)
         return Draw(event.participants, cohort, costs)
@@ -168,10 +182,14 @@ class Spending:
         if self.first is None:
             self.first = event
             self.nodes = event.counted_nodes
-            self.mu_squared = np.zeros((len(costs), event.num_clients))
-        if event.num_clients != self.first.num_clients:
-            problem = f"earlier events have {self.first.num_clients}; account apart"
-            raise UserError(f"num_clients = {event.num_clients}: {problem}")
+            shape = (len(costs), event.num_clients)
+            self.mu_squared = np.zeros(shape)
+        known = self.first.num_clients
+        if event.num_clients != known:
+            raise UserError(
+                f"num_clients = {event.num_clients}: earlier events have {known}; "
+                "account apart"
+            )
         # mu^2 adds up over releases, even of answers that depend on earlier ones.
         column = np.array(costs)[:, None]
         self.mu_squared[:, event.positions] += column
