@@ -25,6 +25,7 @@ Source: Chen, Zhang, Zhong, "Tests for high-dimensional covariance matrices", JA
 
 import itertools
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -62,16 +63,17 @@ def check_noise(config: ResolvedConfig, event: Event, alpha: float) -> Check:
     """
     noise = standardised_noise(config, event)
     found = p_values(noise)
-    least = min(found, key=lambda name: found[name])
+    num_tests = len(found)
+    p_value, least = min((value, name) for name, value in found.items())
     rounds, nodes, *shape = noise.shape
     each = " x ".join(map(str, shape))
     return Check(
         check=f"noise, {event.release}",
         tested=f"{rounds} rounds of {nodes} nodes, each {each}: "
-        f"mean, variance, independence and shape by {len(found)} tests; the least "
+        f"mean, variance, independence and shape by {num_tests} tests; the least "
         f"likely result, in standard errors, is that of {least}",
-        found=_standard_errors(found[least]),
-        allowed=_standard_errors(alpha / len(found)),
+        found=_standard_errors(p_value),
+        allowed=_standard_errors(alpha / num_tests),
     )
 
 
@@ -91,7 +93,8 @@ def standardised_noise(config: ResolvedConfig, event: Event) -> Noise:
     terms = terms_at(config, event.round)
     rng = np.random.default_rng()
     nodes = min(config.num_nodes, MOST_NODES)
-    most = min(NUM_DRAWS // math.prod(terms.shape), MOST_RELEASES)
+    draws_of_each = math.prod(terms.shape)
+    most = min(NUM_DRAWS // draws_of_each, MOST_RELEASES)
     rounds = max(FEWEST_ROUNDS, most // nodes)
     # Two clients, far too long, that cancel once they are clipped.
     direction = torch.from_numpy(rng.standard_normal(terms.shape))
@@ -105,7 +108,8 @@ def standardised_noise(config: ResolvedConfig, event: Event) -> Noise:
     places = itertools.product(range(1, rounds + 1), range(nodes))
     with ThreadPoolExecutor(config.num_workers) as pool:
         found = list(pool.map(noise_of, places))
-    noise = torch.stack(found).numpy().reshape(rounds, nodes, *terms.shape)
+    releases = torch.stack(found).numpy()
+    noise = releases.reshape(rounds, nodes, *terms.shape)
     std = event.noise_std
     units = config.units(terms)
     if units:
@@ -122,34 +126,46 @@ def p_values(noise: Noise) -> dict[str, float]:
     if not np.isfinite(noise).all():
         return {"numbers that are finite": 0.0}
     found: dict[str, float] = {}
-    # Over an axis of length 1 nothing is summed: that would be the same test again.
-    long = [axis for axis in range(noise.ndim) if noise.shape[axis] > 1]
     squares = np.square(noise)
-    for count in range(len(long) + 1):
-        for axes in itertools.combinations(long, count):
-            size = math.prod(noise.shape[axis] for axis in axes)
-            over = ", ".join(AXES[axis] for axis in axes) or "nothing"
-            found[f"squares over {over}"] = _of_cells(squares.sum(axes), size)
-            sums = squares
-            if axes:
-                sums = np.square(noise.sum(axes)) / size
-            found[f"sums over {over}"] = _two_sided(sums.sum(), sums.size)
-    releases = noise.reshape(-1, noise[0, 0].size)
-    samples = noise.reshape(-1, noise[0, 0, 0].size)
+    for axes in _sets_of_axes(noise):
+        lengths = [noise.shape[axis] for axis in axes]
+        size = math.prod(lengths)
+        over = "nothing"
+        sums = squares
+        if axes:
+            over = ", ".join(AXES[axis] for axis in axes)
+            sums = np.square(noise.sum(axes)) / size
+        cells = squares.sum(axes)
+        found[f"squares over {over}"] = _of_cells(cells, size)
+        found[f"sums over {over}"] = _two_sided(sums.sum(), sums.size)
+    size_of_release = noise[0, 0].size
+    size_of_sample = noise[0, 0, 0].size
+    releases = noise.reshape(-1, size_of_release)
+    samples = noise.reshape(-1, size_of_sample)
     found["cosines of releases"] = _cosines(releases)
     found["cosines of samples"] = _cosines(samples)
     # Some numbers of every release: noise may be reused by any of them.
     numbers_of_each = NUM_DRAWS // len(releases)
     found["repeats"] = _repeats(releases[:, :numbers_of_each])
-    shape = kstest(noise.ravel()[:_MOST_OF_SHAPE], "norm")
+    some = noise.ravel()[:_MOST_OF_SHAPE]
+    shape = kstest(some, "norm")
     found["shape"] = float(shape.pvalue)
     return found
+
+
+def _sets_of_axes(noise: Noise) -> Iterator[tuple[int, ...]]:
+    """Yields every set of axes that can be summed over, the empty one too."""
+    # Over an axis of length 1 nothing is summed: that would be the same test again.
+    long = [axis for axis, length in enumerate(noise.shape) if length > 1]
+    for count in range(len(long) + 1):
+        yield from itertools.combinations(long, count)
 
 
 def _two_sided(value: float, freedom: int) -> float:
     below = chi2.cdf(value, freedom)
     above = chi2.sf(value, freedom)
-    return 2 * float(min(below, above, 0.5))
+    one_sided = min(below, above, 0.5)
+    return 2 * float(one_sided)
 
 
 def _of_cells(squares: Noise, freedom: int) -> float:
@@ -160,9 +176,11 @@ def _of_cells(squares: Noise, freedom: int) -> float:
     too_small = cells * chi2.cdf(least, freedom)
     too_large = cells * chi2.sf(most, freedom)
     # A largest one that is too small is as odd: noise that is cut off.
-    cut_off = math.exp(cells * float(chi2.logcdf(most, freedom)))
+    log_below = float(chi2.logcdf(most, freedom))
+    cut_off = math.exp(cells * log_below)
+    oddest = float(min(too_small, too_large, cut_off))
     # Bonferroni: three questions were asked.
-    return min(1.0, 3 * float(min(too_small, too_large, cut_off)))
+    return min(1.0, 3 * oddest)
 
 
 def _cosines(vectors: Noise) -> float:
@@ -171,27 +189,40 @@ def _cosines(vectors: Noise) -> float:
     if size == 1:
         return 1.0  # all cosines are 1 or -1, whatever the noise
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    vectors = vectors / np.maximum(lengths, 1e-300)
-    squares = np.square(vectors @ vectors.T)
-    pairs = count * (count - 1) // 2
+    lengths = np.maximum(lengths, 1e-300)
+    vectors = vectors / lengths
+    cosines = vectors @ vectors.T
+    squares = np.square(cosines)
     # Each pair stands there twice, and each vector once with itself.
-    of_pairs = (squares.sum() - np.trace(squares)) / 2
-    return float(chi2.sf(size * of_pairs, pairs))
+    twice = squares.sum() - np.trace(squares)
+    of_pairs = twice / 2
+    num_pairs = count * (count - 1) // 2
+    # d times a squared cosine is about a chi-square with one degree of freedom.
+    p_value = chi2.sf(size * of_pairs, num_pairs)
+    return float(p_value)
 
 
 def _repeats(noise: Noise) -> float:
     """Returns how likely so many pairs of equal sizes are, in bins of `_WIDTH`."""
-    sizes = np.floor(np.abs(noise).ravel() / _WIDTH)
-    _, counts = np.unique(sizes, return_counts=True)
+    sizes = np.abs(noise).ravel()
+    bins = np.floor(sizes / _WIDTH)
+    _, counts = np.unique(bins, return_counts=True)
     counts = counts.astype(np.float64)
+    twice = counts * (counts - 1)
+    pairs = float(twice.sum()) / 2
     n = float(noise.size)
     # Of the law 2 phi(x), x > 0: that two sizes are equal, and that three are.
     two = _WIDTH / math.sqrt(math.pi)
     three = _WIDTH**2 * 2 / (math.pi * math.sqrt(3))
     expected = n * (n - 1) / 2 * two
-    variance = expected * (1 - two) + n * (n - 1) * (n - 2) * (three - two**2)
-    pairs = float((counts * (counts - 1)).sum()) / 2
+    # Two pairs are independent unless they share a number.
+    of_pairs = expected * (1 - two)
+    of_shared = n * (n - 1) * (n - 2) * (three - two**2)
+    variance = of_pairs + of_shared
     # As a multiple of a Poisson variable, which it is where equal sizes are rare.
     multiple = variance / expected
-    freedom = 2 * pairs / multiple or 1e-300  # a chi-square has more than 0
-    return float(chi2.cdf(2 * expected / multiple, freedom))
+    freedom = 2 * pairs / multiple
+    if freedom == 0:
+        freedom = 1e-300  # a chi-square has more than 0
+    p_value = chi2.cdf(2 * expected / multiple, freedom)
+    return float(p_value)

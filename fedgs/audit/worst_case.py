@@ -22,6 +22,7 @@ Privacy: public; no data are read.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -85,10 +86,14 @@ def check_mechanism(config: ResolvedConfig, events: Sequence[Event]) -> list[Che
     found = [check_terms(config, list(recorded.values()))]
     weakest = weakest_rounds(config, events)
     for round in weakest.values():
-        event = recorded.get(round) or new_event(config, round, EVERYONE, 1)
+        event = recorded.get(round)
+        if event is None:
+            event = new_event(config, round, EVERYONE, 1)
         found.append(check_clipping(config, event))
         if event.noise_std > 0:
-            found.append(check_noise(config, event, OF_NOISE / len(weakest)))
+            # The union bound: all kinds together are refuted by chance that rarely.
+            alpha = OF_NOISE / len(weakest)
+            found.append(check_noise(config, event, alpha))
     return found
 
 
@@ -109,11 +114,14 @@ def check_terms(config: ResolvedConfig, events: Sequence[Event]) -> Check:
 
 def _is_agreed(config: ResolvedConfig, event: Event) -> bool:
     known = terms_at(config, event.round)
-    # Of the method itself: `terms_at` repeats what it was told the first time.
-    again = [config.terms(event.round) for _ in range(2)]
+    for _ in range(2):
+        # Of the method itself: `terms_at` repeats what it was told the first time.
+        again = config.terms(event.round)
+        if again != known:
+            return False
     agreed = agreed_values(config, event.round)
-    is_recorded = all(getattr(event, name) == agreed[name] for name in agreed)
-    return is_recorded and again == [known, known]
+    recorded = {name: getattr(event, name) for name in agreed}
+    return recorded == agreed
 
 
 def check_clipping(config: ResolvedConfig, event: Event) -> Check:
@@ -130,35 +138,49 @@ def check_clipping(config: ResolvedConfig, event: Event) -> Check:
     # One sample in two is short: it stays as it is, whatever stands beside it.
     lengths = torch.full(terms.shape, FAR * bound, dtype=torch.float64)
     lengths[1::2] = bound / 2
-    along = directions(terms.shape[1:])[:, None] * lengths
-    broken = along[:1].clone()
+    along = directions(terms.shape[1:])
+    # One client for each direction, whose samples have the lengths above.
+    long = along[:, None] * lengths
+    broken = long[:1].clone()
     broken[0, 0, 0, 0, 0] = torch.inf
-    answers = torch.cat([along, broken])
-    # What clipping should make of them, computed without the code that is checked.
-    norms = torch.linalg.vector_norm(answers, dim=(2, 3, 4), keepdim=True)
-    parts = answers * (bound / norms).clamp(max=1.0)
-    parts[~norms.isfinite().expand_as(parts)] = 0.0
-    differences: list[Tensor] = []
+    answers = torch.cat([long, broken])
+    parts = _clipped(answers, bound)
+    longest = 0.0
     for answer, part in zip(answers, parts, strict=True):
         alone = released(config, terms, [answer[None]], asked=1)
-        differences.append(alone - part)
+        difference = _longest(alone - part)
+        longest = max(longest, difference)
     # In two batches, as workers hand them in.
-    together = released(config, terms, [answers[:2], answers[2:]], asked=len(answers))
-    differences.append(together - parts.sum(0))
+    batches = [answers[:2], answers[2:]]
+    together = released(config, terms, batches, asked=len(answers))
+    difference = _longest(together - parts.sum(0))
+    longest = max(longest, difference)
     return Check(
         check=f"clipping, {event.release}",
         tested="clients that answer far beyond the clip bound or with half of it, in "
         "all coordinates or few: what sums differ from those of samples clipped one by "
         "one, in clip bounds",
-        found=max(map(_longest, differences)) / bound,
+        found=longest / bound,
         allowed=rounding(config, terms, len(answers)),
     )
+
+
+def _clipped(answers: Tensor, bound: float) -> Tensor:
+    """Returns what clipping should make, computed without the code that is checked."""
+    norms = torch.linalg.vector_norm(answers, dim=(2, 3, 4), keepdim=True)
+    factors = (bound / norms).clamp(max=1.0)
+    parts = answers * factors
+    # A sample with a number that is none, or is infinite, counts as no answer.
+    is_finite = norms.isfinite().expand_as(parts)
+    parts[~is_finite] = 0.0
+    return parts
 
 
 def _longest(values: Tensor) -> float:
     """Returns the largest norm of a sample, infinite where one is no number."""
     norms = values.flatten(1).norm(dim=1)
-    return float(norms.nan_to_num(nan=math.inf).max())
+    norms = norms.nan_to_num(nan=math.inf)
+    return float(norms.max())
 
 
 # ------------------------------------------------------------------ made-up clients
@@ -175,9 +197,11 @@ def check_method(config: ResolvedConfig) -> list[Check]:
     Raises:
         UserError: the run's public data cannot be read.
     """
-    requests, data = _requests(config, new_state(config)), made_up(config)
-    are_stacked = any(is_of_fedgs(phase.method) for phase in phases_of(config))
-    of_stacks = STACKED if are_stacked else 0.0
+    state = new_state(config)
+    data = made_up(config)
+    of_stacks = 0.0
+    if any(is_of_fedgs(phase.method) for phase in phases_of(config)):
+        of_stacks = STACKED
     measured = dict(MEASURED)
     if any(alike.terms.num_groups > 1 for alike in rounds_alike(config)):
         measured |= OF_GROUPS
@@ -185,28 +209,31 @@ def check_method(config: ResolvedConfig) -> list[Check]:
     slack = 0.0
     rounds: list[str] = []
     try:
-        for request in requests:
+        for request in _requests(config, state):
             rounds.append(str(request.round))
             terms = terms_at(config, request.round)
-            slack = max(slack, of_stacks + rounding(config, terms, data.num_clients))
+            of_round = of_stacks + rounding(config, terms, data.num_clients)
+            slack = max(slack, of_round)
             of_request = _measured(config, request, data)
             for name in measured:
                 value = of_request[name] / terms.clip_bound
                 found[name] = max(found[name], value)
     # Whatever a method of others raises is a finding, not the end of the audit.
     except Exception as error:
-        text = f"made-up clients: {type(error).__name__}: {error}"
+        kind = type(error).__name__
+        text = f"made-up clients: {kind}: {error}"
         return [Check(check="method, answers", tested=text, found=1, allowed=0)]
     asked = f"made-up clients in round {', '.join(rounds)}"
-    return [
-        Check(
+    checks: list[Check] = []
+    for name, (limit, text) in measured.items():
+        check = Check(
             check=f"method, {name}",
             tested=f"{asked}: {text}, in clip bounds",
             found=found[name],
             allowed=limit + slack,
         )
-        for name, (limit, text) in measured.items()
-    ]
+        checks.append(check)
+    return checks
 
 
 def _requests(config: ResolvedConfig, state: State) -> Iterator[Request]:
@@ -217,15 +244,15 @@ def _requests(config: ResolvedConfig, state: State) -> Iterator[Request]:
     first: dict[tuple[object, ...], int] = {}
     for alike in rounds_alike(config):
         terms = alike.terms
-        first.setdefault((terms.release, terms.clip_bound, terms.shape), alike.first)
-    others = list(first.values())[:MOST_KINDS]
-    once = [
-        config.first_rounds[index]
-        for index in range(len(config.phases))
-        if config.at_phase(index).releases_once
-    ]
-    for wanted in sorted({*once, *others}):
-        state.round = max(state.round, wanted - 1 - MOST_PLAYED)
+        kind = (terms.release, terms.clip_bound, terms.shape)
+        first.setdefault(kind, alike.first)
+    chosen = set(list(first.values())[:MOST_KINDS])
+    for index in range(len(config.phases)):
+        if config.at_phase(index).releases_once:
+            chosen.add(config.first_rounds[index])
+    for wanted in sorted(chosen):
+        before = wanted - 1
+        state.round = max(state.round, before - MOST_PLAYED)
         for round in range(state.round + 1, wanted + 1):
             method, own = phase_at(config, round)
             terms = terms_at(config, round)
@@ -277,7 +304,8 @@ def _measured(
             _World(data, everyone[1:], of_rest),
         )
         lengths = _lengths(config, request, worlds)
-        found = {name: max(found[name], lengths[name]) for name in found}
+        for name, length in lengths.items():
+            found[name] = max(found[name], length)
     return found
 
 
@@ -301,7 +329,8 @@ def _lengths(
             "outside its group": _outside(parts, world),
         }
         for name, values in measured.items():
-            longest[name] = max(longest[name], *map(_longest, values), 0.0)
+            for value in values:
+                longest[name] = max(longest[name], _longest(value))
     total, replaced, left_out = of_worlds
     longest["one replaced"] = _longest(total - replaced)
     longest["one left out"] = _longest(total - left_out)
@@ -312,11 +341,10 @@ def _outside(parts: Sequence[Tensor], world: _World) -> Iterator[Tensor]:
     """Yields the parts of a node's clients without the blocks of their groups."""
     for client, part in zip(world.clients, parts, strict=True):
         beside = part.clone()
-        group = None
         if world.groups:
             group = world.groups[client]
-        if group is not None:
-            beside[:, group.number] = 0
+            if group is not None:
+                beside[:, group.number] = 0
         yield beside
 
 
@@ -335,25 +363,31 @@ def _groupings(
     if own.compares_nodes:
         # Names decide, and a client keeps its name: those of a real node's size.
         names = [str(client) for client in range(config.hosting.smallest)]
-        kinds = list(dict.fromkeys(method.groups(own, names, (), least=1)))
+        of_names = method.groups(own, names, (), least=1)
+        kinds = list(dict.fromkeys(of_names))
         for first in range(len(kinds)):
-            groups = [kinds[(first + client) % len(kinds)] for client in range(count)]
+            in_turn = itertools.cycle(kinds[first:] + kinds[:first])
+            groups = list(itertools.islice(in_turn, count))
             yield groups, groups, groups
         return
     names = [str(client) for client in range(count)]
-    blocks = [
-        CohortOfClient(str(value), part)
-        for value in (own.healthy, own.suspicious)
-        for part in range(own.groups)
-    ]
+    blocks: list[CohortOfClient] = []
+    for value in (own.healthy, own.suspicious):
+        for part in range(own.groups):
+            block = CohortOfClient(str(value), part)
+            blocks.append(block)
+    following = [*blocks[1:], blocks[0]]
     for least in (1, LEAST):
-        for here, beyond in zip(blocks, [*blocks[1:], blocks[0]], strict=True):
+        for here, beyond in zip(blocks, following, strict=True):
             # With the first client, its group has as many as are needed, or more.
-            rest = [here] * (LEAST - 1) + [beyond] * (count - LEAST)
-            groups, of_other, of_rest = [
-                method.groups(own, names, [mine, *rest][:count], least)
-                for mine in (here, beyond, None)
-            ]
+            rest = [here] * (LEAST - 1)
+            rest += [beyond] * (count - LEAST)
+            of_worlds: list[Sequence[InGroup | None]] = []
+            for mine in (here, beyond, None):
+                cohorts = [mine, *rest]
+                of_world = method.groups(own, names, cohorts[:count], least)
+                of_worlds.append(of_world)
+            groups, of_other, of_rest = of_worlds
             yield groups, groups, groups
             yield groups, of_other, of_rest
 
@@ -366,9 +400,13 @@ def _sum(
     method, own = phase_at(config, request.round)
     if method.has_discriminators and clients:
         nets = Discriminators(own, clients)
-    chosen = EVERYONE if request.participants == EVERYONE else tuple(clients)
+    chosen = request.participants
+    if chosen != EVERYONE:
+        chosen = tuple(clients)
     request = dataclasses.replace(request, participants=chosen, trainees=chosen)
-    groups = [world.groups[client] for client in clients if world.groups]
+    groups: list[InGroup | None] = []
+    if world.groups:
+        groups = [world.groups[client] for client in clients]
     hosted = Hosted(world.data, clients, 0, nets, groups)
     answers = raw_answers(config, hosted, request)
     terms = without_noise(terms_at(config, request.round))
@@ -382,23 +420,26 @@ def made_up(config: ResolvedConfig) -> FederatedImages:
     """
     rng = np.random.default_rng(0)
     side = config.image_size
-    count = min(config.num_clients, MOST_CLIENTS)
+    spare = min(config.num_clients, MOST_CLIENTS)
     sizes = [20, 1, 10, 1, 5]
-    sizes = [*sizes[:count], 40]
-    owners = np.repeat(np.arange(count + 1), sizes)
-    shape = (len(owners), config.image_channels, side, side)
+    sizes = [*sizes[:spare], 40]
+    clients = range(spare + 1)
+    owners = np.repeat(clients, sizes)
+    num_images = len(owners)
+    shape = (num_images, config.image_channels, side, side)
     images = rng.integers(256, size=shape, dtype=np.uint8)
-    labels = rng.integers(config.num_classes, size=len(owners))
+    labels = rng.integers(config.num_classes, size=num_images)
     images[owners == 2] = 0
-    images[(owners == 3) | (owners == count)] = 255
+    images[owners == 3] = 255
+    images[owners == spare] = 255
     labels[owners >= 2] = config.num_classes - 1
+    records = [np.flatnonzero(owners == client) for client in clients]
+    names = [str(client) for client in clients]
     return FederatedImages(
         images=images,
         labels=labels,
-        client_records=tuple(
-            np.flatnonzero(owners == client) for client in range(count + 1)
-        ),
-        client_names=tuple(str(client) for client in range(count + 1)),
+        client_records=tuple(records),
+        client_names=tuple(names),
         num_classes=config.num_classes,
         name="made up",
     )
