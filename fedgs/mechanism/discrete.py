@@ -25,17 +25,20 @@ Source:
 
 from collections.abc import Callable
 from decimal import Decimal, localcontext
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Words = Callable[[int], npt.NDArray[np.uint64]]
+Bits = npt.NDArray[np.uint64]
+Integers = npt.NDArray[np.int64]
+Words = Callable[[int], Bits]
 MOST_STD = 2**28
 # Well above the error of p in float64, 2^-49.
 _DOUBT = 2.0**-44
 
 
-def discrete_gaussian(words: Words, count: int, std: int) -> npt.NDArray[np.int64]:
+def discrete_gaussian(words: Words, count: int, std: int) -> Integers:
     """Returns `count` draws.
 
     Args:
@@ -54,12 +57,15 @@ def discrete_gaussian(words: Words, count: int, std: int) -> npt.NDArray[np.int6
     missing = count
     while missing > 0:
         # A quarter to a half of the tries are accepted, so a few passes end it.
-        found.append(accepted(words, 3 * missing + 16, std))
-        missing -= len(found[-1])
-    return np.concatenate(found)[:count]
+        tries = 3 * missing + 16
+        draws = accepted(words, tries, std)
+        found.append(draws)
+        missing -= len(draws)
+    all_draws = np.concatenate(found)
+    return all_draws[:count]
 
 
-def accepted(words: Words, tries: int, std: int) -> npt.NDArray[np.int64]:
+def accepted(words: Words, tries: int, std: int) -> Integers:
     """Returns the draws that so many tries give, at most one of each.
 
     Args:
@@ -71,14 +77,19 @@ def accepted(words: Words, tries: int, std: int) -> npt.NDArray[np.int64]:
     coins = words(tries)
     # Where p underflows to 0, a coin near 0 is in doubt and is decided exactly.
     with np.errstate(under="ignore"):
-        density = np.exp(-((size / std) ** 2) / 2)
-        chance = 0.8 * np.exp2(block) * density
-    gap = coins * 2.0**-64 - chance
+        square = (size / std) ** 2
+        density = np.exp(-square / 2)
+        power = np.exp2(block)
+        chance = 0.8 * power * density
+    uniform = coins * 2.0**-64
+    gap = uniform - chance
     is_taken = gap < 0
     # Zero is proposed with either sign. One of the two is no try, because it would be
     # drawn twice as often otherwise.
-    is_second_zero = is_negative & (size == 0)
-    is_valid = (block >= 0) & ~is_second_zero
+    is_zero = size == 0
+    is_second_zero = is_negative & is_zero
+    is_proposed = block >= 0
+    is_valid = is_proposed & ~is_second_zero
     is_in_doubt = np.abs(gap) <= _DOUBT
     for index in np.flatnonzero(is_in_doubt & is_valid):
         is_taken[index] = is_below(
@@ -92,23 +103,42 @@ def accepted(words: Words, tries: int, std: int) -> npt.NDArray[np.int64]:
     return values[is_taken & is_valid]
 
 
-def proposed(
-    bits: npt.NDArray[np.uint64], std: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+class Proposals(NamedTuple):
+    """What the bits of words propose, each array of shape (words,).
+
+    Attributes:
+        block: k; -1 where a word proposes nothing.
+        size: k s + j, the absolute value.
+        is_negative: the sign.
+    """
+
+    block: Integers
+    size: Integers
+    is_negative: npt.NDArray[np.bool_]
+
+
+def proposed(bits: Bits, std: int) -> Proposals:
     """Returns k, k s + j and the sign of one word each; k = -1 where there is none."""
     width = (std - 1).bit_length()  # of j; then the sign, then at least 35 bits of k
-    of_place = np.uint64((1 << width) - 1)
-    place = (bits & of_place).astype(np.int64)
-    is_negative = (bits >> np.uint64(width)) & np.uint64(1) == 1
-    rest = (bits >> np.uint64(width + 1)).astype(np.int64)
+    largest_place = (1 << width) - 1
+    place = bits & np.uint64(largest_place)
+    place = place.astype(np.int64)
+    sign = bits >> np.uint64(width)
+    sign = sign & np.uint64(1)
+    rest = bits >> np.uint64(width + 1)
+    rest = rest.astype(np.int64)
     # k zeros stand below the lowest one of fair bits with chance 2^-(k+1). A power of
     # two is exact in float64, and its exponent is 1 + k, or 0 if all bits are 0.
-    lowest_one = (rest & -rest).astype(np.float64)
-    _, exponent = np.frexp(lowest_one)
+    lowest_one = rest & -rest
+    power_of_two = lowest_one.astype(np.float64)
+    _, exponent = np.frexp(power_of_two)
+    zeros = exponent.astype(np.int64) - 1
     # With j of s and more the try is lost, which leaves the others uniform below s.
-    block = np.where(place < std, exponent.astype(np.int64) - 1, -1)
-    size = np.maximum(block, 0) * std + place
-    return block, size, is_negative
+    is_place = place < std
+    block = np.where(is_place, zeros, -1)
+    start = np.maximum(block, 0) * std
+    size = start + place
+    return Proposals(block, size, is_negative=sign == 1)
 
 
 def is_below(coin: int, block: int, size: int, std: int, words: Words) -> bool:
@@ -118,10 +148,13 @@ def is_below(coin: int, block: int, size: int, std: int, words: Words) -> bool:
         with localcontext() as context:
             # More digits than the coin has (0.3 a bit): only its bits decide.
             context.prec = bits // 2
-            exponent = Decimal(-size * size) / Decimal(2 * std * std)
-            chance = Decimal(2**block) * exponent.exp() * 4 / 5
+            square = Decimal(-size * size)
+            exponent = square / Decimal(2 * std * std)
+            density = exponent.exp()
+            chance = Decimal(2**block) * density * 4 / 5
             # p <= 1 comes of few operations: ten digits are left for their error.
-            error = Decimal(10) ** (10 - context.prec)
+            digits = 10 - context.prec
+            error = Decimal(10) ** digits
             low = Decimal(coin) / 2**bits
             high = Decimal(coin + 1) / 2**bits
             if high < chance - error:
@@ -129,5 +162,6 @@ def is_below(coin: int, block: int, size: int, std: int, words: Words) -> bool:
             if low > chance + error:
                 return False
         # The bits so far leave it open, so that 64 more are drawn.
-        coin = (coin << 64) | int(words(1)[0])
+        (word,) = words(1)
+        coin = (coin << 64) | int(word)
         bits += 64

@@ -38,9 +38,10 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from fedgs.mechanism.discrete import discrete_gaussian
+from fedgs.mechanism.discrete import Bits, Integers, discrete_gaussian
 from fedgs.randomness import stream
 
+Floats = npt.NDArray[np.float64]
 NUM_SUMMED = 4  # 2n of Holohan and Braghin, with n = 2
 
 
@@ -60,9 +61,7 @@ class NoiseStream:
             self._rng = stream(noise_seed, "noise", node_id, round)
         self._is_used = False
 
-    def normal(
-        self, shape: tuple[int, ...], noise_std: float
-    ) -> npt.NDArray[np.float64]:
+    def normal(self, shape: tuple[int, ...], noise_std: float) -> Floats:
         """Returns N(0, noise_std^2) draws of the given shape, float64.
 
         Privacy: public (independent of data); the sum with clipped gradients is DP.
@@ -73,13 +72,15 @@ class NoiseStream:
                 bytes.
         """
         self._use()
-        if not noise_std:  # draws would take longer than a small update
+        if noise_std == 0:  # draws would take longer than a small update
             return np.zeros(shape)
         if self._rng is None:
-            return noise_std * _secure_normal(shape)
-        return noise_std * self._rng.standard_normal(shape)
+            standard = _secure_normal(shape)
+        else:
+            standard = self._rng.standard_normal(shape)
+        return noise_std * standard
 
-    def discrete(self, shape: tuple[int, ...], std: int) -> npt.NDArray[np.int64]:
+    def discrete(self, shape: tuple[int, ...], std: int) -> Integers:
         """Returns exact draws of the discrete Gaussian N_Z(0, std^2), int64.
 
         Privacy: as `normal`.
@@ -94,7 +95,8 @@ class NoiseStream:
         Source: `fedgs.mechanism.discrete`.
         """
         self._use()
-        draws = discrete_gaussian(self.words, math.prod(shape), std)
+        count = math.prod(shape)
+        draws = discrete_gaussian(self.words, count, std)
         return draws.reshape(shape)
 
     def _use(self) -> None:
@@ -102,31 +104,35 @@ class NoiseStream:
             raise RuntimeError("this noise was already used for a release")
         self._is_used = True
 
-    def words(self, count: int) -> npt.NDArray[np.uint64]:
+    def words(self, count: int) -> Bits:
         """Returns uniform words of 64 bits."""
         if self._rng is None:
             return _system_words(count)
         return self._rng.integers(2**64, size=count, dtype=np.uint64)
 
 
-def _secure_normal(shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+def _secure_normal(shape: tuple[int, ...]) -> Floats:
     total = np.zeros(shape)
     for _ in range(NUM_SUMMED):
-        radius = np.sqrt(-2.0 * np.log(_uniform(shape)))
-        angle = 2.0 * math.pi * _uniform(shape)
+        u = _uniform(shape)
+        v = _uniform(shape)
+        radius = np.sqrt(-2.0 * np.log(u))
+        angle = 2.0 * math.pi * v
         total += radius * np.cos(angle)
     # The variance of a sum is the sum of the variances, so that this one is 1 again.
     return total / math.sqrt(NUM_SUMMED)
 
 
-def _uniform(shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+def _uniform(shape: tuple[int, ...]) -> Floats:
     """Returns fresh uniforms in (0, 1]: (k + 1) / 2^64 in float64, k of 64 bits."""
-    integers = _system_words(math.prod(shape)).reshape(shape)
+    count = math.prod(shape)
+    words = _system_words(count)
+    integers = words.reshape(shape).astype(np.float64)
     # One more than k, so that no logarithm is of 0.
-    return (integers.astype(np.float64) + 1.0) * 2.0**-64
+    return (integers + 1.0) * 2.0**-64
 
 
-def _system_words(count: int) -> npt.NDArray[np.uint64]:
+def _system_words(count: int) -> Bits:
     size = 8 * count
     content = os.urandom(size)
     # Fewer bytes would be repeated or missing noise, which nobody would see.

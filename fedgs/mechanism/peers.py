@@ -60,15 +60,18 @@ class Peers:
             UserError: a file is missing or is no such key, or `least` cannot be.
         """
         own = private_key(f"key = {key}", key)
-        files = sorted(folder.glob("*.pub"))
-        others = [file for file in files if file.stem != name]
-        pinned = {file.stem: public_key(f"peers: {file}", file) for file in others}
+        pinned: dict[str, ec.EllipticCurvePublicKey] = {}
+        for file in sorted(folder.glob("*.pub")):
+            peer = file.stem
+            if peer != name:
+                pinned[peer] = public_key(f"peers: {file}", file)
         most = len(pinned) + 1
         if most < LEAST_NODES:
             raise UserError(f"peers = {folder}: has no other node's NAME.pub")
         # One key under two names would count as two nodes in `least`.
         points: set[tuple[int, int]] = set()
-        for public in (own.public_key(), *pinned.values()):
+        all_keys = [own.public_key(), *pinned.values()]
+        for public in all_keys:
             point = public.public_numbers()
             points.add((point.x, point.y))
         if len(points) < most:
@@ -94,11 +97,13 @@ class Peers:
         Raises:
             ClientRefused: names the setting and the remedy.
         """
-        unknown = {*names} - {*self.pinned, self.name}
+        known = {*self.pinned, self.name}
+        unknown = set(names) - known
         if unknown:
+            who = ", ".join(sorted(unknown))
             raise ClientRefused(
                 "peers",
-                f"peers: the run has {', '.join(sorted(unknown))}, whose public keys "
+                f"peers: the run has {who}, whose public keys "
                 "this node was not given; put their NAME.pub there, if they are known",
             )
         if len(names) < self.least:
@@ -124,7 +129,8 @@ class Peers:
         # Its own, too: a server could list this node under a key of the server's.
         known = {**self.pinned, self.name: self.key.public_key()}
         for name, announced in keys.items():
-            if name not in known or not is_signed(known[name], run, name, announced):
+            peer_key = known.get(name)
+            if peer_key is None or not is_signed(peer_key, run, name, announced):
                 problem = f"peers: the masking key of {name} is not signed by it"
                 raise ClientRefused("peers", problem)
 
@@ -143,4 +149,6 @@ def is_signed(
 
 def _signed_text(run: str, name: str, public: bytes) -> bytes:
     # A list in JSON has one reading: no name can run over into another part.
-    return json.dumps([_LABEL, run, name, public.hex()]).encode()
+    parts = [_LABEL, run, name, public.hex()]
+    text = json.dumps(parts)
+    return text.encode()

@@ -42,10 +42,14 @@ def release_step(config: ResolvedConfig, terms: Terms | None = None) -> float | 
     noise_std = terms.noise_std
     size = math.prod(terms.shape[1:])
     # A coordinate's size if the bound is spread over all of them, with its noise.
-    coordinate = math.hypot(noise_std, bound / math.sqrt(size))
-    largest = config.largest_node * bound + _FARTHEST_NOISE * noise_std
+    share = bound / math.sqrt(size)
+    coordinate = math.hypot(noise_std, share)
+    fine = coordinate / STEPS_PER_COORDINATE
     # No integer may exceed 16 bits: a clamp would move the sum, not only round it.
-    return max(coordinate / STEPS_PER_COORDINATE, largest / LARGEST)
+    largest_sum = config.largest_node * bound
+    largest = largest_sum + _FARTHEST_NOISE * noise_std
+    coarse = largest / LARGEST
+    return max(fine, coarse)
 
 
 def to_grid(values: Tensor, step: float) -> Tensor:
@@ -54,4 +58,5 @@ def to_grid(values: Tensor, step: float) -> Tensor:
     Privacy: post-processing of DP output.
     """
     integers = (values.double() / step).round()
-    return integers.clamp(-LARGEST, LARGEST) * step
+    limited = integers.clamp(-LARGEST, LARGEST)
+    return limited * step

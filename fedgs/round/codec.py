@@ -71,15 +71,18 @@ def rounded(request: Request, config: ResolvedConfig) -> Request:
         return request
     images = request.tensors["images"]
     levels = _levels_that_fit(images)
-    images = _images(_pixels(images, levels), levels)
-    return replace(request, tensors={**request.tensors, "images": images})
+    pixels = _pixels(images, levels)
+    tensors = dict(request.tensors)
+    tensors["images"] = _images(pixels, levels)
+    return replace(request, tensors=tensors)
 
 
 def _levels_that_fit(images: Images) -> int:
     """Returns the largest L with which the images take few enough bytes."""
     most = FAKE_BYTES * images.numel()
     for levels in PIXEL_LEVELS[:-1]:
-        if len(_deflate(_pixels(images, levels))) <= most:
+        packed = _deflate(_pixels(images, levels))
+        if len(packed) <= most:
             return levels
     return PIXEL_LEVELS[-1]  # so few values fit always
 
@@ -163,8 +166,10 @@ def pack_release(
     whole = (values.double() / step).round().long().flatten()
     # Small numbers of either sign stay small: their high bytes are 0 and compress well.
     unsigned = torch.where(whole >= 0, 2 * whole, -2 * whole - 1)
-    planes = torch.stack([unsigned % 256, unsigned // 256]).to(torch.uint8)
-    return _deflate(planes)
+    low = unsigned % 256
+    high = unsigned // 256
+    planes = torch.stack([low, high])
+    return _deflate(planes.to(torch.uint8))
 
 
 @lru_cache(maxsize=16)
@@ -184,10 +189,12 @@ def stated_release_bytes(config: ResolvedConfig, terms: Terms | None = None) -> 
     if config.is_masked:
         return 4 * math.prod(terms.shape)
     size = math.prod(terms.shape[1:])
-    deviation = math.hypot(terms.noise_std, terms.clip_bound / math.sqrt(size))
+    share = terms.clip_bound / math.sqrt(size)
+    deviation = math.hypot(terms.noise_std, share)
     # No draw of the run: all runs with these settings are to state the same size.
     rng = np.random.default_rng(0)
-    values = torch.from_numpy(rng.normal(0, deviation, terms.shape))
+    draws = rng.normal(0, deviation, terms.shape)
+    values = torch.from_numpy(draws)
     step = release_step(config, terms)
     if step is not None:
         values = to_grid(values, step)
@@ -208,18 +215,22 @@ def unpack_release(
     size = math.prod(terms.shape)
     step = release_step(config, terms)
     if step is None:
-        values = _load(content, 4 * size, {"gradients"})["gradients"]
+        tensors = _load(content, 4 * size, {"gradients"})
+        values = tensors["gradients"]
         _check(values, "gradients", terms.shape, torch.float32)
         if not bool(values.isfinite().all()):
             raise UserError("non-finite values")
         return values
     data = _inflate(content, 2 * size)
-    planes = torch.frombuffer(data, dtype=torch.uint8).long().view(2, size)
-    unsigned = (planes[0] + 256 * planes[1]).view(terms.shape)
+    planes = torch.frombuffer(data, dtype=torch.uint8).long()
+    low, high = planes.view(2, size)
+    unsigned = (low + 256 * high).view(terms.shape)
     # The inverse of `pack_release`: even numbers were not negative.
-    whole = torch.where(unsigned % 2 == 0, unsigned // 2, -(unsigned + 1) // 2)
+    is_even = unsigned % 2 == 0
+    whole = torch.where(is_even, unsigned // 2, -(unsigned + 1) // 2)
+    values = whole.double() * step
     # Finite, whatever was sent.
-    return (whole.double() * step).float()
+    return values.float()
 
 
 def pack_masked(values: Tensor) -> bytes:
