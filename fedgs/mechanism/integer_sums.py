@@ -94,12 +94,14 @@ def sanitize_integers(
     std = noise_units(noise_std / (2 * clip_bound), units)
     if 0 < std < LEAST_NOISE:
         raise ValueError(f"{std} units of noise: the proof needs {LEAST_NOISE}")
-    total = torch.zeros(first.values.shape[1:], dtype=torch.int64)
+    shape = tuple(first.values.shape[1:])
+    total = torch.zeros(shape, dtype=torch.int64)
     for part in taken:
         integers = to_integers(part.values.cpu(), units, clip_bound)
         total += integers.sum(dim=0)
     # After rounding, so that the theorem is about the integers themselves.
-    total += torch.from_numpy(noise.discrete(tuple(total.shape), std))
+    draws = noise.discrete(shape, std)
+    total += torch.from_numpy(draws)
     return IntegerSum(
         values=total,
         round=round,
@@ -158,5 +160,6 @@ def from_integers(total: Tensor, scale: float) -> Tensor:
     """
     # Remainders from 2^31 on are negative sums: U leaves each sign half the range.
     half = MODULUS // 2
-    signed = (total.to(torch.int64) + half) % MODULUS - half
+    shifted = total.to(torch.int64) + half
+    signed = shifted % MODULUS - half
     return signed.double() / scale

@@ -288,14 +288,18 @@ def mask(
     for other, announced in attempt.keys.items():
         if other == own:
             continue
-        info = context.info(attempt, min(own, other), max(own, other))
+        # Both of the pair name it alike.
+        first = min(own, other)
+        second = max(own, other)
+        info = context.info(attempt, first, second)
         shared = key.pair_mask(announced.public, info, total.size)
         # One of the pair adds what the other one takes off: it cancels in the sum.
         if own < other:
             total += shared
         else:
             total -= shared
-    values = torch.from_numpy(total.view(np.int32).reshape(shape))
+    signed = total.view(np.int32)
+    values = torch.from_numpy(signed.reshape(shape))
     return MaskedSum(values, node_sum.round, own, next_key, _MADE_HERE)
 
 

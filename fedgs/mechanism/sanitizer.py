@@ -166,11 +166,13 @@ def sanitize(
     Source: GS-WGAN, Eq. 9; docs/privacy.md, "The mechanism".
     """
     first, taken = take(parts)
-    total = torch.zeros(first.values.shape[1:], dtype=torch.float64)
+    shape = tuple(first.values.shape[1:])
+    total = torch.zeros(shape, dtype=torch.float64)
     for part in taken:
         for client_grads in part.values.cpu():
             total += client_grads
-    total += torch.from_numpy(noise.normal(tuple(total.shape), noise_std))
+    draws = noise.normal(shape, noise_std)
+    total += torch.from_numpy(draws)
     # From here on everything is post-processing, which costs no privacy.
     if step is not None:
         total = to_grid(total, step)
@@ -247,7 +249,8 @@ def _dct_rows(size: int, count: int) -> Tensor:
     """Returns the first `count` rows of the orthonormal DCT-II matrix, float64."""
     index = torch.arange(size, dtype=torch.float64)
     rows = torch.arange(count, dtype=torch.float64).unsqueeze(1)
-    matrix = torch.cos(math.pi / size * (index + 0.5) * rows) * math.sqrt(2 / size)
+    angles = math.pi / size * (index + 0.5) * rows
+    matrix = torch.cos(angles) * math.sqrt(2 / size)
     # The row of ones would be longer than 1: norms could grow beyond the clip bound.
     matrix[0] /= math.sqrt(2)
     return matrix
@@ -270,7 +273,8 @@ def to_dct(image_grads: ImageGrads, dct_size: int) -> Tensor:
 
     Source: Ahmed, Natarajan, Rao, "Discrete cosine transform", 1974 (DCT-II).
     """
-    rows = _dct_rows(image_grads.shape[-1], dct_size).to(image_grads)
+    size = image_grads.shape[-1]
+    rows = _dct_rows(size, dct_size).to(image_grads)
     return rows @ image_grads @ rows.T
 
 
@@ -279,5 +283,6 @@ def from_dct(coefficients: Tensor, image_size: int) -> ImageGrads:
 
     Privacy: post-processing of DP output.
     """
-    rows = _dct_rows(image_size, coefficients.shape[-1]).to(coefficients)
+    dct_size = coefficients.shape[-1]
+    rows = _dct_rows(image_size, dct_size).to(coefficients)
     return rows.T @ coefficients @ rows

@@ -89,7 +89,11 @@ def _of_images(values: Tensor, group: Sequence[OneClient], hosted: Hosted) -> Te
     # Who has no images is private, so such a client is asked like all others, and what
     # it answers about none does not count.
     records = hosted.data.client_records
-    rows = [row for row, own in enumerate(group) if not len(records[own.number])]
+    rows: list[int] = []
+    for row, own in enumerate(group):
+        num_images = len(records[own.number])
+        if num_images == 0:
+            rows.append(row)
     index = torch.tensor(rows, dtype=torch.int64, device=values.device)
     return values.index_fill(0, index, 0)
 
@@ -237,7 +241,8 @@ def most_signal_to_noise(config: ResolvedConfig, round: int) -> float:
     terms = terms_at(config, round)
     clients = config.clients_per_round
     nodes = min(config.num_nodes, clients)
-    noise = 4 * terms.noise_multiplier**2 * nodes * math.prod(terms.shape[1:])
-    if noise:
-        return clients**2 / noise
-    return math.inf
+    size = math.prod(terms.shape[1:])
+    noise = 4 * terms.noise_multiplier**2 * nodes * size
+    if noise == 0:
+        return math.inf
+    return clients**2 / noise

@@ -32,7 +32,8 @@ def server_tensors(server: State) -> TensorDict:
     """
     flat = tensors_of(server.parts)
     for index, (_, tensors) in enumerate(server.released):
-        flat |= {f"released.{index}.{name}": v for name, v in tensors.items()}
+        for name, value in tensors.items():
+            flat[f"released.{index}.{name}"] = value
     return flat
 
 
@@ -57,7 +58,8 @@ def tensors_of(parts: Mapping[str, nn.Module | Optimizer]) -> TensorDict:
         if isinstance(part, Optimizer):
             flat |= moments_of(f"{key}.", part)
         else:
-            flat |= {f"{key}.{n}": v for n, v in part.state_dict().items()}
+            for name, value in part.state_dict().items():
+                flat[f"{key}.{name}"] = value
     return flat
 
 
@@ -222,7 +224,10 @@ class Session(ABC):
     def is_picture_due(self) -> bool:
         """Whether this is one of the ten rounds with a picture, or the last."""
         last = self.config.num_rounds
-        return self.round % max(1, last // 10) == 0 or self.round == last
+        if self.round == last:
+            return True
+        between = max(1, last // 10)
+        return self.round % between == 0
 
     def write_picture(self) -> None:
         """Writes a grid of samples of the last finished round."""

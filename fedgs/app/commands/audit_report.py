@@ -39,24 +39,30 @@ def conclude(
     holds = not refuted and not broken
     report = {"run": str(folder), "confidence": CONFIDENCE, **report}
     report["findings"] = [finding.to_json() for finding in findings]
-    report |= {"checks": [check.to_json() for check in checks], "holds": holds}
-    write_json(output / "report.json", report)
+    report["checks"] = [check.to_json() for check in checks]
+    report["holds"] = holds
+    path = output / "report.json"
+    write_json(path, report)
     if as_json:
         # The file itself, so that what is printed and what is kept cannot differ.
-        print((output / "report.json").read_text(), end="")
+        text = path.read_text()
+        print(text, end="")
     else:
         if checks:
             _table_of_checks(checks).show()
         _table(findings, notes).show()
-        if isinstance(report.get("membership"), dict):
-            _membership(report["membership"]).show()
+        membership = report.get("membership")
+        if isinstance(membership, dict):
+            _membership(membership).show()
         say(f"audit folder {output}")
     # On standard error, so that a reader of the JSON or of a log cannot miss them.
     for finding in refuted:
+        found = lower(finding.lower_bound)
+        claimed = upper(finding.epsilon)
         text = (
             f"REFUTED: {finding.attack}: {finding.adversary}, {finding.relation}, "
             f"rounds {finding.rounds}: epsilon is at least "
-            f"{lower(finding.lower_bound)}, {upper(finding.epsilon)} is claimed"
+            f"{found}, {claimed} is claimed"
         )
         say(text, is_error=True)
     for check in broken:
@@ -70,7 +76,8 @@ def _table_of_checks(checks: Sequence[Check]) -> Table:
     for check in checks:
         found = f"{check.found:.4g}"
         allowed = f"{check.allowed:.4g}"
-        rows.append((check.check, found, allowed, check.verdict, check.tested))
+        row = (check.check, found, allowed, check.verdict, check.tested)
+        rows.append(row)
     caption = "what every claim rests on, with clients that are made up"
     return Table(caption, HEAD_OF_CHECKS, rows, numeric=False)
 

@@ -41,15 +41,21 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
         found: dict[str, list[tuple[float, float]]] = {}
         for round, rows in by_round(facts.config, facts.events, MOST_POINTS):
             for row in rows:
-                if row.relation == facts.config.relation and row.epsilon is not None:
-                    found.setdefault(row.adversary, []).append((round, row.epsilon))
+                if row.relation != facts.config.relation:
+                    continue
+                if row.epsilon is None:
+                    continue
+                points = found.setdefault(row.adversary, [])
+                points.append((round, row.epsilon))
         for row, (adversary, points) in enumerate(found.items()):
             # Beside other runs each has one line, that of its own adversary. More lines
             # would invite a comparison of different adversaries.
             if len(runs) == 1:
-                lines.append(Line(adversary, row, points))
+                line = Line(adversary, row, points)
+                lines.append(line)
             elif adversary == facts.headline.adversary:
-                lines.append(Line(facts.name, place, points))
+                line = Line(facts.name, place, points)
+                lines.append(line)
     first = runs[0].headline
     if len(runs) > 1:
         against = "each run's own adversary and relation"
@@ -58,33 +64,40 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
     notes = []
     # A missing line must not look like an epsilon of 0.
     if unbounded:
-        notes.append(f"Unbounded, so not drawn: {', '.join(unbounded)}.")
+        names = ", ".join(unbounded)
+        notes.append(f"Unbounded, so not drawn: {names}.")
     # Whoever knows the seed can subtract the noise, so the epsilons drawn here show
     # only what fresh noise would give.
     configs = [facts.config for facts in runs]
     if any(config.noise_std and config.noise_seed is not None for config in configs):
         notes.append("Seeded noise: not a guarantee.")
-    if any(facts.config.amplification for facts in runs):
+    if any(config.amplification for config in configs):
         notes.append("Without amplification by sampling; the table has it.")
+    delta = upper(first.delta, 6)
     text = (
-        f"Epsilon after each round at delta {upper(first.delta, 6)}, from the ledger; "
+        f"Epsilon after each round at delta {delta}, from the ledger; "
         f"{against}. Repeated rounds count again."
     )
-    return Curve("Privacy spent", "epsilon", lines, text, note=" ".join(notes))
+    note = " ".join(notes)
+    return Curve("Privacy spent", "epsilon", lines, text, note=note)
 
 
 def _signal(runs: Sequence[RunFacts]) -> list[Curve]:
     """Returns the signal beside the noise of the rounds of phases with many."""
     lines: list[Line] = []
     for place, facts in enumerate(runs):
-        points = [
-            (row["round"], row["signal_to_noise"])
-            for row in facts.metrics
-            if not facts.config.at_round(row["round"]).releases_once
-            and row.get("signal_to_noise") is not None
-        ]
+        points: list[tuple[float, float]] = []
+        for row in facts.metrics:
+            round = row["round"]
+            own = facts.config.at_round(round)
+            ratio = row.get("signal_to_noise")
+            # A phase of one release has one point, and so no curve.
+            if own.releases_once or ratio is None:
+                continue
+            points.append((round, ratio))
         if points:
-            lines.append(Line(facts.name, place, points))
+            line = Line(facts.name, place, points)
+            lines.append(line)
     if not lines:
         return []
     text = (
@@ -103,14 +116,17 @@ def grid_images(grid: Grid, facts: RunFacts) -> NDArray[np.float64]:
     side = facts.config.image_size
     channels = facts.config.image_channels
     step = side + GRID_PADDING
-    picture = Image.open(io.BytesIO(grid.png)).convert("RGB")
+    content = io.BytesIO(grid.png)
+    picture = Image.open(content).convert("RGB")
     pixels = np.asarray(picture, float) / 255
     # Every image has the padding to its right and below, and the picture has it once
     # more on the left and at the top.
     rows = (grid.height - GRID_PADDING) // step
     columns = (grid.width - GRID_PADDING) // step
-    expected = (rows * step + GRID_PADDING, columns * step + GRID_PADDING)
-    if (grid.height, grid.width) != expected or min(rows, columns) < 1:
+    expected_height = rows * step + GRID_PADDING
+    expected_width = columns * step + GRID_PADDING
+    is_grid = grid.height == expected_height and grid.width == expected_width
+    if not is_grid or rows < 1 or columns < 1:
         raise UserError(
             f"{facts.name}: samples of round {grid.round} are {grid.width} x "
             f"{grid.height} pixels, no grid of {side} x {side} images; restore the "
@@ -119,5 +135,7 @@ def grid_images(grid: Grid, facts: RunFacts) -> NDArray[np.float64]:
     # A grey image has the same number in all three channels, so the first is enough.
     inner = pixels[GRID_PADDING:, GRID_PADDING:, :channels]
     padded = inner.reshape(rows, step, columns, step, channels)
-    images = padded[:, :side, :, :side].transpose(0, 2, 1, 3, 4)
-    return images.reshape(rows * columns, -1)
+    images = padded[:, :side, :, :side]
+    # The row and the column of an image in front, then its own.
+    in_order = images.transpose(0, 2, 1, 3, 4)
+    return in_order.reshape(rows * columns, -1)

@@ -32,9 +32,13 @@ def settings_tables(runs: Sequence[RunFacts]) -> list[Table]:
         values = {settings[name] for settings in shown if name in settings}
         if len(values) == 1:
             shared.append([name, *values])
-        else:
-            differing.append([name, *(each.get(name, "–") for each in shown)])
-    head = ["setting", *(facts.name for facts in runs)]
+            continue
+        row = [name]
+        for settings in shown:
+            row.append(settings.get(name, "–"))
+        differing.append(row)
+    head = ["setting"]
+    head += [facts.name for facts in runs]
     return [
         Table("All settings", ["setting", "value"], shared, numeric=False),
         Table("What differs", head, differing, numeric=False),
@@ -46,9 +50,13 @@ def versions_table(runs: Sequence[RunFacts]) -> Table:
     names = dict.fromkeys(name for facts in runs for name in facts.versions)
     rows: list[list[str]] = []
     for name in names:
-        versions = [str(facts.versions.get(name, "–")) for facts in runs]
-        rows.append([name, *versions])
-    head = ["package", *(facts.name for facts in runs)]
+        row = [name]
+        for facts in runs:
+            version = facts.versions.get(name, "–")
+            row.append(str(version))
+        rows.append(row)
+    head = ["package"]
+    head += [facts.name for facts in runs]
     return Table("Versions", head, rows, numeric=False)
 
 
@@ -63,9 +71,11 @@ def shown_settings(facts: RunFacts) -> dict[str, str]:
     else:
         names = [*_changed(facts)]
         own = facts.baseline.shown_settings()
-        shown = {name: str(value) for name, value in own.items()}
+        for name, value in own.items():
+            shown[name] = str(value)
     for name in names:
-        shown[name] = _shown(config, name, getattr(config, name))
+        value = getattr(config, name)
+        shown[name] = _shown(config, name, value)
     return shown
 
 
@@ -116,7 +126,8 @@ def _changed(facts: RunFacts) -> dict[str, Any]:
     else:
         # The command gives the noise multiplier, and that unsets a recipe's target
         # epsilon. So a run's own target is written even if it is the recipe's.
-        base = dataclasses.replace(recipe(_recipe_name(config)), target_epsilon=None)
+        begun_with = recipe(_recipe_name(config))
+        base = dataclasses.replace(begun_with, target_epsilon=None)
         specs = [s for s in dataclasses.fields(config) if "group" in s.metadata]
     changed: dict[str, Any] = {}
     for spec in specs:
@@ -161,7 +172,8 @@ def train_command(facts: RunFacts) -> str:
             own.append(f"{name} = {json.dumps(value)}")
     command = shlex.join(words)
     if own:
-        command += f"  # in a TOML file: [{config.method!r}] {', '.join(own)}"
+        lines = ", ".join(own)
+        command += f"  # in a TOML file: [{config.method!r}] {lines}"
     if config.corruption != "none":
         command += f"  # without the bug that was planted, {config.corruption}"
     return command
