@@ -4,8 +4,9 @@
       .client.lock               held by the one process that answers for this node
       error.log                  texts of failures; they never leave
       releases/                  the clients' own count, over all runs
-      cohorts.csv                who is in which cohort, by the last selection; counts
-                                 where the client names no other file
+      cohorts.csv                who is in which cohort, by the last selection, until
+                                 another one is joined; counts where the client names
+                                 no other file
       RUN_ID/run.json            the run's settings as the server sent them
       RUN_ID/start.json          which start of the server was joined last
       RUN_ID/node-*/             discriminators, their moments, the stored answer
@@ -377,6 +378,10 @@ class DeployedClient:
         # Only now: a run that was refused leaves nothing behind.
         if not self._settings_file.exists():
             make_folder(self.folder, 0o700)
+            if worker.config.method == COHORT_COUNTS:
+                # A node that misses the last question has no cohorts, and not those of
+                # a selection before.
+                (self.site.state_dir / COHORTS).unlink(missing_ok=True)
             write_json(self._settings_file, dict(settings))
         cached_worker(str(self.folder), lambda: worker)
         log(INFO, "%s", agreement(self.title, worker.node(self.node_id)))

@@ -217,9 +217,7 @@ def log_progress(folder: RunFolder, metrics: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def recorded_outcome(
-    path: Path, ended: Callable[[str, str], None] = lambda status, reason: None
-) -> Iterator[None]:
+def recorded_outcome(path: Path, ended: Callable[[str, str], None]) -> Iterator[None]:
     """Writes how a block ended, for the launcher: completed, stopped or failed.
 
     Args:
@@ -246,7 +244,7 @@ def recorded_outcome(
             log(ERROR, "%s: %s; the outcome is %s", path.name, error, outcome)
 
 
-def locked(folder: RunFolder, patience: float = PEEP_SECONDS) -> AcquireReturnProxy:
+def locked(folder: RunFolder, patience: float) -> AcquireReturnProxy:
     """Holds the folder, waiting for a process that is about to end, or just looks.
 
     Raises:

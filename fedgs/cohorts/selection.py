@@ -1,16 +1,17 @@
-"""How cohorts are selected: settings, questions, answers and what all of it costs.
+"""How cohorts are selected: thresholds, answers and what all of it costs.
 
 First a run trains the classifier (`fedgs.methods.cohort_classifier`). Then every client
-knows its own accuracy and no other, and the server asks questions that have one of two
-or three answers; see `Selection` for what is sent.
+knows its own accuracy and no other, and thresholds divide them; see `Selection` for
+what is asked of a client. In a simulation this process divides all clients
+(`divided`), across machines each node its own (`fedgs.methods.cohort_counts`).
 
-A folder of a selection holds:
+A folder of a simulated selection holds:
 
     selected.txt  above.txt  rest.txt    the cohorts, unless empty
     cohorts.json                         thresholds, counts, privacy
     plan.json                            settings of data and selection
     classifier/                          the run folder of the classifier
-    asked                                is there once the questions have begun
+    asked                                is there once the clients have been asked
 
 Source: Augenstein et al., "Generative models for effective ML on private,
 decentralized datasets", ICLR 2020, section 5; GS-WGAN, appendix C.2.
@@ -20,15 +21,17 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedgs.cohorts.selection_settings import (
     ABOVE,
     CLIP_BOUND,
+    MEMBERSHIP_EPSILON,
     REST,
     SEARCH_STEPS,
     SELECTED,
@@ -48,13 +51,7 @@ from fedgs.randomness import secret, stream
 PLAN = "plan.json"
 ASKED_FILE = "asked"
 CLASSIFIER = "classifier"
-OUTCOME = "outcome.json"  # of a simulation
-# A question and its details -> the answers of all clients, in the order of the data.
-Ask = Callable[[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 LOOSE_BOUND = 1e6  # longer than any update of a few steps: of what is not private
-# Thresholds of cohorts that are not wanted: no accuracy is beyond them.
-NOBODY_BELOW = -1.0
-NOBODY_ABOVE = 2.0
 _THEOREM = "exact Gaussian composition, shifted by randomised response"
 
 
@@ -128,92 +125,63 @@ def deployed_settings(
     }
 
 
-# ------------------------------------------------------------------ questions
+# ------------------------------------------------------------------ cohorts
 
 
-def ask_cohorts(folder: Path, weights: bytes, ask: Ask) -> dict[str, Any]:
-    """Finds thresholds, and asks every client for its cohort.
+def divided(
+    selection: Selection, accuracies: NDArray[np.float64]
+) -> tuple[dict[str, float], list[str]]:
+    """Divides all clients of a simulation.
 
-    Privacy: in private mode releases (epsilon, delta)-DP output; event:
-    `Selection.cost`. Else reads private data; the cohorts are published.
+    Privacy: in private mode releases (epsilon, delta)-DP output; event: the counts and
+    randomised responses of `Selection.cost`. Else reads private data; the cohorts are
+    published.
 
     Args:
-        folder: of the selection.
-        weights: of the trained classifier, in safetensors.
-        ask: asks all clients.
+        selection: the settings.
+        accuracies: of all clients, shape (K,), NaN of one that holds out nothing.
 
     Returns:
-        low and high, the thresholds (None where there is no such cohort), and
-        cohorts, one for each client in the order of the data.
+        The thresholds, by the names of `Thresholds.bounds`, and each client's cohort.
     """
-    config, selection = read_plan(folder)
-    # Before the first question: a second answer would cost again.
-    (folder / ASKED_FILE).touch()
-    ask("measure", {"weights": weights})
-    low, high = _thresholds(selection, config.num_clients, ask)
-    limits = {"low": NOBODY_BELOW, "high": NOBODY_ABOVE}
-    if low is not None:
-        limits["low"] = low
-    if high is not None:
-        limits["high"] = high
-    cohorts = [str(answer["cohort"]) for answer in ask("join", limits)]
-    return {"low": low, "high": high, "cohorts": cohorts}
+    num_clients = len(accuracies)
+    cost = selection.cost(num_clients)
+    noise = stream(secret(), "cohorts/counts")  # of the operating system's entropy
+    counts: list[Sequence[float]] = []
+    for _ in range(selection.num_questions - 1):
+        asked = thresholds_after(selection, num_clients, counts)
+        found = [(accuracies <= limit).sum() for limit in asked.values()]
+        row = np.array(found, np.float64)
+        if cost is not None:
+            row += noise.normal(0, cost.count_noise_std, len(row))
+        counts.append(row.tolist())
+    thresholds = thresholds_after(selection, num_clients, counts)
+    cohorts = [membership(accuracy, thresholds) for accuracy in accuracies]
+    if selection.is_private:
+        # The server knows the seed of the run: with it, it could undo the responses.
+        rng = random.SystemRandom()
+        options = selection.cohorts
+        cohorts = [randomise(own, options, MEMBERSHIP_EPSILON, rng) for own in cohorts]
+    return thresholds, cohorts
 
 
-def _thresholds(
-    selection: Selection, num_clients: int, ask: Ask
-) -> tuple[float | None, float | None]:
-    """Returns the accuracies that divide the cohorts, found where needed."""
-    low = selection.below
-    high = selection.above
-    if percentiles := selection.percentiles:
-
-        def count(thresholds: Sequence[float]) -> list[float]:
-            return noisy_counts(selection, num_clients, ask, thresholds)
-
-        # One for each percentile that is set.
-        limits = find_thresholds(percentiles, num_clients, count)
-        if low is not None:
-            low = limits[0]
-        if high is not None:
-            high = limits[-1]
-    if low is not None and high is not None:
-        high = max(low, high)  # ties or noise may swap them
-    return low, high
-
-
-def noisy_counts(
-    selection: Selection, num_clients: int, ask: Ask, thresholds: Sequence[float]
-) -> list[float]:
-    """Returns how many clients' accuracies are at most each threshold."""
-    answers = ask("compare", {"thresholds": list(thresholds)})
-    bits = np.array([answer["is_at_most"] for answer in answers])  # (K, thresholds)
-    counts = bits.sum(0).astype(float)
-    if (cost := selection.cost(num_clients)) is not None:
-        rng = stream(secret(), "cohorts/counts")  # of the operating system's entropy
-        counts += rng.normal(0, cost.count_noise_std, len(counts))
-    return counts.tolist()
-
-
-# ------------------------------------------------------------------ answers
-
-
-def membership(accuracy: float, low: float, high: float) -> str:
+def membership(accuracy: float, thresholds: Mapping[str, float]) -> str:
     """Returns the cohort of a client.
 
     Privacy: reads private data; output private.
 
     Args:
         accuracy: in [0, 1], or NaN of a client that holds out nothing.
-        low: selected is who does not exceed it; `NOBODY_BELOW` for no such cohort.
-        high: above is who exceeds it, at least low; `NOBODY_ABOVE` for no such cohort.
+        thresholds: by the names of `Thresholds.bounds`; selected is who does not exceed
+            `below`, above is who exceeds `above`, at least as large.
 
-    >>> [membership(a, 0.5, 0.9) for a in (0.5, 0.9, 0.91, math.nan)]
+    >>> limits = {"below": 0.5, "above": 0.9}
+    >>> [membership(a, limits) for a in (0.5, 0.9, 0.91, math.nan)]
     ['selected', 'rest', 'above', 'rest']
     """
-    if accuracy <= low:
+    if accuracy <= thresholds.get("below", -math.inf):
         return SELECTED
-    if accuracy > high:
+    if accuracy > thresholds.get("above", math.inf):
         return ABOVE
     return REST  # NaN is neither
 
@@ -244,70 +212,68 @@ def randomise(
     return rng.choice(others)
 
 
-def find_thresholds(
-    percentiles: Sequence[float],
-    num_clients: int,
-    count: Callable[[Sequence[float]], Sequence[float]],
-) -> list[float]:
-    """Returns the accuracies that about these shares of clients do not exceed.
+def thresholds_after(
+    selection: Thresholds, num_clients: int, counts: Sequence[Sequence[float]]
+) -> dict[str, float]:
+    """Returns the thresholds that are asked next; after the search, those it found.
 
-    Bisections on [0, 1], side by side; of the accuracies asked for a percentile, that
-    with the nearest count. With few images per client many have the same accuracy, and
-    no threshold may be near.
+    Percentiles are searched for by bisections on [0, 1], side by side. With few images
+    per client many have the same accuracy, and no threshold may be near.
 
     Privacy: post-processing of the counts.
 
     Args:
-        percentiles: each above 0 and below 100.
+        selection: the settings.
         num_clients: K.
-        count: how many clients do not exceed each accuracy, exact or with noise; asked
-            `SEARCH_STEPS` times.
+        counts: how many clients did not exceed the thresholds of each step of the
+            search before, oldest first; at most `SEARCH_STEPS`.
 
-    >>> accuracies = [i / 200 for i in range(200)]
-    >>> def count(limits):
-    ...     return [sum(a <= limit for a in accuracies) for limit in limits]
-    >>> find_thresholds([25, 50], 200, count)
-    [0.24609375, 0.49609375]
+    Returns:
+        By the names of `Thresholds.bounds`, in their order.
+
+    >>> accuracies = np.arange(200) / 200
+    >>> selection = Thresholds(below=25, above=50, are_percentiles=True)
+    >>> counts = []
+    >>> for _ in range(SEARCH_STEPS):
+    ...     asked = thresholds_after(selection, 200, counts)
+    ...     counts.append([(accuracies <= limit).sum() for limit in asked.values()])
+    >>> thresholds_after(selection, 200, counts)
+    {'below': 0.24609375, 'above': 0.49609375}
     """
-    if not percentiles:
-        return []
-    counts: list[Sequence[float]] = []
-    for _ in range(SEARCH_STEPS):
-        counts.append(count(searched(percentiles, num_clients, counts)))
-    return searched(percentiles, num_clients, counts)
-
-
-def searched(
-    percentiles: Sequence[float], num_clients: int, counts: Sequence[Sequence[float]]
-) -> list[float]:
-    """Returns what `find_thresholds` asks next, and after its last step what it found.
-
-    Privacy: post-processing of the counts.
-
-    Args:
-        percentiles: as there.
-        num_clients: K.
-        counts: of the steps before, oldest first.
-    """
-    found: list[float] = []
-    for i, percentile in enumerate(percentiles):
-        target = percentile / 100 * num_clients
-        low = 0.0
-        high = 1.0
-        # How far off each accuracy was.
-        asked: list[tuple[float, float]] = []
-        for row in counts:
-            middle = (low + high) / 2
-            asked.append((abs(row[i] - target), middle))
-            if row[i] > target:
-                high = middle
-            else:
-                low = middle
-        if len(counts) < SEARCH_STEPS:
-            found.append((low + high) / 2)
-        else:
-            found.append(min(asked)[1])
+    bounds = selection.bounds
+    if not selection.are_percentiles:
+        return bounds
+    found: dict[str, float] = {}
+    for column, (name, percentile) in enumerate(bounds.items()):
+        own = [row[column] for row in counts]
+        found[name] = _searched(percentile / 100 * num_clients, own)
+    # Ties or noise may swap them.
+    if len(counts) == SEARCH_STEPS and len(found) == 2:
+        found["above"] = max(found.values())
     return found
+
+
+def _searched(target: float, counts: Sequence[float]) -> float:
+    """Returns the next accuracy of a bisection, or at its end the nearest it asked.
+
+    Args:
+        target: how many clients should not exceed it.
+        counts: how many did not exceed each accuracy so far.
+    """
+    low = 0.0
+    high = 1.0
+    # How far off each accuracy was.
+    asked: list[tuple[float, float]] = []
+    for count in counts:
+        middle = (low + high) / 2
+        asked.append((abs(count - target), middle))
+        if count > target:
+            high = middle
+        else:
+            low = middle
+    if len(counts) < SEARCH_STEPS:
+        return (low + high) / 2
+    return min(asked)[1]
 
 
 # ------------------------------------------------------------------ statements
@@ -329,7 +295,7 @@ def statements(
     for adversary, relation in itertools.product(_ADVERSARIES, _RELATIONS):
         conditions = [_ADVERSARIES[adversary]]
         if adversary == "server":
-            conditions.append(_SERVER_LEARNS[bool(selection.percentiles)])
+            conditions.append(_SERVER_LEARNS[selection.are_percentiles])
         conditions.append(_RELATIONS[relation])
         conditions.extend(_conditions(cost))
         conditions.extend(public)

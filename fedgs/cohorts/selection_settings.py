@@ -101,20 +101,14 @@ class Thresholds:
         return (*found, REST)
 
     @property
-    def bounds(self) -> tuple[float, ...]:
-        """What is set of `below` and `above`, in this order."""
-        return tuple(v for v in (self.below, self.above) if v is not None)
-
-    @property
-    def percentiles(self) -> tuple[float, ...]:
-        """The percentiles whose accuracies have to be found."""
-        if not self.are_percentiles:
-            return ()
-        return self.bounds
+    def bounds(self) -> dict[str, float]:
+        """What is set of `below` and `above`, by these names, in this order."""
+        both = {"below": self.below, "above": self.above}
+        return {name: value for name, value in both.items() if value is not None}
 
     @property
     def num_questions(self) -> int:
-        """How often deployed nodes count: for a search, and for the cohorts."""
+        """How often thresholds are asked about: for a search, and for the cohorts."""
         if self.are_percentiles:
             return SEARCH_STEPS + 1
         return 1
@@ -124,11 +118,11 @@ class Thresholds:
 class Selection(Thresholds):
     """All settings of a selection in a simulation, beside the data's.
 
-    What a client sends: updates of the classifier (in private mode clipped, with its
-    share of the noise); with percentiles `SEARCH_STEPS` times per percentile whether
-    its accuracy exceeds a threshold, truthfully in private mode too; its cohort. The
-    threshold that is chosen was asked about, so the server then knows the membership
-    exactly, and more.
+    What is asked of a client: updates of the classifier (in private mode clipped, with
+    its share of the noise); with percentiles `SEARCH_STEPS` times per percentile
+    whether its accuracy exceeds a threshold, truthfully in private mode too; its
+    cohort. The threshold that is chosen was asked about, so the server then knows the
+    membership exactly, and more.
 
     Attributes:
         clients_per_round: of a round, in a balanced schedule; all if there are fewer.
@@ -156,7 +150,8 @@ class Selection(Thresholds):
         from fedgs.privacy.selection_cost import SelectionCost
 
         per_round = min(self.clients_per_round, num_clients)
-        counts = SEARCH_STEPS * len(self.percentiles)
+        # The cohorts of a simulation are not counted, but stated.
+        counts = (self.num_questions - 1) * len(self.bounds)
         return SelectionCost(
             noise_per_clip=self.noise_per_clip,
             num_releases=math.ceil(self.num_rounds * per_round / num_clients),

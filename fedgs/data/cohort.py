@@ -1,6 +1,7 @@
 """The clients of a run's cohort, picked from all that the data has."""
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -42,13 +43,21 @@ def cohort_of_data(
         UserError: an unreadable file, or names that the data does not have.
     """
     cohort = read_cohort(path, setting)
-    if unknown := sorted(set(cohort.names) - set(data.client_names)):
+    _check_known(setting, path, cohort.names, data)
+    return cohort
+
+
+def _check_known(
+    setting: str, path: Path, names: Collection[str], data: FederatedImages
+) -> None:
+    """Refuses a file with names that the data does not have."""
+    unknown = sorted({*names} - {*data.client_names})
+    if unknown:
         raise UserError(
             f"{setting} = {path}: data = {data.name} has no client "
-            f"{first_n(map(repr, unknown))} ({len(unknown)} of {len(cohort.names)} "
-            f"names); give --{setting} a file of this data's clients"
+            f"{first_n(map(repr, unknown))} ({len(unknown)} of {len(names)} names); "
+            f"give --{setting} a file of this data's clients"
         )
-    return cohort
 
 
 def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
@@ -104,13 +113,7 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
 def _with_cohorts(path: Path, data: FederatedImages) -> FederatedImages:
     """Returns data that know the cohort of each client, by the owner's own file."""
     cohorts = read_client_cohorts(path)
-    unknown = sorted(cohorts.keys() - set(data.client_names))
-    if unknown:
-        raise UserError(
-            f"cohorts = {path}: data = {data.name} has no owner "
-            f"{first_n(map(repr, unknown))} ({len(unknown)} of {len(cohorts)} "
-            "names); give --cohorts a file of this data's owners"
-        )
+    _check_known("cohorts", path, cohorts, data)
     of_clients = tuple(cohorts.get(name) for name in data.client_names)
     return dataclasses.replace(data, client_cohorts=of_clients)
 

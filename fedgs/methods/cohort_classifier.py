@@ -1,4 +1,4 @@
-"""The classifier that cohorts are selected by: its rounds, and questions after them.
+"""The classifier that cohorts are selected by: its rounds.
 
     server                                   node, for its clients
     the classifier ------------------------> each client: SGD steps of a copy, on images
@@ -8,38 +8,25 @@
                                                (one release, B = 1)
 
 Without privacy there is no noise, and C restricts nothing
-(`fedgs.cohorts.selection.training_settings`). Afterwards every client is asked:
-
-    measure    measures its own accuracy, which stays with it; answers nothing
-    compare    answers whether that accuracy is at most each threshold
-    join       answers its cohort, in private mode by randomised response
-
-In a deployment nodes count instead (`fedgs.methods.cohort_counts`).
-
-No answer holds an accuracy or a number of images.
+(`fedgs.cohorts.selection.training_settings`). Afterwards every client measures its own
+accuracy (`accuracy_of`), by which cohorts are divided: see `fedgs.cohorts.selection`.
 
 Source: McMahan et al., "Learning differentially private recurrent language models",
 ICLR 2018, with flat clipping; the network is that of `fedgs.cohorts.classifier`.
 """
 
 import math
-import random
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.torch import load
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedgs.cohorts import classifier
-from fedgs.cohorts.selection import Selection, membership, randomise
-from fedgs.cohorts.selection_settings import MEMBERSHIP_EPSILON
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.terms import Terms
-from fedgs.data.federated import ClientImages, FederatedImages, to_float
+from fedgs.data.federated import ClientImages, to_float
 from fedgs.methods.base import (
     Declared,
     Method,
@@ -115,72 +102,6 @@ class CohortClassifier(Method[ResolvedConfig]):
 
 
 METHOD = CohortClassifier()
-
-
-@dataclass(frozen=True)
-class Members:
-    """The clients of a process, who answer questions about the trained classifier.
-
-    Attributes:
-        config: of the selection, resolved.
-        selection: the settings.
-        data: of all clients, with the planted bug.
-    """
-
-    config: ResolvedConfig
-    selection: Selection
-    data: FederatedImages
-
-    def answer(
-        self, client: int, asked: Mapping[str, Any], own: MutableMapping[str, Any]
-    ) -> dict[str, Any]:
-        """Returns a client's answer to a question.
-
-        The same `join` always gets the same answer; another one, or another
-        measurement after it, would be a second release and is refused.
-
-        Privacy: reads private data. `compare` answers truthfully in private mode too,
-        where the server adds noise to the counts, and tells the server the cohort.
-        `join` in private mode releases (epsilon, 0)-DP output; event: one randomised
-        response.
-
-        Args:
-            client: who is asked.
-            asked: the question and its details.
-            own: what the client keeps to itself between questions.
-
-        Raises:
-            ValueError: a second release.
-        """
-        if asked["question"] == "measure":
-            # A new accuracy after the answer would make the next answer a second
-            # release.
-            if "cohort" in own:
-                raise ValueError("a client that stated its cohort measures no more")
-            own["accuracy"] = accuracy_of(
-                self.config, self.data.of(client), load(asked["weights"])
-            )
-            return {}
-        accuracy = own["accuracy"]
-        if asked["question"] == "compare":
-            return {"is_at_most": [accuracy <= limit for limit in asked["thresholds"]]}
-        # Else the question is `join`.
-        low = asked["low"]
-        high = asked["high"]
-        # The thresholds are part of the question: others would ask for something new.
-        question = repr((low, high))
-        if own.setdefault("question", question) != question:
-            raise ValueError("a client states its cohort once")
-        if "cohort" not in own:
-            cohort = membership(accuracy, low, high)
-            if self.selection.is_private:
-                # The server knows the seed of the run: with it, it could undo the
-                # response.
-                rng = random.SystemRandom()
-                cohorts = self.selection.cohorts
-                cohort = randomise(cohort, cohorts, MEMBERSHIP_EPSILON, rng)
-            own["cohort"] = cohort  # drawn once: a repetition gets the same answer
-        return {"cohort": own["cohort"]}
 
 
 def images_of(

@@ -28,11 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from fedgs.cohorts import classifier
-from fedgs.cohorts.selection import NOBODY_ABOVE, NOBODY_BELOW, membership, searched
+from fedgs.cohorts.selection import membership, thresholds_after
 from fedgs.cohorts.selection_settings import (
     ABOVE,
     REST,
-    SEARCH_STEPS,
     SELECTED,
     Thresholds,
 )
@@ -126,10 +125,9 @@ class CohortCounts(Method[CountConfig]):
         Privacy: post-processing of DP output.
         """
         thresholds = _thresholds_after(config, state, _num_asked(config, state))
-        sent = torch.tensor(thresholds, dtype=torch.float32)
-        return asked(
-            config, state, {**state.generator.state_dict(), THRESHOLDS: sent}
-        ), None
+        sent = torch.tensor([*thresholds.values()], dtype=torch.float32)
+        tensors = {**state.generator.state_dict(), THRESHOLDS: sent}
+        return asked(config, state, tensors), None
 
     def answer(
         self, config: CountConfig, client: OneClient, request: Request
@@ -138,13 +136,14 @@ class CohortCounts(Method[CountConfig]):
 
         Privacy: reads private data; output private.
         """
-        accuracy, low, high = _measured(config, client, request)
+        accuracy, thresholds = _measured(config, client, request)
         is_at_most: list[bool] = []
-        if config.below is not None:
-            is_at_most.append(accuracy <= low)
-        if config.above is not None:
-            # Also of NaN: who holds out nothing is not above.
-            is_at_most.append(not accuracy > high)
+        for name, limit in thresholds.items():
+            if name == "below":
+                is_at_most.append(accuracy <= limit)
+            else:
+                # Also of NaN: who holds out nothing is not above.
+                is_at_most.append(not accuracy > limit)
         signs = 2.0 * torch.tensor(is_at_most, dtype=torch.float32) - 1.0
         return (_step(config) * signs)[None, None, None]
 
@@ -194,47 +193,36 @@ def outcome_of(config: CountConfig, state: State) -> dict[str, Any]:
     last = config.thresholds.num_questions - 1
     thresholds = _thresholds_after(config, state, last)
     found = _counts(state)[last].tolist()
-    limits: dict[str, float] = {}
     counts: dict[str, float] = {}
-    if config.below is not None:
-        limits["below"] = thresholds[0]
+    if "below" in thresholds:
         counts[SELECTED] = found[0]
-    if config.above is not None:
-        limits["above"] = thresholds[-1]
+    if "above" in thresholds:
         counts[ABOVE] = config.num_clients - found[-1]
     counts[REST] = config.num_clients - sum(counts.values())
-    return {"thresholds": limits, "noisy_counts": counts}
+    return {"thresholds": thresholds, "noisy_counts": counts}
 
 
-def _thresholds_after(config: CountConfig, state: State, num_asked: int) -> list[float]:
+def _thresholds_after(
+    config: CountConfig, state: State, num_asked: int
+) -> dict[str, float]:
     """Returns what is asked after so many questions."""
-    bounds = config.thresholds.bounds
-    if not config.are_percentiles:
-        return [*bounds]
     counts = _counts(state)[:num_asked].tolist()
-    found = searched(bounds, config.num_clients, counts)
-    if num_asked == SEARCH_STEPS:
-        found[-1] = max(found)  # ties or noise may swap them
-    return found
+    return thresholds_after(config.thresholds, config.num_clients, counts)
 
 
 def _measured(
     config: CountConfig, client: ClientImages, request: Request
-) -> tuple[float, float, float]:
-    """Returns a client's accuracy and the thresholds, `NOBODY_BELOW` where unset.
+) -> tuple[float, dict[str, float]]:
+    """Returns a client's accuracy, and the thresholds by the names of their settings.
 
     Privacy: reads private data; output private.
     """
     weights = {name: request.tensors[name] for name in classifier.shapes(config)}
     accuracy = accuracy_of(config, client, weights)
-    low = NOBODY_BELOW
-    high = NOBODY_ABOVE
-    if config.below is not None:
-        low = float(request.tensors[THRESHOLDS][0])
-    if config.above is not None:
-        high = float(request.tensors[THRESHOLDS][-1])
+    sent = request.tensors[THRESHOLDS].tolist()
+    thresholds = dict(zip(config.thresholds.bounds, sent, strict=True))
     # As thresholds are sent: 0.7 is at most 0.7.
-    return float(np.float32(accuracy)), low, high
+    return float(np.float32(accuracy)), thresholds
 
 
 def _step(config: CountConfig) -> float:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import time
 
-TRAINING = ("server.server_app:app", "clients.client_app:app")
 _APP = """\
 [project]
 name = "fedgs-run"
@@ -18,21 +17,20 @@ version = "0.1.0"
 publisher = "fedgs"
 
 [tool.flwr.app.components]
-serverapp = "%s"
-clientapp = "%s"
+serverapp = "server.server_app:app"
+clientapp = "clients.client_app:app"
 
 [tool.flwr.app.config]
 """
 
 
-def app_project(config: str, components: tuple[str, str] = TRAINING) -> str:
+def app_project(config: str) -> str:
     """Returns the `pyproject.toml` of an app that names the installed packages.
 
     Args:
         config: the app's settings, lines of TOML.
-        components: Flower's names of the ServerApp and the ClientApp.
     """
-    return _APP % components + config
+    return _APP + config
 
 
 def free_port() -> int:

@@ -23,7 +23,7 @@ from fedgs.files import read_json, write_atomically
 from fedgs.round.run import Report, RunStopped, Stop
 from fedgs.runs.run_folder import RunFolder
 from server.launch.control import Control, FlowerFailed, control_of
-from server.launch.flower_app import TRAINING, app_project, free_port, wait_for_port
+from server.launch.flower_app import app_project, free_port, wait_for_port
 
 RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -43,12 +43,7 @@ LAUNCHER_LOCK_SECONDS = 5.0  # for what a killed launcher left behind
 FOLLOW_SECONDS = 0.2
 
 
-def train(
-    folder: RunFolder,
-    report: Report,
-    stop: Stop,
-    components: tuple[str, str] = TRAINING,
-) -> None:
+def train(folder: RunFolder, report: Report, stop: Stop) -> None:
     """Trains a run folder in a Flower simulation, from its last checkpoint on.
 
     Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
@@ -57,7 +52,6 @@ def train(
         folder: the run folder; its configuration is resolved.
         report: called with the public metrics of each round.
         stop: when set, the run checkpoints after the current round and stops.
-        components: Flower's names of the ServerApp and the ClientApp.
 
     Raises:
         RunStopped: the run ended early with a checkpoint.
@@ -70,11 +64,11 @@ def train(
         end_previous(folder)
         with folder.locked():
             pass  # whoever still holds it is alive and reachable by no token
-        status, details, log = simulate(folder, report, stop, components)
+        status, details, log = simulate(folder, report, stop)
         for _ in range(STARTS - 1):
             if RAY_IS_LATE not in log or stop.is_set():
                 break
-            status, details, log = simulate(folder, report, stop, components)
+            status, details, log = simulate(folder, report, stop)
     _conclude(folder, status, details)
 
 
@@ -92,9 +86,7 @@ def check(config: RunConfig) -> None:
             process.end_simulation(token)
 
 
-def simulate(
-    folder: RunFolder, report: Report, stop: Stop, components: tuple[str, str]
-) -> tuple[str, str, str]:
+def simulate(folder: RunFolder, report: Report, stop: Stop) -> tuple[str, str, str]:
     """Runs one simulation to its end; returns its status, details, and log if failed.
 
     Raises:
@@ -111,7 +103,7 @@ def simulate(
     write_atomically(flower / "token", token.encode())
     try:
         with _superlink(folder, token) as address, control_of(address) as control:
-            run_id = start_run(control, folder, components)
+            run_id = start_run(control, folder)
             _follow(folder, report, stop, lambda: _status(control, run_id)[0])
             status, details = _final_status(control, run_id)
             if status == "finished:failed":
@@ -172,11 +164,11 @@ def _superlink(folder: RunFolder, token: str) -> Iterator[str]:
             superlink.wait(timeout=10)
 
 
-def start_run(control: Control, folder: RunFolder, components: tuple[str, str]) -> int:
+def start_run(control: Control, folder: RunFolder) -> int:
     """Submits the run; returns its id."""
     config = folder.config
     path = json.dumps(str(folder.path), ensure_ascii=False)  # is TOML, too
-    project = app_project(f"run_folder = {path}\n", components)
+    project = app_project(f"run_folder = {path}\n")
     simulation: dict[str, float] = {
         "num_supernodes": config.num_nodes,
         # One of so many CPUs for each: Ray makes as many workers.

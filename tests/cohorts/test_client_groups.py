@@ -195,7 +195,7 @@ def test_one_cohort_is_not_everybody_where_no_file_says_who_is_in_it(tiny_run):
 
 def test_a_file_of_other_owners_is_refused(tiny_run, tmp_path):
     file = write_cohorts(tmp_path / "other.csv", {"0": "v1", "zoe": "v1"})
-    words = r"no owner 'zoe' \(1 of 2 names\)"
+    words = r"no client 'zoe' \(1 of 2 names\)"
     assert_refused(words, load_data, tiny_run(cohorts=file))
     words = "cohorts = .*: partition = iid makes clients that no file can name"
     assert_refused(words, tiny_run, partition="iid", num_clients=6)

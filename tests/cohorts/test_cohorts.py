@@ -11,10 +11,8 @@ import pytest
 
 from fedgs.cohorts import cohort_file
 from fedgs.cohorts.selection import (
-    NOBODY_ABOVE,
-    NOBODY_BELOW,
     Selection,
-    find_thresholds,
+    divided,
     membership,
     randomise,
     statements,
@@ -122,28 +120,25 @@ def test_cohorts_that_the_data_do_not_have_are_refused(config, text, settings, n
     [
         (0.5, 0.5, 0.5, "selected"),
         (0.5001, 0.5, 0.5, "above"),
-        (0.0, NOBODY_BELOW, 0.5, "rest"),
-        (1.0, 0.5, NOBODY_ABOVE, "rest"),
+        (0.0, None, 0.5, "rest"),
+        (1.0, 0.5, None, "rest"),
         (math.nan, 1.0, 1.0, "rest"),
     ],
 )
 def test_membership_at_the_thresholds(accuracy, low, high, cohort):
-    assert membership(accuracy, low, high) == cohort
+    both = {"below": low, "above": high}
+    thresholds = {name: limit for name, limit in both.items() if limit is not None}
+    assert membership(accuracy, thresholds) == cohort
 
 
-@pytest.mark.parametrize("percentile", [5, 25, 50, 74.5, 99])
+@pytest.mark.parametrize("percentile", [5, 25, 50, 74.5, 90])
 def test_threshold_of_a_percentile_is_near_numpys(percentile):
     accuracies = np.random.default_rng(0).beta(8, 2, 500)
-    asked = []
-
-    def count(thresholds: list[float]) -> list[int]:
-        asked.append(thresholds)
-        return [int((accuracies <= limit).sum()) for limit in thresholds]
-
-    found = find_thresholds([percentile, 90], 500, count)
+    selection = Selection(below=percentile, above=90, are_percentiles=True)
+    found, cohorts = divided(selection, accuracies)
     expected = np.percentile(accuracies, [percentile, 90])
-    np.testing.assert_allclose(found, expected, atol=1 / 256)
-    assert [len(thresholds) for thresholds in asked] == [2] * 8
+    np.testing.assert_allclose([*found.values()], expected, atol=1 / 256)
+    assert cohorts == [membership(value, found) for value in accuracies]
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,23 @@
-"""Cohort selection over a grid of this process: rounds, questions, answers, noise."""
+"""Cohort selection: rounds of the classifier, cohorts by its accuracy, and noise."""
 
 import dataclasses
-import functools
-import json
 import math
 import random
-import threading
-from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from safetensors.torch import load
 from torch.nn.utils import parameters_to_vector
 
-from clients import classifier_app
 from fedgs.app.commands import select_clients
-from fedgs.cohorts import classifier
+from fedgs.cohorts import classifier, selection
 from fedgs.cohorts.selection import (
     CLASSIFIER,
     Selection,
+    divided,
     membership,
-    noisy_counts,
     read_plan,
     training_settings,
     write_plan,
@@ -32,15 +26,11 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.load import load_data
 from fedgs.methods import cohort_classifier, new_state
 from fedgs.methods.base import Hosted
-from fedgs.methods.cohort_classifier import METHOD, Members, images_of
+from fedgs.methods.cohort_classifier import METHOD, accuracy_of, images_of
 from fedgs.randomness import stream
 from fedgs.round.answer import raw_answers, summed
-from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder
-from runs import at_round, attempts, ignore, interrupt, train
-from server import roll_call, selection_app
-from server.nodes import Nodes
-from simulated_grid import FakeGrid
+from runs import at_round, attempts, interrupt, train
 from tiny import (
     SINGLE_IMAGE_CLIENT,
     SIZES,
@@ -55,14 +45,9 @@ HALF = {"below": 50, "are_percentiles": True}
 
 
 @pytest.fixture(autouse=True)
-def _process(monkeypatch):
-    """An empty cache, short training, and a roll call that does not wait."""
-    classifier_app.members_of.cache_clear()
+def _short_training(monkeypatch):
     monkeypatch.setattr(classifier, "CLIENT_STEPS", 2)
     monkeypatch.setattr(classifier, "CLIENT_BATCH_SIZE", 4)
-    monkeypatch.setattr(roll_call, "ROLL_CALL_POLL_SECONDS", 0.0)
-    yield
-    classifier_app.members_of.cache_clear()
 
 
 @pytest.fixture
@@ -75,41 +60,25 @@ def make(tmp_path) -> Callable[..., RunFolder]:
         path = tmp_path / f"selection-{next(number)}"
         path.mkdir()
         settings = {"num_rounds": 3, "clients_per_round": 4, "below": 0.5} | settings
-        selection = Selection(**settings)
+        asked = Selection(**settings)
         own = {"data": data, "output": str(path / CLASSIFIER), "corruption": corruption}
-        config = tiny_config(**own | training_settings(selection, K))
-        write_plan(path, config, selection)
-        if not selection.train_corrupted:
+        config = tiny_config(**own | training_settings(asked, K))
+        write_plan(path, config, asked)
+        if not asked.train_corrupted:
             config = dataclasses.replace(config, corruption="none")
-        folder = RunFolder.create(config)
-        (folder.path / ".flower").mkdir()
-        return folder
+        return RunFolder.create(config)
 
     return make
 
 
-def start(folder: RunFolder, grid: FakeGrid | None = None) -> dict:
-    """Runs the ServerApp; returns its outcome."""
-    context = SimpleNamespace(run_config={"run_folder": str(folder.path)})
-    selection_app.main(grid or new_grid(), context)
-    return json.loads((folder.path / ".flower" / "outcome.json").read_text())
-
-
-def new_grid(spoil=None) -> FakeGrid:
-    return FakeGrid(K, spoil, app=classifier_app.app)
-
-
-def locally(folder: RunFolder) -> dict:
-    plan = read_plan(folder.path.parent)
-    members, stop = Members(*plan, load_data(plan[0])), threading.Event()
-    return select_clients.select_locally(folder, members, ignore, stop)
-
-
-def asking(grid: FakeGrid, folder: RunFolder):
-    """Returns what asks the nodes of a grid a question."""
-    nodes = Nodes(folder, stop := threading.Event())
-    nodes.find(grid)
-    return functools.partial(selection_app.ask_nodes, nodes, stop)
+def selected(folder: RunFolder) -> tuple[dict[str, float], dict[str, str]]:
+    """Trains the classifier; returns the thresholds, and each client's cohort."""
+    config, selection = read_plan(folder.path.parent)
+    train(folder)
+    data = load_data(config)
+    own = select_clients.accuracies_of(folder, config, data)
+    thresholds, cohorts = divided(selection, own)
+    return thresholds, dict(zip(data.client_names, cohorts, strict=True))
 
 
 def answers_of(config: ResolvedConfig, data, request) -> list:
@@ -126,82 +95,29 @@ def weights(network: torch.nn.Module) -> torch.Tensor:
 
 def test_every_client_is_where_its_own_accuracy_puts_it(make):
     percentiles = {"below": 40, "above": 60, "are_percentiles": True}
-    grid = new_grid()
-    found = start(folder := make(**percentiles), grid)
-    states = [context.state for context in grid.contexts.values()]
-    own = np.array([s.config_records[classifier_app.OWN]["accuracy"] for s in states])
-    assert found["low"] <= found["high"]
-    expected = [membership(value, found["low"], found["high"]) for value in own]
-    assert found["cohorts"] == expected
+    folder = make(**percentiles)
+    thresholds, cohorts = selected(folder)
+    low, high = thresholds["below"], thresholds["above"]
+    config, data = folder.config, load_data(folder.config)
+    weights = load((folder.path / "generator.safetensors").read_bytes())
+    own = np.array([accuracy_of(config, data.of(c), weights) for c in range(K)])
+    assert low <= high
+    assert [*cohorts.values()] == [membership(value, thresholds) for value in own]
     assert math.isnan(own[SINGLE_IMAGE_CLIENT])
-    assert found["cohorts"][SINGLE_IMAGE_CLIENT] == "rest"
-    for limit, percentile in ((found["low"], 40), (found["high"], 60)):
+    assert cohorts[str(SINGLE_IMAGE_CLIENT)] == "rest"
+    for limit, percentile in ((low, 40), (high, 60)):
         counts = [(own <= asked / 256).sum() for asked in range(1, 256)]
         nearest = min(abs(count - percentile / 100 * K) for count in counts)
         assert abs((own <= limit).sum() - percentile / 100 * K) == nearest
     assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
-    assert locally(make(**percentiles)) == found  # the other engine changes nothing
 
 
 def test_interrupted_training_goes_on_to_the_same_cohorts(make):
-    whole = start(make(**HALF))
+    whole = selected(make(**HALF))
     folder = make(**HALF)
-
-    def stop(who: int, request: Message, reply: Message) -> Message:
-        if request.metadata.message_type == "train":
-            (folder.path / ".flower" / "stop").touch()
-        return reply
-
-    with pytest.raises(RunStopped, match="stopped after round 1"):
-        start(folder, new_grid(stop))
-    (folder.path / ".flower" / "stop").unlink()
-    assert start(folder) == whole
-    assert attempts(folder) == [(1, 1), (2, 1), (3, 1)]
-
-
-# ------------------------------------------------------------------ what is sent
-
-
-def test_replies_hold_updates_bits_and_cohorts_only(make):
-    grid = new_grid()
-    start(make(**HALF), grid)
-    kinds = Counter(kind for kind, *_ in grid.replies)
-    assert kinds == {"query": K, "train": 12, "query.cohort": (1 + 8 + 1) * K}
-    allowed = [{}, *({"is_at_most": [bit]} for bit in (False, True))]
-    allowed += [{"cohort": name} for name in ("selected", "rest")]
-    for kind, _, reply in grid.replies:
-        (record,) = reply.content.config_records.values()
-        assert len(reply.content) == 1
-        if kind == "query.cohort":
-            assert dict(record) in allowed
-
-
-def test_failure_is_reported_by_its_type_alone(make):
-    folder, grid = make(), new_grid()
-    place = {"run_folder": str(folder.path)}
-    asked = ConfigRecord({"question": "compare", "thresholds": [0.5], **place})
-    address = next(iter(grid.indices))  # has not measured itself
-    message = Message(RecordDict({"fedgs": asked}), address, "query.cohort")
-    (reply,) = grid.pull_messages(grid.push_messages([message]))
-    assert reply.error.reason == "client 0 failed"
-    with pytest.raises(RunStopped, match=r"compare:"):
-        asking(grid, folder)("compare", {"thresholds": [0.5]})
-
-
-def test_client_states_its_cohort_once_and_measures_no_more(make, monkeypatch):
-    """With noise, another answer or measurement would draw its noise again."""
-    monkeypatch.setattr(cohort_classifier, "MEMBERSHIP_EPSILON", 0.01)
-    folder, grid = make(noise_per_clip=1.0), new_grid()
-    first = start(folder, grid)["cohorts"]
-    ask = asking(grid, folder)
-    trained = (folder.path / "generator.safetensors").read_bytes()
-    for _ in range(8):
-        with pytest.raises(RunStopped, match="measure:"):
-            ask("measure", {"weights": trained})
-        answers = ask("join", {"low": 0.5, "high": 2.0})
-        assert [answer["cohort"] for answer in answers] == first
-    with pytest.raises(RunStopped, match="no answer of clients"):
-        ask("join", {"low": 0.6, "high": 2.0})
+    with pytest.raises(KeyboardInterrupt):
+        train(folder, at_round(2, interrupt))
+    assert selected(folder) == whole
 
 
 # ------------------------------------------------------------------ training
@@ -229,17 +145,17 @@ def test_round_is_the_mean_of_what_clients_train_alone(make):
 
 def test_repeated_rounds_count_again_in_the_cost(make):
     folder = make(num_rounds=7, noise_per_clip=1.0)
-    selection = read_plan(folder.path.parent)[1]
-    planned = selection.cost(K)
+    asked = read_plan(folder.path.parent)[1]
+    planned = asked.cost(K)
     train(folder)
-    assert select_clients.cost_by_ledger(folder, selection) == planned
+    assert select_clients.cost_by_ledger(folder, asked) == planned
     assert planned.num_releases == 5  # 7 rounds of 4 of 6 clients
     folder = make(num_rounds=7, noise_per_clip=1.0)
     for _ in range(5):
         with pytest.raises(KeyboardInterrupt):
             train(folder, at_round(1, interrupt))
     train(folder)
-    assert select_clients.cost_by_ledger(folder, selection).num_releases == 10
+    assert select_clients.cost_by_ledger(folder, asked).num_releases == 10
 
 
 @pytest.mark.parametrize("train_corrupted", [False, True])
@@ -258,7 +174,7 @@ def test_bug_is_planted_after_the_training_unless_asked_for(
     folder = make(clients_per_round=K, **asked)
     config = dataclasses.replace(folder.config, corruption="none")
     intact, is_inverted = load_data(config), []
-    start(folder)
+    selected(folder)
     for client in set(range(K)) - {SINGLE_IMAGE_CLIENT}:
         now, trained = seen[True][client], seen[False][client]
         good, _ = images_of(config, intact.of(client), is_held_out=True)
@@ -300,24 +216,32 @@ def test_update_that_leaves_a_client_is_within_the_bound(make, bound, is_clipped
         assert norm == pytest.approx(bound if is_clipped else float(own), rel=1e-4)
 
 
-def test_memberships_are_randomised_in_private_mode(make, monkeypatch):
+def test_memberships_are_randomised_in_private_mode(monkeypatch):
     def other(cohort, cohorts, epsilon, rng):
         assert (epsilon, type(rng)) == (3.0, random.SystemRandom)
         return next(name for name in cohorts if name != cohort)
 
-    monkeypatch.setattr(cohort_classifier, "randomise", other)
+    monkeypatch.setattr(selection, "randomise", other)
     for noise, expected in ((None, "selected"), (1.0, "rest")):
-        folder = make(below=1.0, num_rounds=1, noise_per_clip=noise)
-        cohorts = locally(folder)["cohorts"]
-        del cohorts[SINGLE_IMAGE_CLIENT]  # it alone is in no cohort
+        own = Selection(below=1.0, noise_per_clip=noise)
+        _, cohorts = selection.divided(own, np.full(K, 0.5))
         assert set(cohorts) == {expected}
 
 
-def test_counts_are_noisy_in_private_mode():
-    selection = Selection(**HALF, noise_per_clip=1.0)
-    bits = [{"is_at_most": [True]}] * (K - 1) + [{"is_at_most": [False]}]
-    asked = selection, K, lambda *question: bits, [1.0]
-    counts = [noisy_counts(*asked)[0] for _ in range(200)]
-    expected = selection.cost(K).count_noise_std
+def test_counts_are_noisy_in_private_mode(monkeypatch):
+    """Their noise is that which the cost states, as seen by the search."""
+    asked = Selection(**HALF, noise_per_clip=1.0)
+    seen = []
+    original = selection.thresholds_after
+
+    def seeing(settings, num_clients, counts):
+        seen.extend(row[0] for row in counts[:1])
+        return original(settings, num_clients, counts[:0])
+
+    monkeypatch.setattr(selection, "thresholds_after", seeing)
+    for _ in range(200):
+        selection.divided(asked, np.array([0.1] * (K - 1) + [0.9]))
+    counts = np.array(seen).reshape(200, -1)[:, 0]
+    expected = asked.cost(K).count_noise_std
     assert np.std(counts) == pytest.approx(expected, rel=0.25)  # 5 deviations
     assert np.mean(counts) == pytest.approx(K - 1, abs=5 * expected / 200**0.5)

@@ -18,17 +18,14 @@ from deployed_grid import LIMITS
 from fedgs.cohorts import classifier
 from fedgs.cohorts.cohort_file import write_memberships
 from fedgs.cohorts.selection import (
-    NOBODY_ABOVE,
-    NOBODY_BELOW,
     deployed_settings,
-    find_thresholds,
     membership,
 )
 from fedgs.cohorts.selection_settings import Thresholds
 from fedgs.config.rounds import rounds_alike
 from fedgs.data.load import load_data
 from fedgs.errors import UserError
-from fedgs.methods import new_state, phase_at
+from fedgs.methods import cohort_counts, new_state, phase_at
 from fedgs.methods.base import Hosted
 from fedgs.methods.cohort_classifier import accuracy_of
 from fedgs.methods.cohort_counts import outcome_of
@@ -124,25 +121,50 @@ def test_without_noise_thresholds_and_counts_are_those_of_the_accuracies(
     images = load_data(folder.config)
     own = np.array([accuracy_of(config, images.of(c), weights) for c in range(K)])
     assert math.isnan(own[SINGLE_IMAGE_CLIENT])
-    limits = {name: asked[name] for name in ("below", "above") if name in asked}
-    if "are_percentiles" in asked:
-
-        def count(thresholds):
-            at_most = dict(zip(limits, thresholds, strict=True))
-            # Who holds out nothing is not above.
-            return [
-                K - (own > limit).sum() if name == "above" else (own <= limit).sum()
-                for name, limit in at_most.items()
-            ]
-
-        searched = find_thresholds([*limits.values()], K, count)
-        searched[-1] = max(searched)
-        limits = dict(zip(limits, searched, strict=True))
-    assert found["thresholds"] == limits
-    low, high = limits.get("below", NOBODY_BELOW), limits.get("above", NOBODY_ABOVE)
-    expected = Counter(membership(value, low, high) for value in own)
+    if "are_percentiles" not in asked:
+        assert found["thresholds"] == asked
+    expected = Counter(membership(value, found["thresholds"]) for value in own)
     exact = {name: expected[name] for name in found["noisy_counts"]}
     assert found["noisy_counts"] == pytest.approx(exact, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "targets"),
+    [(HALF, {"below": 3.0}), (BOTH, {"below": 2.4, "above": 3.6})],
+    ids=["half", "both"],
+)
+@pytest.mark.parametrize("last", [0.6, 0.8])
+def test_the_search_halves_towards_the_percentile(
+    tmp_path, monkeypatch, asked, targets, last
+):
+    """Against a bisection of the test's own, on accuracies that lie apart."""
+    values = np.array([0.11, 0.23, 0.31, 0.47, 0.52, last])
+    values[SINGLE_IMAGE_CLIENT] = math.nan
+    monkeypatch.setattr(
+        cohort_counts, "accuracy_of", lambda config, client, _: values[client.number]
+    )
+    data = write_tiny_npz(tmp_path / "tiny.npz")
+    own = {"data": data, "output": str(tmp_path / "run"), "noise_multiplier": 0.0}
+    folder = RunFolder.create(tiny_config(**selecting(**asked) | own))
+    train(folder)
+    config = phase_at(folder.config, folder.config.num_rounds).config
+    _, tensors = folder.load_checkpoint()
+    load_tensors((state := new_state(config)).parts, tensors)
+    expected = {}
+    for name, target in targets.items():
+        tried, middle, step = {}, 0.5, 0.25
+        for _ in range(8):
+            # Who holds out nothing is not above, and not below either.
+            at_most = {"below": (values <= middle).sum(), "above": K}[name]
+            if name == "above":
+                at_most -= (values > middle).sum()
+            tried.setdefault(abs(at_most - target), []).append(middle)
+            middle += step if at_most <= target else -step
+            step /= 2
+        expected[name] = min(tried[min(tried)])
+    if len(expected) == 2:
+        expected["above"] = max(expected.values())
+    assert outcome_of(config, state)["thresholds"] == expected
 
 
 @pytest.mark.parametrize("asked", [HALF, BOTH], ids=str)
@@ -214,7 +236,7 @@ def test_nodes_keep_who_is_in_which_cohort_and_the_server_gets_counts(select):
         source = client.node_config["data"]
         own = load_data(dataclasses.replace(config, data=source, num_clients=2))
         assert cohorts_in(client.state_dir) == {
-            name: membership(accuracy_of(config, own.of(i), weights), low, NOBODY_ABOVE)
+            name: membership(accuracy_of(config, own.of(i), weights), {"below": low})
             for i, name in enumerate(own.client_names)
         }
         assert run.counted(index) == list(range(1, 12))
@@ -338,6 +360,20 @@ def test_a_killed_selection_goes_on_and_counts_what_it_asks_again(select, undist
         # Counted again is what was asked again, and nothing else.
         kinds = Counter(event.release for event in events)
         assert kinds == {"update": 2, "count": 10}
+
+
+def test_a_selection_that_ends_early_leaves_no_cohorts_of_one_before(select):
+    run = select()
+    for client in run.clients:
+        owners = np.load(client.node_config["data"].partition(":")[2])["clients"]
+        client.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_memberships(client.state_dir / COHORTS, {str(owners[0]): "rest"})
+    with pytest.raises(RunStopped):
+        run.start(at_round(4, run.stop.set))
+    assert not list(run.root.rglob(COHORTS))
+    run.stop.clear()
+    run.start()
+    assert len(list(run.root.rglob(COHORTS))) == len(run.clients)
 
 
 def test_shards_have_no_cohorts(select):

@@ -11,7 +11,7 @@ import pytest
 from command_line import plain_flags, refused
 from fedgs.app.commands import select_clients
 from fedgs.cohorts.cohort_file import read_cohort
-from fedgs.cohorts.selection import Selection, ask_cohorts, read_plan, statements
+from fedgs.cohorts.selection import Selection, read_plan, statements
 from fedgs.data.corruption import corrupted_clients
 from fedgs.round.run import RunStopped
 from server import roll_call
@@ -124,19 +124,18 @@ def test_empty_cohort_has_no_file(select):
 def test_stopped_selection_goes_on_but_asks_privately_only_once(
     select, fedgs, monkeypatch, is_asked, noise
 ):
-    def stopped(path: Path, weights: bytes, ask: object) -> None:
-        def refuse(question: str, details: object) -> None:
-            raise RunStopped(f"stopped at {question}")
+    def stop(*_: object) -> None:
+        raise RunStopped("stopped at its end")
 
-        ask_cohorts(path, weights, refuse) if is_asked else refuse("first", {})
-
-    monkeypatch.setattr(select_clients, "ask_cohorts", stopped)
+    step = "divided" if is_asked else "accuracies_of"
+    original = getattr(select_clients, step)
+    monkeypatch.setattr(select_clients, step, stop)
     settings = {"below": 0.5, "bug": "flip"} | noise
     code, _, err, path = select(**settings)
     assert code == 1
     assert re.match(r"stopped at .*\ncontinue with: fedgs resume ", err)
     assert not (path / "cohorts.json").exists()
-    monkeypatch.setattr(select_clients, "ask_cohorts", ask_cohorts)
+    monkeypatch.setattr(select_clients, step, original)
     done = fedgs("resume", path)
     if not (noise and is_asked):
         assert done[0] == 0

@@ -11,13 +11,14 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from command_line import flags, printed, refused
 from fedgs import gs_wgan
 from fedgs.app.commands import audit
 from fedgs.app.report.page import read_page
-from fedgs.cohorts.selection import noisy_counts
+from fedgs.cohorts import selection
 from fedgs.cohorts.selection_settings import Selection
 from fedgs.files import read_metadata
 from fedgs.methods import new_state
@@ -196,8 +197,11 @@ def test_an_audit_draws_by_another_secret_than_its_run(create, monkeypatch, tmp_
 def test_noise_of_counts_is_of_the_systems_entropy(monkeypatch):
     asked = record_calls(monkeypatch, random, "_urandom")
     private = Selection(below=50, are_percentiles=True, noise_per_clip=1.0)
-    answers = [{"is_at_most": [True]}] * 4
-    counts = {noisy_counts(private, 4, lambda *_: answers, [0.5])[0] for _ in range(2)}
+    searches = record_calls(monkeypatch, selection, "thresholds_after")
+    for _ in range(2):
+        selection.divided(private, np.full(4, 0.5))
+    # The first count of each search, whose last step has all of them.
+    counts = {counts[0][0] for _, _, counts in searches}
     assert len(counts) == 2
     assert [size for (size,) in asked].count(32) == 2
 

@@ -12,8 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
+from safetensors.torch import load
 
 from fedgs.app.commands import privacy as privacy_report
 from fedgs.app.commands.run_outcome import (
@@ -27,36 +30,36 @@ from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.tables import Table
 from fedgs.cohorts import cohort_file
 from fedgs.cohorts.selection import (
+    ABOVE,
     ASKED_FILE,
     CLASSIFIER,
-    OUTCOME,
     REST,
+    SELECTED,
     Selection,
-    ask_cohorts,
+    divided,
     read_plan,
     statements,
     training_settings,
     write_plan,
 )
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data import sources
 from fedgs.data.corruption import corrupted_clients
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data, split_records
 from fedgs.data.records import Records
 from fedgs.errors import UserError, reject
-from fedgs.files import check_entries, read_json, write_json
-from fedgs.methods.cohort_classifier import Members
+from fedgs.files import check_entries, write_json
+from fedgs.methods.cohort_classifier import accuracy_of
 from fedgs.methods.schedule import clients_of
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy.selection_cost import SelectionCost
 from fedgs.round import local
 from fedgs.round.preparation import resolve, with_absolute_paths
-from fedgs.round.run import Report, RunStopped, Stop, stop_on_signal
+from fedgs.round.run import stop_on_signal
 from fedgs.runs.run_folder import GENERATOR, RunFolder, versions
 from server.launch import flower_engine
 
-COMPONENTS = ("server.selection_app:app", "clients.classifier_app:app")
 SUMMARY = "cohorts.json"
 console = Console()
 
@@ -75,17 +78,17 @@ def select_clients(config: RunConfig, selection: Selection) -> None:
         UserError: bad input; nothing was written.
         typer.Exit: the selection stopped early or failed (code 1).
     """
-    members = prepare(config, selection)
-    path = Path(members.config.output)
+    resolved, data = prepare(config, selection)
+    path = Path(resolved.output)
     make_output(path)
-    write_plan(path, members.config, selection)
-    _select(path, members)
+    write_plan(path, resolved, selection)
+    _select(path, resolved, selection, data)
 
 
 def resume(path: Path) -> None:
     """Continues a selection, from the last checkpoint of its classifier.
 
-    In private mode only before its questions: a second answer would cost again.
+    In private mode only before its clients are asked: a second answer would cost again.
 
     Privacy: as `select_clients`.
 
@@ -97,7 +100,7 @@ def resume(path: Path) -> None:
     # entry lead to other files.
     check_entries(path)
     config, selection = read_plan(path)
-    # The file is made before the first question. So a crash in between counts as asked,
+    # The file is made before anybody is asked. So a crash in between counts as asked,
     # and the clients are never charged for a second answer.
     is_asked = selection.is_private and (path / ASKED_FILE).exists()
     if is_asked or (path / SUMMARY).exists():
@@ -106,11 +109,16 @@ def resume(path: Path) -> None:
             "into another --output"
         )
     data = split_selectable(config, sources.load_records(config))
-    _select(path, Members(config, selection, data))
+    _select(path, config, selection, data)
 
 
-def prepare(config: RunConfig, selection: Selection) -> Members:
+def prepare(
+    config: RunConfig, selection: Selection
+) -> tuple[ResolvedConfig, FederatedImages]:
     """Checks everything before the work, and fixes what the classifier's run uses.
+
+    Returns:
+        The settings of the classifier's run, and the data with the planted bug.
 
     Raises:
         UserError: an existing output, or data without owners, labels or names that a
@@ -128,8 +136,7 @@ def prepare(config: RunConfig, selection: Selection) -> Members:
     config = config.validate()
     data = split_selectable(config, sources.load_records(config))
     settings = training_settings(selection, data.num_clients)
-    resolved, data = resolve(RunConfig.from_flat(settings, config), data)
-    return Members(resolved, selection, data)
+    return resolve(RunConfig.from_flat(settings, config), data)
 
 
 def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
@@ -155,13 +162,13 @@ def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
     return data
 
 
-# ------------------------------------------------------------------ engines
+# ------------------------------------------------------------------ selection
 
 
-def _select(path: Path, members: Members) -> None:
-    """Trains the classifier, asks the clients, and writes and prints the cohorts."""
-    config = members.config
-    selection = members.selection
+def _select(
+    path: Path, config: ResolvedConfig, selection: Selection, data: FederatedImages
+) -> None:
+    """Trains the classifier, divides the clients, and writes and prints the cohorts."""
     own = dataclasses.replace(config, output=str(path / CLASSIFIER))
     # The bug is still in the images on which the clients measure the classifier.
     if not selection.train_corrupted:
@@ -175,56 +182,51 @@ def _select(path: Path, members: Members) -> None:
         with stop_on_signal(go_on) as stop, Progress(console) as progress:
             report = progress.rounds(selection.num_rounds)
             if config.engine == "flower":
-                flower_engine.train(folder, report, stop, COMPONENTS)
-                # The questions were asked in the server's process, which wrote this.
-                outcome = read_json(folder.path / ".flower" / OUTCOME)
+                flower_engine.train(folder, report, stop)
+            elif own.corruption == config.corruption:
+                local.train(folder, data, report, stop)
             else:
-                outcome = select_locally(folder, members, report, stop)
+                local.train(folder, load_data(own), report, stop)
+        accuracies = accuracies_of(folder, config, data)
+        # Before anything is told of them: a second answer would cost again.
+        (path / ASKED_FILE).touch()
+        thresholds, cohorts = divided(selection, accuracies)
         cost = cost_by_ledger(folder, selection)
         suppositions = (config.unit_condition, *config.public_conditions)
         rows = statements(selection, cost, suppositions)
-        # Within the `with` blocks: a full disk ends with the advice to resume.
-        summary = _write(path, members, cost, rows, outcome)
+        members_of: dict[str, list[str]] = {name: [] for name in selection.cohorts}
+        for name, cohort in zip(data.client_names, cohorts, strict=True):
+            members_of[cohort].append(name)
+        # Within the `with` block: a full disk ends with the advice to resume.
+        summary = _write(path, config, cost, rows, thresholds, members_of)
     shutil.rmtree(folder.private)  # an update of each client: nobody goes on from them
     _show(path, rows, summary)
 
 
-def select_locally(
-    folder: RunFolder, members: Members, report: Report, stop: Stop
-) -> dict[str, Any]:
-    """Returns the outcome of the local engine; threads ask the clients.
+def accuracies_of(
+    folder: RunFolder, config: ResolvedConfig, data: FederatedImages
+) -> NDArray[np.float64]:
+    """Returns the classifier's accuracy on what each client holds out, shape (K,).
 
-    Privacy: as `select_clients`.
+    Privacy: reads private data; output private.
+
+    Args:
+        folder: of the classifier's run, which is finished.
+        config: of the selection.
+        data: of all clients, with the planted bug.
     """
-    config = members.config
-    if folder.config.corruption == config.corruption:
-        data = members.data
-    else:
-        # The classifier trains on intact images, and is measured on those of `members`.
-        data = load_data(folder.config)
-    local.train(folder, data, report, stop)
-    # What each client keeps to itself between questions.
-    own = [dict[str, Any]() for _ in range(config.num_clients)]
+    weights = load((folder.path / GENERATOR).read_bytes())
+
+    def measured(client: int) -> float:
+        return accuracy_of(config, data.of(client), weights)
+
     with ThreadPoolExecutor(
         config.num_workers,
         # One thread of torch for each worker, else they would compete for the cores.
         initializer=torch.set_num_threads,
         initargs=(1,),
     ) as workers:
-
-        def ask(question: str, details: Mapping[str, Any]) -> list[dict[str, Any]]:
-            # Between questions only: whoever is asked answers, and is counted.
-            if stop.is_set():
-                raise RunStopped(f"stopped before the question {question}")
-            asked = {"question": question, **details}
-
-            def answer(client: int) -> dict[str, Any]:
-                return members.answer(client, asked, own[client])
-
-            return list(workers.map(answer, range(config.num_clients)))
-
-        weights = (folder.path / GENERATOR).read_bytes()
-        return ask_cohorts(folder.path.parent, weights, ask)
+        return np.array([*workers.map(measured, range(data.num_clients))])
 
 
 # ------------------------------------------------------------------ results
@@ -248,14 +250,13 @@ def cost_by_ledger(folder: RunFolder, selection: Selection) -> SelectionCost | N
 
 def _write(
     path: Path,
-    members: Members,
+    config: ResolvedConfig,
     cost: SelectionCost | None,
     rows: Sequence[Statement],
-    outcome: dict[str, Any],
+    thresholds: Mapping[str, float],
+    cohorts: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
     """Writes the cohort files, then `cohorts.json`; returns its content."""
-    config = members.config
-    names = members.data.client_names
     if cost is None:
         selection_id = ""
         kind = cohort_file.SELECTED_OPENLY
@@ -266,16 +267,12 @@ def _write(
         selection_id = secrets.token_hex(8)
         kind = cohort_file.SELECTED_PRIVATELY
         condition_of_runs = cohort_file.INCLUDED
-    members_of: dict[str, list[str]] = {name: [] for name in members.selection.cohorts}
-    for name, cohort in zip(names, outcome["cohorts"], strict=True):
-        members_of[cohort].append(name)
-    cohorts = {cohort: tuple(own) for cohort, own in members_of.items()}
     # The title is a comment in the file, which has to stay on one line.
     source = config.data.splitlines()[0]
     for cohort, own in cohorts.items():
         if own:
-            title = f"{cohort}: {len(own)} of {len(names)} clients of {source}"
-            file = cohort_file.Cohort(own, kind, cost, selection_id)
+            title = f"{cohort}: {len(own)} of {config.num_clients} clients of {source}"
+            file = cohort_file.Cohort(tuple(own), kind, cost, selection_id)
             cohort_file.write_cohort(path / f"{cohort}.txt", file, title)
     if cost is None:
         cost_fields = None
@@ -287,10 +284,10 @@ def _write(
         "statements": [row.to_json() for row in rows],
         "cost": cost_fields,
         "id": selection_id,
-        "thresholds": {"below": outcome["low"], "above": outcome["high"]},
+        "thresholds": thresholds,
         "cohorts": {cohort: len(own) for cohort, own in cohorts.items()},
         "planted": planted_counts(config, cohorts),
-        "num_clients": len(names),
+        "num_clients": config.num_clients,
         "versions": versions(),
     }
     # Last: `resume` takes a folder with this file for a finished one.
@@ -315,9 +312,9 @@ def planted_counts(
 
 
 def _show(path: Path, rows: Sequence[Statement], summary: dict[str, Any]) -> None:
-    low = summary["thresholds"]["below"]
-    high = summary["thresholds"]["above"]
-    limits = {"selected": f"<= {low}", "above": f"> {high}", REST: "others"}
+    low = summary["thresholds"].get("below")
+    high = summary["thresholds"].get("above")
+    limits = {SELECTED: f"<= {low}", ABOVE: f"> {high}", REST: "others"}
     planted = summary["planted"]
     head = ["cohort", "accuracy", "clients"]
     if planted:
