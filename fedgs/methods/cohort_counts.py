@@ -117,8 +117,12 @@ class CohortCounts(Method[CountConfig]):
 
     def declared(self, config: CountConfig, round: int) -> Mapping[str, Declared]:
         """Returns the weights of the classifier by name, and the thresholds."""
-        weights = {n: Declared(shape) for n, shape in classifier.shapes(config).items()}
-        return {**weights, THRESHOLDS: Declared((len(config.thresholds.bounds),))}
+        declared: dict[str, Declared] = {}
+        for name, shape in classifier.shapes(config).items():
+            declared[name] = Declared(shape)
+        num_thresholds = len(config.thresholds.bounds)
+        declared[THRESHOLDS] = Declared((num_thresholds,))
+        return declared
 
     def begin(self, config: CountConfig, state: State) -> tuple[Request, None]:
         """Returns the classifier and the next thresholds; draws nothing.
@@ -126,10 +130,9 @@ class CohortCounts(Method[CountConfig]):
         Privacy: post-processing of DP output.
         """
         thresholds = _thresholds_after(config, state, _num_asked(config, state))
-        sent = torch.tensor(thresholds, dtype=torch.float32)
-        return asked(
-            config, state, {**state.generator.state_dict(), THRESHOLDS: sent}
-        ), None
+        tensors = dict(state.generator.state_dict())
+        tensors[THRESHOLDS] = torch.tensor(thresholds, dtype=torch.float32)
+        return asked(config, state, tensors), None
 
     def answer(
         self, config: CountConfig, client: OneClient, request: Request
@@ -145,8 +148,10 @@ class CohortCounts(Method[CountConfig]):
         if config.above is not None:
             # Also of NaN: who holds out nothing is not above.
             is_at_most.append(not accuracy > high)
-        signs = 2.0 * torch.tensor(is_at_most, dtype=torch.float32) - 1.0
-        return (_step(config) * signs)[None, None, None]
+        answers = torch.tensor(is_at_most, dtype=torch.float32)
+        signs = 2.0 * answers - 1.0  # 1 or -1
+        values = _step(config) * signs
+        return values[None, None, None]
 
     def finish(
         self, config: CountConfig, state: State, pending: None, released: Released
@@ -178,8 +183,12 @@ def cohorts_of(
         hosted: the numbers of its clients.
         request: the last question.
     """
-    own = [data.of(client) for client in hosted]
-    return {one.name: membership(*_measured(config, one, request)) for one in own}
+    cohorts: dict[str, str] = {}
+    for number in hosted:
+        client = data.of(number)
+        accuracy, low, high = _measured(config, client, request)
+        cohorts[client.name] = membership(accuracy, low, high)
+    return cohorts
 
 
 def outcome_of(config: CountConfig, state: State) -> dict[str, Any]:
@@ -193,16 +202,17 @@ def outcome_of(config: CountConfig, state: State) -> dict[str, Any]:
     """
     last = config.thresholds.num_questions - 1
     thresholds = _thresholds_after(config, state, last)
-    found = _counts(state)[last].tolist()
+    at_most = _counts(state)[last].tolist()
     limits: dict[str, float] = {}
     counts: dict[str, float] = {}
     if config.below is not None:
         limits["below"] = thresholds[0]
-        counts[SELECTED] = found[0]
+        counts[SELECTED] = at_most[0]
     if config.above is not None:
         limits["above"] = thresholds[-1]
-        counts[ABOVE] = config.num_clients - found[-1]
-    counts[REST] = config.num_clients - sum(counts.values())
+        counts[ABOVE] = config.num_clients - at_most[-1]
+    num_counted = sum(counts.values())
+    counts[REST] = config.num_clients - num_counted
     return {"thresholds": limits, "noisy_counts": counts}
 
 
@@ -227,18 +237,20 @@ def _measured(
     """
     weights = {name: request.tensors[name] for name in classifier.shapes(config)}
     accuracy = accuracy_of(config, client, weights)
+    thresholds = request.tensors[THRESHOLDS]
     low = NOBODY_BELOW
     high = NOBODY_ABOVE
     if config.below is not None:
-        low = float(request.tensors[THRESHOLDS][0])
+        low = float(thresholds[0])
     if config.above is not None:
-        high = float(request.tensors[THRESHOLDS][-1])
+        high = float(thresholds[-1])
     # As thresholds are sent: 0.7 is at most 0.7.
     return float(np.float32(accuracy)), low, high
 
 
 def _step(config: CountConfig) -> float:
-    return config.clip_bound / math.sqrt(len(config.thresholds.bounds))
+    num_thresholds = len(config.thresholds.bounds)
+    return config.clip_bound / math.sqrt(num_thresholds)
 
 
 def _num_asked(config: CountConfig, state: State) -> int:
