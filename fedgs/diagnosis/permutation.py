@@ -58,7 +58,9 @@ def splits(num_suspicious: int, num_healthy: int | None = None) -> Rows:
     num_healthy = num_healthy or num_suspicious
     total = num_healthy + num_suspicious
     if _count(num_suspicious, num_healthy) > MOST_SPLITS:
+        # Whose place in a random order is below G is suspicious.
         found = _random_orders(total) < num_suspicious
+        # The true one counts, so p is never 0.
         found[0] = np.arange(total) >= num_healthy
         return found
     first = 0

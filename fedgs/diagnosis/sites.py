@@ -128,7 +128,7 @@ def compare_sites(
     verdicts = dict[str, SiteVerdict]()
     remaining = tuple(sites)
     least_p = 0.0
-    while len(remaining) > 1:
+    while len(remaining) > 1:  # one alone has nobody to be compared with
         step = question.step(remaining, least_p)
         verdicts |= step
         out: set[str] = set()
@@ -137,6 +137,7 @@ def compare_sites(
                 out.add(site)
         if not out:
             break
+        # The next step is asked only because this one rejected.
         least_p = min(step[site].p for site in out)
         remaining = tuple(site for site in remaining if site not in out)
     return {site: verdicts[site] for site in sites}
@@ -179,6 +180,7 @@ class _Comparison:
         """Returns the samples, one site of which is the suspicious cohort."""
         number = self.names.index(site)
         further_on = (number + 1) * self._num_groups
+        # The last site is suspicious in `rows`; rolled on, this one is in its place.
         rows = np.roll(self.samples.rows, further_on, axis=1)
         return self.samples.split_by(rows)
 
@@ -186,6 +188,7 @@ class _Comparison:
         """Returns p of the exact test whether all sites are alike; see the module."""
         arrangements = permutation.arrangements(len(self.names), self._num_groups)
         total = np.zeros(len(arrangements))
+        # Over all sites: nobody has chosen one of them before the test.
         for number in range(len(self.names)):
             by_site = self.samples.split_by(arrangements == number)
             total += differences_of_splits(by_site)
@@ -203,6 +206,7 @@ class _Comparison:
             if other == first:
                 continue
 
+            # `other` is bound now, for the loop moves on.
             def gap(*rows: Rows, other: int = other) -> Array:
                 of_first = _squared(gram, rows, first)
                 return of_first - _squared(gram, rows, other)
@@ -303,9 +307,11 @@ class _Question:
                 if everyone.is_surely_spoilt(own.site, own.diagnosis):
                     spoilt.append(own)
             return spoilt
+        # The model of the module: fewer than half of the sites have a bug.
         if 2 * len(tied) >= len(everyone.names):
             return []
         verdicts = [found[site] for site in tied]
+        # Where two sites have a bug, either stands out among those that are no rivals.
         if len(tied) > 1:
             undisputed = tuple(name for name in everyone.names if name not in tied)
             verdicts = []
@@ -336,4 +342,5 @@ class _Question:
             self.entries,
             self.rule,
         )
+        # No site is named by more than the test of all sites together allows.
         return SiteVerdict(site, diagnosis, p=max(least_p, diagnosis.p))
