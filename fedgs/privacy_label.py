@@ -80,7 +80,7 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
     folder = RunFolder.open(path)
     config = folder.config
     rows, events, method, trust = _claims(folder, typed)
-    first = rows[0] if rows else _NO_ROW
+    first = next(iter(rows), _NO_ROW)
     conditions: dict[str, None] = {}  # each once, in their order
     for row in rows:
         conditions |= dict.fromkeys(row.conditions)
@@ -93,22 +93,21 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
         "epsilon is unbounded": not first.guarantee,
         "`fedgs audit` refuted it": not holds,
     }
-    flaw = next((text for text, is_there in flaws.items() if is_there), None)
-    if flaw is None:
+    found = [text for text, is_there in flaws.items() if is_there]
+    if found:
+        epsilon = None
+        guarantee = [NO_GUARANTEE, found[0]]
+    else:
         epsilon = first.epsilon
         guarantee = [LABEL_HOLDS, *_caveats(first)]
         if not folder.is_finished:
             guarantee.append(UNFINISHED)
-    else:
-        epsilon = None
-        guarantee = [NO_GUARANTEE, flaw]
-    kinds = Counter(_terms_in_words(event) for event in events)
     side = config.image_size
     public = [
         f"{config.num_clients} clients, {config.num_classes} classes",
         f"images of {config.image_channels} x {side} x {side}",
-        *(text for text in conditions if "public" in text),
     ]
+    public += [text for text in conditions if "public" in text]
     return {
         "guarantee": "; ".join(guarantee),
         "epsilon": epsilon,
@@ -116,10 +115,10 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
         "unit_of_privacy": first.unit_in_words,
         "relation": first.relation,
         "adversary": first.adversary,
-        "mechanism": [method, *(f"{count} x {text}" for text, count in kinds.items())],
+        "mechanism": [method, *_releases(events)],
         "composition": first.theorem,
         "trust_model": trust,
-        "who_sees_what": _who_sees_what(rows, is_void=flaw is not None),
+        "who_sees_what": _who_sees_what(rows, is_void=bool(found)),
         "public": public,
         "not_covered": [*NOT_COVERED],
         "audit": "one release attacked" if bound else "not audited",
@@ -147,12 +146,24 @@ def _claims(
         best.setdefault((row.adversary, row.relation), row)
     events = [asdict(event) for event in folder.read_ledger().events]
     method = "noise on sums of gradients or embeddings that the clients clip"
-    trust = _TRUST_IN_NODES if config.node_names else _TRUST_IN_CURATOR
-    return [*best.values()], events, method, trust
+    trust = _TRUST_IN_CURATOR
+    if config.node_names:
+        trust = _TRUST_IN_NODES
+    return list(best.values()), events, method, trust
+
+
+def _releases(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns how often what was released."""
+    kinds = Counter(_terms_in_words(event) for event in events)
+    return [f"{count} x {text}" for text, count in kinds.items()]
 
 
 def _terms_in_words(event: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {event[name]}" for name in _TERMS if name in event)
+    terms: list[str] = []
+    for name in _TERMS:
+        if name in event:
+            terms.append(f"{name} {event[name]}")
+    return ", ".join(terms)
 
 
 def _who_sees_what(rows: Sequence[Statement], is_void: bool) -> list[dict[str, Any]]:

@@ -47,11 +47,14 @@ def stream(seed: int | str, purpose: str, *indices: int) -> np.random.Generator:
     np.True_
     """
     words = [str(seed), purpose]
-    words += [str(index) for index in indices]
-    digest = hashlib.sha256("/".join(words).encode()).digest()
+    for index in indices:
+        words.append(str(index))
+    name = "/".join(words)
+    digest = hashlib.sha256(name.encode()).digest()
     # A key of Philox has 128 bits.
     key = int.from_bytes(digest[:16], "little")
-    return np.random.Generator(np.random.Philox(key=key))
+    philox = np.random.Philox(key=key)
+    return np.random.Generator(philox)
 
 
 def derived_seed(seed: int, purpose: str, *indices: int) -> int:
@@ -59,4 +62,5 @@ def derived_seed(seed: int, purpose: str, *indices: int) -> int:
 
     Privacy: public.
     """
-    return int(stream(seed, purpose, *indices).integers(2**63))
+    rng = stream(seed, purpose, *indices)
+    return int(rng.integers(2**63))

@@ -283,7 +283,10 @@ def new_run(name: str, given: Mapping[str, Any]) -> tuple[BaselineRun, Federated
     asked = _given_of(BaselineRequest, given)
     own = made_settings(method, of_method)
     request = BaselineRequest(**asked)
-    of_run = {n: x for n, x in given.items() if n not in of_method and n not in asked}
+    of_run: dict[str, Any] = {}
+    for setting, value in given.items():
+        if setting not in of_method and setting not in asked:
+            of_run[setting] = value
     config = overridden(RunConfig(), dict(method.recipe) | of_run | OF_CENTRAL)
     config = with_held_out(config, of_run)
     check_run(method, config)
@@ -386,15 +389,17 @@ def capped(data: FederatedImages, cap: int | None, seed: int) -> FederatedImages
     key = str(seed).encode()
 
     def hash_of(row: int) -> bytes:
-        return hashlib.sha256(key + data.images[row].tobytes()).digest()
+        content = key + data.images[row].tobytes()
+        return hashlib.sha256(content).digest()
 
     def kept(records: NDArray[np.int64]) -> NDArray[np.int64]:
         if len(records) <= cap:
             return records
         hashes = [hash_of(row) for row in records]
-        order = sorted(range(len(records)), key=hashes.__getitem__)
+        by_hash = sorted(range(len(records)), key=lambda place: hashes[place])
         # In their old order: which of them are first tells nothing of the hashes.
-        return records[np.sort(order[:cap])]
+        places = np.sort(by_hash[:cap])
+        return records[places]
 
     records = tuple(kept(own) for own in data.client_records)
     return dataclasses.replace(data, client_records=records)

@@ -36,7 +36,7 @@ differential privacy of the sampled Gaussian mechanism", 2019, section 3.3.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,8 +66,10 @@ def log_moments(distances: Floats, rate: float, orders: Floats = ORDERS) -> Floa
     rows: list[Floats] = []
     for order in orders:
         k = np.arange(order + 2)
-        log_chances = cast(Any, binom).logpmf(k, order + 1, rate)
-        exponents = np.outer(distances**2, k * (k - 1) / 2)
+        binomial: Any = binom
+        log_chances = binomial.logpmf(k, order + 1, rate)
+        growth = k * (k - 1) / 2
+        exponents = np.outer(distances**2, growth)
         # In logarithms, because e^(k^2 d^2 / 2) overflows for a small noise.
         log_mean = logsumexp(log_chances + exponents, axis=1)
         rows.append(np.asarray(log_mean))
@@ -90,10 +92,14 @@ def step_cost(moments: Floats, total_steps: int) -> Floats:
     scaled = total_steps * moments
     top = scaled.max(axis=1, keepdims=True)
     shares = np.exp(scaled - top)  # at most 1: no overflow
-    quantile = float(cast(Any, t).isf(FAILURE, count - 1))
-    error = shares.std(axis=1) / math.sqrt(count - 1)
+    # An upper bound of their mean, by Student's t.
+    degrees = count - 1
+    students_t: Any = t
+    quantile = float(students_t.isf(FAILURE, degrees))
+    error = shares.std(axis=1) / math.sqrt(degrees)
     bound = shares.mean(axis=1) + quantile * error
-    return (top[:, 0] + np.log(bound)) / total_steps
+    log_bound = top[:, 0] + np.log(bound)
+    return log_bound / total_steps
 
 
 def bayesian_epsilon(costs: Floats, num_steps: int, delta: float) -> float:

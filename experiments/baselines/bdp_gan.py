@@ -88,7 +88,8 @@ class BdpGan(DPSGDGan[BdpGanSettings]):
         Raises:
             UserError: too large a batch, or too few images for an estimate.
         """
-        if (count := self.data.sizes.sum()) < COST_RECORDS:
+        count = self.data.sizes.sum()
+        if count < COST_RECORDS:
             raise UserError(
                 f"data has {count} images: each step's Bayesian cost is estimated from "
                 f"{COST_RECORDS} of them; give more images"
@@ -103,9 +104,8 @@ class BdpGan(DPSGDGan[BdpGanSettings]):
         """Returns the Bayesian cost of the step for each order: private."""
         if self.noise_per_clip == 0:
             return [0.0] * len(bayesian.ORDERS)  # `guarantees` says unbounded
-        distances = (
-            self.gradient_norms(index) / self.settings.clip / self.noise_per_clip
-        )
+        norms = self.gradient_norms(index)
+        distances = norms / self.settings.clip / self.noise_per_clip
         moments = bayesian.log_moments(distances, self.rate)
         return bayesian.step_cost(moments, self.settings.steps).tolist()
 
@@ -118,12 +118,19 @@ class BdpGan(DPSGDGan[BdpGanSettings]):
             Shape (COST_RECORDS,), at most the clip bound, float64.
         """
         seed = self.config.noise_seed
-        # The estimate supposes a fair draw: a public seed could have been chosen.
-        rng = stream(secret() if seed is None else seed, "bayesian-records", index)
+        if seed is None:
+            # The estimate supposes a fair draw: a public seed could have been chosen.
+            seed = secret()
+        rng = stream(seed, "bayesian-records", index)
         drawn = rng.choice(len(self.labels), COST_RECORDS, replace=False)
-        rows, clip = torch.from_numpy(drawn), self.settings.clip
-        grads = dp_sgd.clipped_rows(self.discriminator, self.real_losses, rows, clip)
-        return torch.cat([*grads]).norm(dim=1).double().cpu().numpy()
+        grads = dp_sgd.clipped_rows(
+            self.discriminator,
+            self.real_losses,
+            torch.from_numpy(drawn),
+            self.settings.clip,
+        )
+        norms = torch.cat(list(grads)).norm(dim=1)
+        return norms.double().cpu().numpy()
 
     @classmethod
     def calibrated(

@@ -191,11 +191,13 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
         every = torch.arange(len(fakes))
         fake = dp_sgd.clipped_sum(self.discriminator, fake_losses, every, clip)
         source = dp_sgd.noise_source(config, index)
-        gradient = dp_sgd.noisy(real, self.noise_per_clip * clip, source) + fake
+        released = dp_sgd.noisy(real, self.noise_per_clip * clip, source)
+        gradient = released + fake
         # By the expected number: how many were drawn is private.
         dp_sgd.set_grads(self.discriminator, gradient / count)
         if self.settings.optimizer == "sgd":
-            decay = 1 - SGD_DECAY * min(index / SGD_DECAY_STEPS, 1.0)
+            progress = min(index / SGD_DECAY_STEPS, 1.0)
+            decay = 1 - SGD_DECAY * progress
             for group in self.private_optimizer.param_groups:
                 group["lr"] = config.discriminator_learning_rate * decay
         self.private_optimizer.step()
@@ -213,9 +215,11 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
         z, labels = self.latents(rng, self.settings.expected_batch)
         # Opacus would keep a gradient of every fake, which nobody needs here.
         self.discriminator.disable_hooks()
-        scores = self.discriminator(self.net(z, labels), labels)
+        fakes = self.net(z, labels)
+        scores = self.discriminator(fakes, labels)
+        loss = F.softplus(-scores).mean()
         with dp_sgd.quiet():
-            descend(self.optimizer, F.softplus(-scores).mean())
+            descend(self.optimizer, loss)
         self.discriminator.enable_hooks()
         self.discriminator.zero_grad(set_to_none=True)
         done = index // self.settings.steps_per_generator_step

@@ -106,21 +106,27 @@ class GPate(PateBaseline[GPateSettings]):
         images = self.net(z, labels)
         fakes = images.detach()
         projections = self._projections(index, fakes)
-        counts = self._votes(fakes, labels, projections).reshape(-1, settings.num_bins)
+        votes = self._votes(fakes, labels, projections)
+        counts = votes.reshape(-1, settings.num_bins)
         coordinates, event = self._release(index, counts)
-        middles = torch.from_numpy(coordinates).to(fakes).view(len(fakes), 1, -1)
+        middles = torch.from_numpy(coordinates).to(fakes)
+        middles = middles.view(len(fakes), 1, -1)
         # Back from k coordinates to pixels: the same projection, transposed.
-        wanted = fakes + (middles @ projections).view_as(fakes)
-        self.move_generator((images - wanted).square().sum())
+        improvement = middles @ projections
+        wanted = fakes + improvement.view_as(fakes)
+        loss = (images - wanted).square().sum()
+        self.move_generator(loss)
         return event
 
     def _projections(self, index: int, images: Images) -> Tensor:
         """Draws P of each fake, (B, k, pixels), entries N(0, 1/k): public."""
         dim = self.settings.projection_dim
         rng = stream(self.seed, "projection", index)
-        shape = (len(images), dim, images[0].numel())
-        drawn = rng.standard_normal(shape, dtype=np.float32) / math.sqrt(dim)
-        return torch.from_numpy(drawn).to(images.device)
+        num_pixels = images[0].numel()
+        shape = (len(images), dim, num_pixels)
+        drawn = rng.standard_normal(shape, dtype=np.float32)
+        scaled = drawn / math.sqrt(dim)
+        return torch.from_numpy(scaled).to(images.device)
 
     def _votes(
         self, images: Images, labels: Labels, projections: Tensor

@@ -200,8 +200,13 @@ class _Session(Session):
 
 def _split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the values whose names begin with `SECRET`, and the others."""
-    secret = {name: x for name, x in values.items() if name.startswith(SECRET)}
-    public = {name: x for name, x in values.items() if name not in secret}
+    secret: dict[str, Any] = {}
+    public: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.startswith(SECRET):
+            secret[name] = value
+        else:
+            public[name] = value
     return secret, public
 
 

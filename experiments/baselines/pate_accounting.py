@@ -34,7 +34,7 @@ Source:
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,10 @@ _ABOVE = 1 + 1e-9  # over a root that is found numerically
 
 
 def confident_gnmax_mu(
-    num_queries: int, threshold_std: float, answer_std: float, distance: float
+    num_queries: int,
+    threshold_std: float,
+    answer_std: float,
+    distance: float,
 ) -> float:
     """Returns mu of confident GNMax queries, Eq. 1: all of them count as answered.
 
@@ -66,8 +69,10 @@ def confident_gnmax_mu(
         return 0.0
     if threshold_std == 0 or answer_std == 0:
         return math.inf
-    per_query = threshold_std**-2 + (distance / answer_std) ** 2
-    return math.sqrt(num_queries * per_query)
+    of_check = threshold_std**-2
+    of_answer = (distance / answer_std) ** 2
+    squared = num_queries * (of_check + of_answer)
+    return math.sqrt(squared)
 
 
 def pure_delta(epsilon_0: float, num_queries: int, epsilon: float) -> float:
@@ -75,18 +80,22 @@ def pure_delta(epsilon_0: float, num_queries: int, epsilon: float) -> float:
 
     Privacy: public.
     """
-    # Outcomes whose loss is below epsilon add nothing.
     if epsilon_0 == 0:
         return 0.0
+    # Outcomes whose loss is below epsilon add nothing.
     highest = math.floor((num_queries - epsilon / epsilon_0) / 2)
     if highest < 0:
         return 0.0
-    flips = np.arange(highest + 1)
+    flips = np.arange(highest + 1)  # j
     loss = (num_queries - 2 * flips) * epsilon_0
-    log_weights = cast(Any, binom).logpmf(flips, num_queries, expit(-epsilon_0))
+    flip_probability = expit(-epsilon_0)  # 1 - p
+    binomial: Any = binom
+    log_weights = binomial.logpmf(flips, num_queries, flip_probability)
     # expm1 is accurate where the loss is hardly above epsilon.
-    excess = -np.expm1(np.minimum(0.0, epsilon - loss))
-    return float(np.exp(log_weights) @ excess)
+    exponents = np.minimum(0.0, epsilon - loss)
+    excess = -np.expm1(exponents)
+    weights = np.exp(log_weights)
+    return float(weights @ excess)
 
 
 def pure_epsilon(epsilon_0: float, num_queries: int, delta: float) -> float:
@@ -132,7 +141,9 @@ def pure_per_query(epsilon: float, num_queries: int, delta: float) -> float:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    return float(cast(Any, optimize).brentq(function, low, high, rtol=1e-12))
+    solver: Any = optimize
+    root = solver.brentq(function, low, high, rtol=1e-12)
+    return float(root)
 
 
 def confident_gnmax_rdp(
@@ -158,12 +169,15 @@ def confident_gnmax_rdp(
 
     Source: Papernot et al. 2018, Algorithm 1; G-PATE `gnmax_thresh_aggregator`.
     """
-    log_passed = log_ndtr((counts.max(axis=1) - threshold) / threshold_std)
-    log_rarer = np.minimum(log_passed, log_one_minus_exp(log_passed))
+    highest = counts.max(axis=1)
+    log_passed = log_ndtr((highest - threshold) / threshold_std)
+    log_failed = log_one_minus_exp(log_passed)
+    log_rarer = np.minimum(log_passed, log_failed)
     # The count at the top moves by 1 where a histogram moves by sqrt 2.
     checked = gnmax_rdp(log_rarer, math.sqrt(2) * threshold_std)
     log_q = log_pr_not_plurality(counts[is_answered], answer_std)
-    return checked.sum(axis=0) + gnmax_rdp(log_q, answer_std).sum(axis=0)
+    answered = gnmax_rdp(log_q, answer_std)
+    return checked.sum(axis=0) + answered.sum(axis=0)
 
 
 def log_pr_not_plurality(counts: npt.NDArray[Any], noise_std: float) -> Floats:
@@ -178,12 +192,17 @@ def log_pr_not_plurality(counts: npt.NDArray[Any], noise_std: float) -> Floats:
     Source: Papernot et al. 2018, Proposition 7.
     """
     ordered = np.sort(counts, axis=1)
-    gaps = ordered[:, -1:] - ordered[:, :-1]
+    top = ordered[:, -1:]
+    others = ordered[:, :-1]
+    gaps = top - others
     # The difference of two noisy counts has sqrt 2 times the noise of one.
-    beaten = log_ndtr(-gaps / (math.sqrt(2) * noise_std))
-    log_q = np.asarray(logsumexp(beaten, axis=1), np.float64)
+    gap_std = math.sqrt(2) * noise_std
+    log_beaten = log_ndtr(-gaps / gap_std)
+    # A union bound over the other bins.
+    log_q = np.asarray(logsumexp(log_beaten, axis=1), np.float64)
     # The plurality is answered at least as often as any other bin.
-    largest = math.log1p(-1 / counts.shape[1])
+    num_bins = counts.shape[1]
+    largest = math.log1p(-1 / num_bins)
     return np.minimum(log_q, largest)
 
 
@@ -202,31 +221,44 @@ def gnmax_rdp(log_q: Floats, noise_std: float) -> Floats:
     Source: Papernot et al. 2018, Theorem 6, with the orders of Proposition 10.
     """
     log_q = log_q[:, None]
-    orders = GNMAX_ORDERS
-    order_2 = noise_std * np.sqrt(-log_q)
-    order_1 = order_2 + 1
-    rdp_1 = order_1 / noise_std**2
-    rdp_2 = order_2 / noise_std**2
+    orders = GNMAX_ORDERS  # lambda
+    variance = noise_std**2
+    order_2 = noise_std * np.sqrt(-log_q)  # mu_2
+    order_1 = order_2 + 1  # mu_1
+    rdp_1 = order_1 / variance  # epsilon_1
+    rdp_2 = order_2 / variance  # epsilon_2
+    less_1 = order_1 - 1
+    less_2 = order_2 - 1
     with np.errstate(all="ignore"):  # what the conditions exclude
-        factors = np.log(order_1 / (order_1 - 1)) + np.log(order_2 / (order_2 - 1))
-        applies = (order_1 > orders) & (order_2 > 1) & (-log_q > rdp_2)
-        applies &= log_q <= (order_2 - 1) * rdp_2 - order_2 * factors
+        factor_1 = np.log(order_1 / less_1)
+        factor_2 = np.log(order_2 / less_2)
+        factors = factor_1 + factor_2
+        highest_log_q = less_2 * rdp_2 - order_2 * factors
+        applies = order_1 > orders
+        applies = applies & (order_2 > 1)
+        applies &= -log_q > rdp_2
+        applies &= log_q <= highest_log_q
         # Theorem 6, with A and B by their logarithms.
         log_p = log_one_minus_exp(log_q)
-        below = log_one_minus_exp((log_q + rdp_2) * (1 - 1 / order_2))
-        log_a = (orders - 1) * (log_p - below)
-        log_b = (orders - 1) * (rdp_1 - log_q / (order_1 - 1))
-        dependent = np.logaddexp(log_p + log_a, log_q + log_b) / (orders - 1)
-    independent = np.broadcast_to(orders / noise_std**2, applies.shape)
-    return np.where(applies, np.minimum(dependent, independent), independent)
+        exponent = (log_q + rdp_2) * (1 - 1 / order_2)
+        below = log_one_minus_exp(exponent)
+        power = orders - 1
+        log_a = power * (log_p - below)
+        log_b = power * (rdp_1 - log_q / less_1)
+        log_moment = np.logaddexp(log_p + log_a, log_q + log_b)
+        dependent = log_moment / power
+    independent = np.broadcast_to(orders / variance, applies.shape)
+    smaller = np.minimum(dependent, independent)
+    return np.where(applies, smaller, independent)
 
 
 def log_one_minus_exp(log_p: Floats) -> Floats:
     """Returns log(1 - e^x) for x <= 0, accurate at both ends."""
+    is_small = log_p < -math.log(2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(
-            log_p < -math.log(2), np.log1p(-np.exp(log_p)), np.log(-np.expm1(log_p))
-        )
+        where_small = np.log1p(-np.exp(log_p))
+        where_large = np.log(-np.expm1(log_p))
+    return np.where(is_small, where_small, where_large)
 
 
 def rdp_epsilon(rdp: Floats, delta: float) -> float:
@@ -234,7 +266,8 @@ def rdp_epsilon(rdp: Floats, delta: float) -> float:
 
     Source: Mironov, "Renyi differential privacy", CSF 2017, Proposition 3.
     """
-    by_order = rdp - math.log(delta) / (GNMAX_ORDERS - 1)
+    log_delta = math.log(delta)
+    by_order = rdp - log_delta / (GNMAX_ORDERS - 1)
     return float(by_order.min())
 
 
@@ -261,18 +294,23 @@ def laplace_moments(
     Source: Papernot et al. 2017, Theorem 3 and Lemma 4; Jordon et al., "PATE-GAN",
         ICLR 2019, Algorithm 1; reference `pate_gan.py`.
     """
-    moments = np.arange(1.0, NUM_MOMENTS + 1)
-    scaled = inverse_scale * np.asarray(gaps, np.float64)[:, None]
+    moments = np.arange(1.0, NUM_MOMENTS + 1)  # l
+    gaps = np.asarray(gaps, np.float64)[:, None]
+    scaled = inverse_scale * gaps
     q = (2 + scaled) * np.exp(-scaled) / 4
+    p = 1 - q
     independent = 2 * inverse_scale**2 * moments * (moments + 1)
     with np.errstate(all="ignore"):
-        growth = np.exp(2 * inverse_scale)
-        kept = (1 - q) * ((1 - q) / (1 - q * growth)) ** moments
-        dependent = np.log(kept + q * growth**moments)
+        growth = np.exp(2 * inverse_scale)  # e^(2 lambda)
+        ratio = p / (1 - q * growth)
+        kept = p * ratio**moments
+        flipped = q * growth**moments
+        dependent = np.log(kept + flipped)
     applies = np.isfinite(dependent)
     if needs_condition:
         applies &= q < 1 / (growth + 1)  # (g - 1) / (g^2 - 1)
-    charged = np.where(applies, np.minimum(dependent, independent), independent)
+    smaller = np.minimum(dependent, independent)
+    charged = np.where(applies, smaller, independent)
     return charged.sum(axis=0)
 
 
@@ -282,5 +320,6 @@ def moments_epsilon(moments: Floats, delta: float) -> float:
     Source: Abadi et al., "Deep learning with differential privacy", 2016, Theorem 2.
     """
     orders = np.arange(1.0, NUM_MOMENTS + 1)
-    by_order = (moments - math.log(delta)) / orders
+    log_delta = math.log(delta)
+    by_order = (moments - log_delta) / orders
     return float(by_order.min())

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from experiments.baselines import pate_accounting as accounting
 from experiments.baselines.baseline import AuditScores, Facts, StepEvent, descend
@@ -107,6 +107,12 @@ class Judge(nn.Module):
         return self.output(F.relu(self.hidden(inputs))).squeeze(1)
 
 
+def _is_real(teacher: Any, images: Images, labels: Labels) -> Tensor:
+    """Returns a teacher's vote on each image, 0 or 1."""
+    is_real = teacher(images, labels) > 0
+    return is_real.long()
+
+
 class PateGan(PateBaseline[PateGanSettings]):
     """The baseline `pate-gan`."""
 
@@ -121,33 +127,45 @@ class PateGan(PateBaseline[PateGanSettings]):
     def build(self) -> None:
         """Builds teachers and student."""
         super().build()
-        self.student = build(Judge, self.config, derived_seed(self.seed, "student"))
-        self.student_adam = self.new_adam(self.student.to(self.config.device))
-        self.parts |= {"student": self.student, "student_adam": self.student_adam}
+        seed = derived_seed(self.seed, "student")
+        self.student = build(Judge, self.config, seed)
+        self.student.to(self.config.device)
+        self.student_adam = self.new_adam(self.student)
+        self.parts["student"] = self.student
+        self.parts["student_adam"] = self.student_adam
 
     def step(self, index: int) -> dict[str, Any]:
         """Trains the teachers, the student on their labels, and the generator."""
         self.train_teachers(index)
         count = self.settings.batch_size
         steps = self.settings.student_steps
+        first = index * steps
         asked: list[npt.NDArray[np.int64]] = []
-        for step in range(index * steps, (index + 1) * steps):
-            images, labels = self.fakes(stream(self.seed, "labelled", step), count)
-            asked.append(self._votes(images, labels))
+        for step in range(first, first + steps):
+            rng = stream(self.seed, "labelled", step)
+            images, labels = self.fakes(rng, count)
+            ones = self._votes(images, labels)
+            asked.append(ones)
             # The only thing that leaves the teachers, and it is noisy.
-            answers = torch.from_numpy(self._release(step, asked[-1])).to(images)
+            released = self._release(step, ones)
+            answers = torch.from_numpy(released).to(images)
             scores = self.student(images, labels)
             loss = F.binary_cross_entropy_with_logits(scores, answers)
             descend(self.student_adam, loss)
-        z, labels = self.latents(stream(self.seed, "latent", index), count)
-        judged = self.student(self.net(z, labels), labels)
-        self.move_generator(F.softplus(-judged).mean())
+        rng = stream(self.seed, "latent", index)
+        z, labels = self.latents(rng, count)
+        images = self.net(z, labels)
+        judged = self.student(images, labels)
+        loss = F.softplus(-judged).mean()
+        self.move_generator(loss)
         return self._event(np.concatenate(asked))
 
     def _votes(self, images: Images, labels: Labels) -> npt.NDArray[np.int64]:
         """Returns n_1 of each fake, how many teachers call it real: private."""
-        answers = self.ask(lambda net, x, y: (net(x, y) > 0).long(), images, labels)
-        return torch.stack([each.sum(0) for each in answers]).sum(0).cpu().numpy()
+        counts: list[Tensor] = []
+        for answers in self.ask(_is_real, images, labels):
+            counts.append(answers.sum(0))
+        return torch.stack(counts).sum(0).cpu().numpy()
 
     def _release(
         self, step: int, ones: npt.NDArray[np.int64]

@@ -88,17 +88,19 @@ class WganGp(Baseline[WganGpSettings]):
     def step(self, index: int) -> dict[str, Any]:
         """Trains the discriminator n_dis steps, then the generator one."""
         advance_in_place(self.net)
+        config = self.config
         size = self.settings.batch_size
         rng = stream(self.seed, "latent", index)
-        fakes, labels = self.fakes(rng, self.config.discriminator_steps * size)
+        num_fakes = config.discriminator_steps * size
+        fakes, labels = self.fakes(rng, num_fakes)
         z, asked = self.latents(rng, size)
         images = self.net(z, asked)
         # The discriminator sees real images of the fakes' labels, as clients do.
         labels_drawn = labels.cpu().numpy()
-        draws = Draws(self.config, self.everything, "wgan-gp", index, labels_drawn)
+        draws = Draws(config, self.everything, "wgan-gp", index, labels_drawn)
         stack = self.discriminator
-        only = torch.zeros(1, dtype=torch.int64, device=self.config.device)
-        train_discriminators(self.config, stack, only, draws, fakes, labels)
+        only = torch.zeros(1, dtype=torch.int64, device=config.device)
+        train_discriminators(config, stack, only, draws, fakes, labels)
         # As in GS-WGAN the generator gets gradients of its images, here without noise.
         grads = stack.query(only, images.detach(), asked)[0]
         jacobian_step(self.optimizer, images, grads / len(images))

@@ -27,11 +27,12 @@ def compare(request: CompareRequest, settings: dict[str, Any]) -> None:
 
     def tables_of(lines: Lines) -> list[Table]:
         shown = [row for row in rows(lines) if row.name in names]
-        known = [
-            overview(data, kind, shown)
-            for data in dict.fromkeys(row.data for row in shown)
-            for kind in UNITS
-        ]
-        return [table for table in known if table.rows]
+        tables: list[Table] = []
+        for data in dict.fromkeys(row.data for row in shown):
+            for kind in UNITS:
+                table = overview(data, kind, shown)
+                if table.rows:
+                    tables.append(table)
+        return tables
 
     fill(cells, request, lambda lines: page(rows(lines)), tables_of)

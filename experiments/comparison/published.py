@@ -32,8 +32,9 @@ def beside_the_paper(data: str, rows: Sequence[Row]) -> Table | None:
     ours = {(row.method, row.asked): row for row in rows if row.data == data}
     cells: list[list[str]] = []
     for title, (name, epsilon) in OURS.items():
-        # A row that was not run has a line too, so that nothing seems left out.
-        row = ours.get((name, epsilon)) or Row(data, name, epsilon, "–")
+        row = ours.get((name, epsilon))
+        if row is None:  # it was not run, and has a line so that nothing seems left out
+            row = Row(data, name, epsilon, "–")
         published = TABLE_1[data][title]
         cells.append([title, *published, name, *_ours(row)])
     head = ["Table 1", "published CNN", "published 13", "our row", "unit", "CNN", "13"]
@@ -54,13 +55,21 @@ def by_classifier(data: str, rows: Sequence[Row]) -> Table | None:
     cells: list[list[str]] = []
     for title, column in PUBLISHED[data].items():
         cells.append([f"{title}, published", *_means([column], 2)])
-        row = ours.pop(OURS[title], None) if title in OURS else None
+        if title not in OURS:
+            continue
+        row = ours.pop(OURS[title], None)
         if row is not None:
             cells.append(_own(row))
     # Then those that the paper has no row for.
-    cells += [_own(row) for row in ours.values()]
-    head = ["trained on", *(name.replace("_", " ") for name in CLASSIFIERS), "mean"]
-    table = "A2" if data == "fashion-mnist" else "A1"
+    for row in ours.values():
+        cells.append(_own(row))
+    head = ["trained on"]
+    for name in CLASSIFIERS:
+        head.append(name.replace("_", " "))
+    head.append("mean")
+    table = "A1"
+    if data == "fashion-mnist":
+        table = "A2"
     return Table(f"{data}: the paper's Table {table} beside our rows", head, cells)
 
 
@@ -81,7 +90,7 @@ def _judged(row: Row) -> list[dict[str, float]]:
     found: list[dict[str, float]] = []
     for line in row.done:
         column = line.get("accuracy_by_classifier") or {}
-        if {*column} == {*CLASSIFIERS}:
+        if set(column) == set(CLASSIFIERS):
             found.append(column)
     return found
 
@@ -96,6 +105,7 @@ def _own(row: Row) -> list[str]:
 def _means(columns: Sequence[dict[str, float]], digits: int) -> list[str]:
     means: list[float] = []
     for name in CLASSIFIERS:
-        means.append(mean(column[name] for column in columns))
+        values = [column[name] for column in columns]
+        means.append(mean(values))
     means.append(mean(means))
     return [f"{value:.{digits}f}" for value in means]

@@ -18,7 +18,7 @@ from fedgs.app.tables import Table
 from fedgs.privacy.rounding import lower, upper
 
 CANNOT = "–"
-_ASKED_EPSILONS = (*EPSILONS, None)  # None is without noise
+
 _RELATIONS_SHOWN = ("add-or-remove", "zero-out", "replace-one")  # in this order
 UNITS = {
     "user": "epsilon of one user (a client with all its images)",
@@ -39,20 +39,34 @@ def overview(data: str, kind: str, rows: Sequence[Row]) -> Table:
         kind: a key of `UNITS`.
         rows: of all data and units.
     """
-    chosen = [row for row in rows if (row.data, row.unit) == (data, kind)]
-    shown = {(row.method, row.asked): row.shown for row in chosen}
-    names = {row.method: row.marked for row in chosen}
+    columns: list[float | None] = [*EPSILONS, None]  # None is without noise
+    names: dict[str, str] = {}
+    shown: dict[tuple[str, float | None], str] = {}
+    extra: set[float] = set()
+    for row in rows:
+        if row.data == data and row.unit == kind:
+            names[row.method] = row.marked
+            shown[row.method, row.asked] = row.shown
+            if row.asked and row.asked not in EPSILONS:
+                extra.add(row.asked)
     # Epsilons that only some rows were asked for have their columns at the end.
-    extra = sorted({row.asked for row in chosen if row.asked} - {*EPSILONS})
-    columns = (*_ASKED_EPSILONS, *extra)
+    columns += sorted(extra)
     head = ["method"]
     for epsilon in columns:
-        head.append("none" if epsilon is None else f"{epsilon:g}")
+        head.append(_asked(epsilon))
     cells: list[list[str]] = []
     for method, marked in names.items():
-        scores = [shown.get((method, asked), CANNOT) for asked in columns]
-        cells.append([marked, *scores])
+        line = [marked]
+        for epsilon in columns:
+            line.append(shown.get((method, epsilon), CANNOT))
+        cells.append(line)
     return Table(f"{data}: accuracy of the CNN, FID, by {UNITS[kind]}", head, cells)
+
+
+def _asked(epsilon: float | None) -> str:
+    if epsilon is None:
+        return "none"
+    return f"{epsilon:g}"
 
 
 def details(data: str, kind: str, rows: Sequence[Row]) -> Table:
@@ -60,13 +74,22 @@ def details(data: str, kind: str, rows: Sequence[Row]) -> Table:
 
     The unit of a row that was run is that of its lines: without noise there is none.
     """
-    chosen = [row for row in rows if row.data == data and row.done]
-    chosen = [row for row in chosen if row.done[0]["unit"] == kind]
-    # Without noise first, then from the largest epsilon to the smallest.
-    chosen.sort(key=lambda row: (-(row.asked or math.inf), -row.accuracy))
-    found = [_details(row, kind) for row in chosen]
-    head = list(found[0]) if found else []
-    cells = [[*row.values()] for row in found]
+    chosen: list[Row] = []
+    for row in rows:
+        if row.data == data and row.done and row.done[0]["unit"] == kind:
+            chosen.append(row)
+
+    def rank(row: Row) -> tuple[float, float]:
+        # Without noise first, then from the largest epsilon to the smallest.
+        epsilon = row.asked or math.inf
+        return -epsilon, -row.accuracy
+
+    head: list[str] = []
+    cells: list[list[str]] = []
+    for row in sorted(chosen, key=rank):
+        found = _details(row, kind)
+        head = list(found)
+        cells.append(list(found.values()))
     caption = f"{data}: {UNITS[kind]}, what was run"
     return Table(caption, head, cells, numeric=False)
 
@@ -74,10 +97,10 @@ def details(data: str, kind: str, rows: Sequence[Row]) -> Table:
 def _details(row: Row, kind: str) -> dict[str, str]:
     """Returns a row of `details` by the names of its columns."""
     first = row.done[0]
-    cells = {
-        "method": row.marked + (" *" if first["reduced"] else ""),
-        "epsilon asked": "none" if row.asked is None else f"{row.asked:g}",
-    }
+    method = row.marked
+    if first["reduced"]:
+        method += " *"
+    cells = {"method": method, "epsilon asked": _asked(row.asked)}
     if kind != "none":
         cells[f"epsilon of one {kind}"] = _epsilons(first, kind)
     if kind == "record":
@@ -85,24 +108,21 @@ def _details(row: Row, kind: str) -> dict[str, str]:
         if first["cap"] is not None:
             of_user += f" (cap {first['cap']})"
         cells["of a user, by group privacy"] = of_user
-    cells |= {
-        "CNN": _accuracy(row),
-        "13": _thirteen(row),
-        "FID": _number(row.mean("fid"), ".1f"),
-        "coverage": _number(row.mean("coverage"), ".2f"),
-        "audited (one release)": _audit(first["audit"]),
-        "bytes/client": _bytes(first["bytes_per_client"]),
-        "releases": str(first["releases"]),
-        "rounds": str(first["rounds"]),
-    }
+    cells["CNN"] = _accuracy(row)
+    cells["13"] = _thirteen(row)
+    cells["FID"] = _number(row.mean("fid"), ".1f")
+    cells["coverage"] = _number(row.mean("coverage"), ".2f")
+    cells["audited (one release)"] = _audit(first["audit"])
+    cells["bytes/client"] = _bytes(first["bytes_per_client"])
+    cells["releases"] = str(first["releases"])
+    cells["rounds"] = str(first["rounds"])
     seconds = row.mean("cpu_seconds")
-    is_long = seconds is not None and seconds > LIMIT
-    cells |= {
-        "CPU s": _number(seconds, ".0f") + (" †" if is_long else ""),
-        "wall s": _number(row.mean("wall_seconds"), ".0f"),
-        "memory": _bytes(row.mean("peak_memory_bytes")),
-        "seeds": str(len(row.done)),
-    }
+    cells["CPU s"] = _number(seconds, ".0f")
+    if seconds is not None and seconds > LIMIT:
+        cells["CPU s"] += " †"
+    cells["wall s"] = _number(row.mean("wall_seconds"), ".0f")
+    cells["memory"] = _bytes(row.mean("peak_memory_bytes"))
+    cells["seeds"] = str(len(row.done))
     return cells
 
 
@@ -111,7 +131,9 @@ def _accuracy(row: Row) -> str:
     accuracies = [line["accuracy_cnn"] for line in row.done]
     text = f"{row.accuracy:.3f}"
     if len(accuracies) > 1:
-        text += f" ({min(accuracies):.3f}–{max(accuracies):.3f})"
+        lowest = min(accuracies)
+        highest = max(accuracies)
+        text += f" ({lowest:.3f}–{highest:.3f})"
     return text
 
 
@@ -133,17 +155,26 @@ def _epsilons(line: Line, kind: str) -> str:
         shown = [row for row in of_unit if row["label"] == "distributional"]
         note = " (distributional: no differential privacy)"
     if kind == "user":  # all of them were asked for zero-out; a record's is the first
-        shown = sorted(shown, key=lambda row: _RELATIONS_SHOWN.index(row["relation"]))
-    texts = [f"{upper(row['epsilon'])} {row['relation']}{note}" for row in shown]
-    return "; ".join(texts) or "none"
+        shown.sort(key=lambda row: _RELATIONS_SHOWN.index(row["relation"]))
+    texts: list[str] = []
+    for row in shown:
+        epsilon = upper(row["epsilon"])
+        texts.append(f"{epsilon} {row['relation']}{note}")
+    if not texts:
+        return "none"
+    return "; ".join(texts)
 
 
 def _number(value: float | None, form: str) -> str:
-    return CANNOT if value is None else format(value, form)
+    if value is None:
+        return CANNOT
+    return format(value, form)
 
 
 def _bytes(count: float | None) -> str:
-    return num_bytes(round(count)) if count else CANNOT
+    if not count:
+        return CANNOT
+    return num_bytes(round(count))
 
 
 def _audit(audit: Mapping[str, Any] | None) -> str:
@@ -151,8 +182,10 @@ def _audit(audit: Mapping[str, Any] | None) -> str:
         return CANNOT
     bound = lower(audit["lower_bound"], 3)
     claimed = upper(audit["claimed"], 3)
-    verdict = " REFUTED" if audit["refuted"] else ""
-    return f"≥ {bound} of {claimed}{verdict}"
+    text = f"≥ {bound} of {claimed}"
+    if audit["refuted"]:
+        text += " REFUTED"
+    return text
 
 
 # ------------------------------------------------------------------ the page
@@ -161,23 +194,23 @@ def _audit(audit: Mapping[str, Any] | None) -> str:
 def page(rows: Sequence[Row]) -> str:
     """Returns the page as Markdown: losses, tables, reduced settings, failures."""
     done = {row.method: row.done[0] for row in rows if row.done}
-    trust = [
-        [name, line["trust"], str(line["releases"])] for name, line in done.items()
-    ]
+    trust: list[list[str]] = []
+    for name, line in done.items():
+        trust.append([name, line["trust"], str(line["releases"])])
+    methods = Table("", ["method", "who must be trusted", "releases"], trust)
+    lost = losses(rows) or ["nowhere, by accuracy"]
     parts = [
-        Table("", ["method", "who must be trusted", "releases"], trust).markdown(),
+        methods.markdown(),
         "## Where fedgs' own methods lose\n",
-        _items(losses(rows) or ["nowhere, by accuracy"]),
+        _items(lost),
     ]
     for data in dict.fromkeys(row.data for row in rows):
         parts.append(f"## {data}\n")
         for table in _tables(data, rows):
             caption = table.caption.removeprefix(f"{data}: ")
             parts += [f"**{caption}**\n", table.markdown()]
-    for title, texts in {
-        "Reduced settings": _reduced(done),
-        "Failed": _failed(rows),
-    }.items():
+    notes = {"Reduced settings": _reduced(done), "Failed": _failed(rows)}
+    for title, texts in notes.items():
         if texts:
             parts += [f"{title}:\n", _items(texts)]
     return "\n".join(parts)
@@ -185,9 +218,13 @@ def page(rows: Sequence[Row]) -> str:
 
 def _tables(data: str, rows: Sequence[Row]) -> list[Table]:
     """Returns the tables of one data set that have rows, in the page's order."""
-    tables: list[Table | None] = [overview(data, kind, rows) for kind in UNITS]
-    tables += [details(data, kind, rows) for kind in UNITS]
-    tables += [beside_the_paper(data, rows), by_classifier(data, rows)]
+    tables: list[Table | None] = []
+    for kind in UNITS:
+        tables.append(overview(data, kind, rows))
+    for kind in UNITS:
+        tables.append(details(data, kind, rows))
+    tables.append(beside_the_paper(data, rows))
+    tables.append(by_classifier(data, rows))
     return [table for table in tables if table is not None and table.rows]
 
 
@@ -203,31 +240,41 @@ def _reduced(done: Mapping[str, Line]) -> list[str]:
 
 def _failed(rows: Sequence[Row]) -> list[str]:
     """Returns the cells that failed, and why."""
-    lines = [line for row in rows for line in row.lines if "failed" in line]
-    return [f"{line['cell']}: {line['failed']}" for line in lines]
+    texts: list[str] = []
+    for row in rows:
+        for line in row.lines:
+            if "failed" in line:
+                texts.append(f"{line['cell']}: {line['failed']}")
+    return texts
 
 
 def losses(rows: Sequence[Row]) -> list[str]:
     """Returns where fedgs' own methods have less than others of the same unit."""
     found: list[str] = []
-    keys = dict.fromkeys((row.data, row.asked, row.unit) for row in rows if row.done)
-    for data, asked, unit in keys:
-        group = [
-            row for row in rows if row.done and (row.data, row.asked) == (data, asked)
-        ]
+    done = [row for row in rows if row.done]
+    for data, asked, unit in dict.fromkeys((r.data, r.asked, r.unit) for r in done):
+        group: list[Row] = []
+        for row in done:
+            # Without noise the unit is no difference.
+            is_alike = asked is None or row.unit == unit
+            if row.data == data and row.asked == asked and is_alike:
+                group.append(row)
         what = "without noise"
-        if asked is not None:  # without noise the unit is no difference
-            group = [row for row in group if row.unit == unit]
+        if asked is not None:
             what = f"epsilon {asked:g} of one {unit}"
         group.sort(key=lambda row: -row.accuracy)
+        others = [row for row in group if not row.is_own]
         for own in group:
-            better = [r for r in group if not r.is_own and r.accuracy > own.accuracy]
+            better = [row for row in others if row.accuracy > own.accuracy]
             if own.is_own and better:
-                names = ", ".join(f"{r.method} ({r.accuracy:.3f})" for r in better)
-                score = f"{own.method} ({own.accuracy:.3f})"
-                found.append(f"{data}, {what}: {score} is below {names}")
+                names = ", ".join(_scored(row) for row in better)
+                found.append(f"{data}, {what}: {_scored(own)} is below {names}")
     # Of a method without noise there is one text for each unit.
     return [*dict.fromkeys(found), *_records(rows)]
+
+
+def _scored(row: Row) -> str:
+    return f"{row.method} ({row.accuracy:.3f})"
 
 
 def _records(rows: Sequence[Row]) -> list[str]:
@@ -238,21 +285,27 @@ def _records(rows: Sequence[Row]) -> list[str]:
             continue
         own: list[float] = []
         for other in rows:
-            is_alike = (other.data, other.asked) == (row.data, row.asked)
+            is_alike = other.data == row.data and other.asked == row.asked
             if is_alike and other.is_own:
                 own.append(other.accuracy)
-        if own and row.accuracy > max(own):
+        best = max(own, default=math.inf)
+        if row.accuracy > best:
             found.append(
                 f"{row.data}, epsilon {row.asked:g}: {row.method} has "
-                f"{row.accuracy:.3f}, more than all of fedgs' ({max(own):.3f}), with a "
+                f"{row.accuracy:.3f}, more than all of fedgs' ({best:.3f}), with a "
                 "trusted curator and for one record"
             )
     return found
 
 
 def _items(texts: Iterable[str]) -> str:
-    wrapped = (
-        textwrap.fill(f"- {text}", 100, subsequent_indent="  ", break_long_words=False)
-        for text in texts
-    )
-    return "".join(f"{item}\n" for item in wrapped)
+    items: list[str] = []
+    for text in texts:
+        item = textwrap.fill(
+            f"- {text}",
+            width=100,
+            subsequent_indent="  ",
+            break_long_words=False,
+        )
+        items.append(f"{item}\n")
+    return "".join(items)

@@ -117,11 +117,14 @@ class Cells(NamedTuple):
         Epsilons are keys; `none` is without noise.
         """
         known = tomllib.loads(path.read_text())
-        for values in known["methods"].values():
+        data: dict[str, Source] = {}
+        for name, values in known["data"].items():
+            data[name] = Source(**values)
+        methods: dict[str, CellMethod] = {}
+        for name, values in known["methods"].items():
             named = values.get("epsilons", {})
             values["epsilons"] = {_epsilon(key): more for key, more in named.items()}
-        data = {name: Source(**values) for name, values in known["data"].items()}
-        methods = {n: CellMethod(**values) for n, values in known["methods"].items()}
+            methods[name] = CellMethod(**values)
         return cls(data, methods)
 
     def with_settings(self, settings: Mapping[str, Any]) -> "Cells":

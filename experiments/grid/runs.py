@@ -230,15 +230,15 @@ def draw_rows(cells: Sequence[Cell], output: Path) -> None:
     for name, rows in tables.items():
         config = next(iter(rows.values())).config
         labels = np.arange(config.num_classes)
-        images = [
-            sample.draw(folder.config, sample.load_generator(folder), labels, seed=0)
-            for folder in rows.values()
-        ]
+        images = []
+        for folder in rows.values():
+            generator = sample.load_generator(folder)
+            images.append(sample.draw(folder.config, generator, labels, seed=0))
         real = load_records(config)
-        row = np.zeros_like(images[0])
+        last_row = np.zeros_like(images[0])  # a class without images stays black
         present, first = np.unique(real.labels, return_index=True)
-        row[present] = real.images[first] / 255  # a class without images stays black
-        images.append(row)
+        last_row[present] = real.images[first] / 255
+        images.append(last_row)
         picture = output / f"{name}.png"
         sample_files.save_images(picture, np.concatenate(images), columns=len(labels))
         say(f"rows  {picture}: {', '.join(rows)}, real images (private)")

@@ -84,17 +84,28 @@ def table(caption: str, rows: dict[str, list[Line]]) -> Table:
 
 
 def _row(lines: Sequence[Line]) -> list[str]:
+    """Returns the cells of one row, but for its name."""
     first = lines[0]
     cells = [_epsilons(first, "release"), _epsilons(first, "server")]
     for score in SCORES.values():
-        cells.append(_mean([line[score] for line in lines]))
-    sent = first["bytes_per_client"]
-    cells.append(words.num_bytes(sent) if sent else "–")
+        values = [line[score] for line in lines]
+        cells.append(_mean(values))
+    sent = "–"
+    if first["bytes_per_client"]:
+        sent = words.num_bytes(first["bytes_per_client"])
+    cells.append(sent)
     # A run that was interrupted has no time: nobody knows what its first part took.
-    seconds = [line["wall_seconds"] for line in lines]
-    known = [value for value in seconds if value is not None]
-    cells.append(f"{mean(known):.0f}" if known else "–")
-    return [*cells, str(first["rounds"]), str(len(lines))]
+    seconds: list[float] = []
+    for line in lines:
+        if line["wall_seconds"] is not None:
+            seconds.append(line["wall_seconds"])
+    shown = "–"
+    if seconds:
+        shown = f"{mean(seconds):.0f}"
+    cells.append(shown)
+    cells.append(str(first["rounds"]))
+    cells.append(str(len(lines)))
+    return cells
 
 
 def _epsilons(line: Line, adversary: str) -> str:
@@ -115,11 +126,14 @@ def points(rows: dict[str, list[Line]]) -> list[figure_drawing.Point]:
     found: list[figure_drawing.Point] = []
     for lines in rows.values():
         first = lines[0]
+        of_release = first["epsilons"].get("release", {})
+        inception_scores = [line[SCORES["IS"]] for line in lines]
+        fids = [line[SCORES["FID"]] for line in lines]
         point = figure_drawing.Point(
             note=f"{first['method']}, {first['rounds']} rounds",
-            epsilon=first["epsilons"].get("release", {}).get("replace-one"),
-            inception_score=mean(line[SCORES["IS"]] for line in lines),
-            fid=mean(line[SCORES["FID"]] for line in lines),
+            epsilon=of_release.get("replace-one"),
+            inception_score=mean(inception_scores),
+            fid=mean(fids),
         )
         found.append(point)
     return found
@@ -137,19 +151,23 @@ def figures(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     names = {cell.row for cell in request.of(cells)}
 
     def chosen(lines: Lines) -> dict[str, list[Line]]:
-        return {n: row for n, row in judged(cells, lines).items() if n in names}
+        rows = judged(cells, lines)
+        return {name: rows[name] for name in rows if name in names}
 
     # The page has all that is stored; printed is what this figure needs.
-    lines = fill(
-        cells,
-        request,
-        lambda lines: table("", judged(cells, lines)).markdown(),
-        lambda lines: [table(figure, chosen(lines))],
-    )
+    def page(lines: Lines) -> str:
+        return table("", judged(cells, lines)).markdown()
+
+    def printed(lines: Lines) -> list[Table]:
+        return [table(figure, chosen(lines))]
+
+    lines = fill(cells, request, page, printed)
     if figure in _CELLS_OF_CURVES:
         picture = request.output / f"{figure}.png"
         drawn = figure_drawing.privacy_utility(points(chosen(lines)))
-        scale = "full scale" if request.full else "reduced: figures.toml says how"
+        scale = "reduced: figures.toml says how"
+        if request.full:
+            scale = "full scale"
         figure_drawing.save(picture, drawn, f"scale: {scale}")
 
 

@@ -86,13 +86,14 @@ class ProbedNode(Node):
 
     def _measure(self, request: Request) -> Tensor:
         config = of_gs_wgan(self.config)
-        request = dataclasses.replace(request, trainees=())
+        untrained = dataclasses.replace(request, trainees=())
         hosted = Hosted(self.data, self.hosted, self.node_id, self.state.discriminators)
         parts: list[Tensor] = []
-        for grads in raw_answers(config, hosted, request):
+        for grads in raw_answers(config, hosted, untrained):
             clipped = clip(PerSampleGradients(grads), config.clip_bound).values
             both = torch.stack([grads.double(), clipped])  # (2, n, B, C, k, k)
-            parts.append(both.flatten(3).norm(dim=3).flatten(1).cpu())
+            norms = both.flatten(3).norm(dim=3)  # (2, n, B)
+            parts.append(norms.flatten(1).cpu())
         return torch.cat(parts, dim=1)
 
 
@@ -112,14 +113,18 @@ class ProbedNodes(LocalNodes):
         answers = super().answers(request)
         if not answers:  # the clients refused
             return answers
-        nodes = [self._node(answer.node_id) for answer in answers]
-        measured = [node.norms for node in nodes if isinstance(node, ProbedNode)]
-        known = [norms for norms in measured if norms is not None]
-        norms = torch.cat(known, dim=1)
-        if norms.shape[1] > MOST_NORMS:
+        measured: list[Tensor] = []
+        for answer in answers:
+            node = self._node(answer.node_id)
+            if isinstance(node, ProbedNode) and node.norms is not None:
+                measured.append(node.norms)
+        norms = torch.cat(measured, dim=1)
+        num_norms = norms.shape[1]
+        if num_norms > MOST_NORMS:
             # Of no run's seed: the probe must change nothing of the training.
             rng = np.random.default_rng(request.round)
-            norms = norms[:, rng.choice(norms.shape[1], MOST_NORMS, replace=False)]
+            chosen = rng.choice(num_norms, MOST_NORMS, replace=False)
+            norms = norms[:, chosen]
         line = {
             "round": request.round,
             "before": norms[0].tolist(),
@@ -166,11 +171,12 @@ def read_norms(folder: RunFolder) -> list[Norms]:
             f"{folder.path}: is no probe ({WARNING_FILE} is missing); norms are only "
             "taken from runs that are marked as not private"
         )
-    found = {line["round"]: line for line in read_json_lines(folder.path / NORMS_FILE)}
-    return [
-        Norms(number, np.array(line["before"]), np.array(line["after"]))
-        for number, line in sorted(found.items())
-    ]
+    found: dict[int, Norms] = {}
+    for line in read_json_lines(folder.path / NORMS_FILE):
+        before = np.array(line["before"])
+        after = np.array(line["after"])
+        found[line["round"]] = Norms(line["round"], before, after)
+    return [found[number] for number in sorted(found)]
 
 
 def unprotected(config: RunConfig) -> RunConfig:
@@ -212,8 +218,9 @@ def norm_histograms(norms: Sequence[Norms], clip_bound: float) -> Figure:
     for axes, (title, values) in zip(parts[0], both.items(), strict=True):
         axes.hist(np.minimum(values, bins[-1]), bins=bins)
         axes.axvline(clip_bound, color="black", linestyle="--")
-        words = f"{title}: mean {values.mean():.3g}, std {values.std():.2g}"
-        axes.set_title(words, fontsize=10)
+        mean = values.mean()
+        std = values.std()
+        axes.set_title(f"{title}: mean {mean:.3g}, std {std:.2g}", fontsize=10)
         axes.set(xlabel="gradient norm", ylabel="fakes")
     return figure
 
@@ -237,9 +244,11 @@ def gradient_norms(
     norms = read_norms(folder)
     config = folder.config
     scale = f"NOT PRIVATE. {config.num_clients} clients, {config.num_rounds} rounds"
-    for figure_of in (norm_dynamics, norm_histograms):
-        picture = folder.path / f"{figure_of.__name__.replace('_', '-')}.png"
-        figure_drawing.save(picture, figure_of(norms, config.clip_bound), scale)
+    figures = {"norm-dynamics": norm_dynamics, "norm-histograms": norm_histograms}
+    for name, figure_of in figures.items():
+        picture = folder.path / f"{name}.png"
+        figure = figure_of(norms, config.clip_bound)
+        figure_drawing.save(picture, figure, scale)
         print(picture)
 
 

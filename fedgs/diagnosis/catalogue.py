@@ -175,11 +175,11 @@ class CohortSamples:
 
     def _means(self, frequencies: Sequence[Images]) -> Array:
         """Returns the class means of all groups, in units of `means`."""
-        of_groups = [
-            class_means(own, labels, self.num_classes)
-            for own, labels in zip(frequencies, self._labels, strict=True)
-        ]
-        return _filled(np.stack(of_groups)) / self._unit
+        of_groups: list[Array] = []
+        for own, labels in zip(frequencies, self._labels, strict=True):
+            of_groups.append(class_means(own, labels, self.num_classes))
+        means = _filled(np.stack(of_groups))
+        return means / self._unit
 
     def shown(self, entry: Transformation) -> float:
         """Returns how much of a bug's share the pictures show at least.
@@ -224,10 +224,10 @@ class CohortSamples:
         on_images = [step for step in steps if step[0].images is not None]
         key = tuple((entry.name, degree) for entry, degree in on_images)
         if key not in self._known:
-            frequencies = [
-                low_frequencies(self._changed(images, on_images), self.num_frequencies)
-                for images in self._images
-            ]
+            frequencies: list[Images] = []
+            for images in self._images:
+                changed = self._changed(images, on_images)
+                frequencies.append(low_frequencies(changed, self.num_frequencies))
             self._known[key] = self._means(frequencies)
         found = self._known[key]
         for entry, degree in steps:
@@ -247,8 +247,10 @@ class CohortSamples:
             else:
                 # No bug has seen what noise leaves beyond black and white.
                 cut_off = images.clip(0, 1)
-                images = images + entry.images(cut_off, degree) - cut_off
-        return images.reshape(-1, _COPIES, *images.shape[1:]).mean(1)
+                changed = entry.images(cut_off, degree)
+                images = images + changed - cut_off
+        copies = images.reshape(-1, _COPIES, *images.shape[1:])
+        return copies.mean(1)
 
     def _relabelled(self, means: Array, labels: Relabel, degree: Degree) -> Array:
         """Returns the class means under other labels: means of the old classes' means.
@@ -258,8 +260,10 @@ class CohortSamples:
         old = np.concatenate(self._labels)
         # How many pictures of an old class (column) are of a new one (row).
         counts = np.zeros((self.num_classes, self.num_classes))
-        np.add.at(counts, (labels(old, self.num_classes, degree), old), 1)
-        counts += np.diag(counts.sum(1) == 0)
+        new = labels(old, self.num_classes, degree)
+        np.add.at(counts, (new, old), 1)
+        is_empty = counts.sum(1) == 0
+        counts += np.diag(is_empty)
         shares = counts / counts.sum(1, keepdims=True)
         return np.einsum("kl,gld->gkd", shares, means)
 
@@ -276,12 +280,15 @@ def low_frequencies(images: Images, count: int) -> Images:
     Returns:
         Shape (n, C * count * count).
     """
-    found = np.asarray(fft.dctn(images, axes=(2, 3), norm="ortho"))
-    sides = range(count)
-    weights = np.array([[frequency_weight(row, col) for col in sides] for row in sides])
+    weights = np.empty((count, count))
+    for row, col in np.ndindex(weights.shape):
+        weights[row, col] = frequency_weight(row, col)
     weights[0, 0] *= _OF_BRIGHTNESS
-    weighted = found[:, :, :count, :count] * weights
-    return weighted.reshape(len(images), -1).astype(np.float32)
+    spectrum = np.asarray(fft.dctn(images, axes=(2, 3), norm="ortho"))
+    low = spectrum[:, :, :count, :count]
+    weighted = low * weights
+    flat = weighted.reshape(len(images), -1)
+    return flat.astype(np.float32)
 
 
 def class_means(values: Images, labels: Labels, num_classes: int) -> Array:
@@ -297,27 +304,33 @@ def class_means(values: Images, labels: Labels, num_classes: int) -> Array:
     Returns:
         Shape (num_classes, d).
     """
-    is_of = labels == np.arange(num_classes)[:, None]
+    classes = np.arange(num_classes)[:, None]
+    is_of = labels == classes  # (num_classes, n)
     counts = is_of.sum(1)[:, None]
     sums = is_of.astype(values.dtype) @ values
     means = sums / np.maximum(1, counts)
-    return np.where(counts > 0, means, np.nan).astype(np.float64)
+    known = np.where(counts > 0, means, np.nan)
+    return known.astype(np.float64)
 
 
 def _filled(means: Array) -> Array:
     """Returns class means whose NaN are replaced by the mean of the other groups."""
     is_known = np.isfinite(means)
     total = np.where(is_known, means, 0).sum(0)
-    of_others = total / np.maximum(1, is_known.sum(0))
+    num_known = is_known.sum(0)
+    of_others = total / np.maximum(1, num_known)
     return np.where(is_known, means, of_others)
 
 
 def _spread(groups: Sequence[Images]) -> float:
     """Returns how far pictures are from their group's mean, root mean square."""
     of_groups = [own.var(0).sum() for own in groups]
-    return max(_LEAST_SPREAD, float(np.sqrt(np.mean(of_groups))))
+    spread = float(np.sqrt(np.mean(of_groups)))
+    return max(_LEAST_SPREAD, spread)
 
 
 def _products(one: Array, other: Array) -> Array:
     """Returns the inner products of groups, shape (groups, groups)."""
-    return one.reshape(len(one), -1) @ other.reshape(len(other), -1).T
+    rows = one.reshape(len(one), -1)
+    columns = other.reshape(len(other), -1)
+    return rows @ columns.T

@@ -210,6 +210,8 @@ def _draw(folder: RunFolder, config: GroupMeansConfig, samples: Samples) -> None
         flat = images.reshape(len(images), -1)
         means = class_means(flat, labels, config.num_classes)
         # Black where none of the groups has a class.
-        means = np.nan_to_num(means).reshape(-1, *images.shape[1:])
-        rows.append(means.clip(0, 1).astype(np.float32))
-    save_images(folder.path / PICTURE, np.concatenate(rows), config.num_classes)
+        means = np.nan_to_num(means)
+        pictures = means.reshape(-1, *images.shape[1:]).clip(0, 1)
+        rows.append(pictures.astype(np.float32))
+    pictures = np.concatenate(rows)
+    save_images(folder.path / PICTURE, pictures, config.num_classes)

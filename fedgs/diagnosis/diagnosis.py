@@ -373,6 +373,7 @@ def _explanation(
     one_way = [candidate for candidate in own if candidate.spoilt == SUSPICIOUS]
     forth = np.array([candidate.explained(~rows, rows) for candidate in one_way])
     back = np.array([candidate.explained(rows, ~rows) for candidate in one_way])
+    most = np.maximum(forth, back).max(0)
     shares = [_share(candidate, samples) for candidate in own]
     fits = [_fit(candidate, samples) for candidate in own]
     best = int(np.argmax(fits))
@@ -380,7 +381,7 @@ def _explanation(
     return _Explanation(
         best=own[best],
         # No bug explains more than there is; an estimate may, where halves are alike.
-        values=np.minimum(np.maximum(forth, back).max(0), squared) / unit,
+        values=np.minimum(most, squared) / unit,
         fit=fits[best],
         share=share,
         interval=interval,
@@ -454,8 +455,9 @@ def _decisions(
     """Returns the decision on every entry, by its name."""
     decisions: dict[str, str] = {}
     for own in found:
-        is_cleared = shows_data and own.is_excluded
-        decisions[own.name] = CLEARED if is_cleared else UNDECIDED
+        decisions[own.name] = UNDECIDED
+        if shows_data and own.is_excluded:
+            decisions[own.name] = CLEARED
     significant = [own for own in found if adjusted[own.best.family] <= rule.alpha]
     if significant:
         first = significant[0]
@@ -513,7 +515,9 @@ def _is_clearly_more(one: Candidate, other: Candidate, samples: CohortSamples) -
     """Tells whether one explains more than the other, with confidence."""
 
     def gap(healthy: Rows, suspicious: Rows) -> Array:
-        return one.explained(healthy, suspicious) - other.explained(healthy, suspicious)
+        by_one = one.explained(healthy, suspicious)
+        by_other = other.explained(healthy, suspicious)
+        return by_one - by_other
 
     return permutation.is_above_zero(gap, samples.cohorts)
 
@@ -525,11 +529,10 @@ def _has_second(
     if first.fit >= GOOD_FIT:
         return False
     rest = [entry for entry in entries if entry.name != first.name]
-    both = [
-        candidate
-        for candidate in samples.candidates(rest, after=first.best)
-        if candidate.spoilt == first.best.spoilt
-    ]
+    both: list[Candidate] = []
+    for candidate in samples.candidates(rest, after=first.best):
+        if candidate.spoilt == first.best.spoilt:
+            both.append(candidate)
     if not both:
         return False
     best = max(both, key=lambda candidate: _fit(candidate, samples))
@@ -549,7 +552,8 @@ def _suspect(own: _Explanation, most: Array, gate: float, decision: str) -> Susp
         decision: on the entry.
     """
     # The same numbers, summed in another order, differ in their last bits.
-    single_step = float(np.mean(most >= own.values[0] * (1 - 1e-9)))
+    of_true_split = own.values[0] * (1 - 1e-9)
+    single_step = float(np.mean(most >= of_true_split))
     entry, degree = own.best.steps[-1]
     return Suspect(
         bug=own.name,

@@ -58,10 +58,14 @@ def splits(num_suspicious: int, num_healthy: int | None = None) -> Rows:
     num_healthy = num_healthy or num_suspicious
     total = num_healthy + num_suspicious
     if _count(num_suspicious, num_healthy) > MOST_SPLITS:
+        # Whose place in a random order is below G is suspicious.
         found = _random_orders(total) < num_suspicious
+        # The true one counts, so p is never 0.
         found[0] = np.arange(total) >= num_healthy
         return found
-    first = int(num_healthy == num_suspicious)
+    first = 0
+    if num_healthy == num_suspicious:
+        first = 1  # else a split and its mirror image would be two
     chosen = list(itertools.combinations(range(first, total), num_suspicious))
     found = np.zeros((len(chosen), total), bool)
     # In reverse, so that the last groups, which are suspicious, come first.
@@ -131,7 +135,8 @@ def between(gram: Array, rows: Rows, others: Rows) -> Array:
     Returns:
         Shape (number of rows,).
     """
-    return np.einsum("si,si->s", _mean(rows) @ gram, _mean(others))
+    over_rows = _mean(rows) @ gram
+    return np.einsum("si,si->s", over_rows, _mean(others))
 
 
 def _mean(rows: Rows) -> Array:
@@ -145,10 +150,12 @@ def within(gram: Array, rows: Rows) -> Array:
     Privacy: post-processing of DP output.
     """
     chosen = rows.astype(np.float64)
-    count = rows.sum(1)
     of_all_pairs = np.einsum("si,si->s", chosen @ gram, chosen)
-    total = of_all_pairs - chosen @ np.diag(gram)
-    return total / (count * (count - 1))
+    of_same_groups = chosen @ np.diag(gram)
+    total = of_all_pairs - of_same_groups
+    count = rows.sum(1)
+    num_pairs = count * (count - 1)
+    return total / num_pairs
 
 
 def squared_distance(gram: Array, healthy: Rows, suspicious: Rows) -> Array:
@@ -167,8 +174,10 @@ def squared_distance(gram: Array, healthy: Rows, suspicious: Rows) -> Array:
     Returns:
         Shape (number of rows,).
     """
-    inside = within(gram, healthy) + within(gram, suspicious)
-    return inside - 2 * between(gram, healthy, suspicious)
+    of_healthy = within(gram, healthy)
+    of_suspicious = within(gram, suspicious)
+    of_both = between(gram, healthy, suspicious)
+    return of_healthy + of_suspicious - 2 * of_both
 
 
 def distances(gram: Array, rows: Rows) -> Array:
@@ -198,7 +207,8 @@ def p_value(values: Array) -> float:
     0.5
     """
     true_one = values[0]
-    is_tied_or_above = values >= true_one - _TIE * max(1.0, abs(true_one))
+    tolerance = _TIE * max(1.0, abs(true_one))
+    is_tied_or_above = values >= true_one - tolerance
     return float(np.mean(is_tied_or_above))
 
 
@@ -222,7 +232,9 @@ def closed_test(statistics: Mapping[str, Array]) -> dict[str, float]:
     found = dict.fromkeys(statistics, 0.0)
     for size in range(1, len(statistics) + 1):
         for names in itertools.combinations(statistics, size):
-            p = p_value(np.max([statistics[name] for name in names], axis=0))
+            own = [statistics[name] for name in names]
+            largest = np.max(own, axis=0)
+            p = p_value(largest)
             for name in names:
                 found[name] = max(found[name], p)
     return found
@@ -261,20 +273,28 @@ def jackknife(
     without_one = ~np.eye(len(cohorts), dtype=bool)
     kept = np.vstack([everyone, without_one])
     sizes = np.bincount(cohorts)
-    of_cohorts = [kept & (cohorts == number) for number in range(len(sizes))]
+    members = [cohorts == number for number in range(len(sizes))]
+    of_cohorts = [kept & own for own in members]
     values = statistic(*of_cohorts)
     estimate = float(values[0])
-    less = values[1:]
-    variances = [np.var(less[cohorts == number]) for number in range(len(sizes))]
-    parts = np.array(variances) * (sizes - 1)
-    variance = float(parts.sum())
+    without = values[1:]  # each group
+    spread = np.array([np.var(without[own]) for own in members])
+    degrees = sizes - 1  # of freedom, of each cohort
+    # Efron and Stein: (G - 1) / G times the sum of squares, for each cohort.
+    variances = spread * degrees
+    variance = float(variances.sum())
     if not math.isfinite(estimate + variance):
         return estimate, None
-    # Welch: not less than if the smallest cohort alone varied.
-    squares = max(float((parts**2 / (sizes - 1)).sum()), np.finfo(float).tiny)
-    freedom = max(float(sizes.min() - 1), variance**2 / squares)
-    width = special.stdtrit(freedom, (1 + confidence) / 2) * math.sqrt(variance)
-    return estimate, (float(estimate - width), float(estimate + width))
+    # Welch: (sum of variances)^2 / sum of (variance^2 / degrees).
+    squares = float((variances**2 / degrees).sum())
+    squares = max(squares, np.finfo(float).tiny)
+    # Not less than if the smallest cohort alone varied.
+    freedom = max(float(degrees.min()), variance**2 / squares)
+    quantile = special.stdtrit(freedom, (1 + confidence) / 2)
+    width = quantile * math.sqrt(variance)
+    low = float(estimate - width)
+    high = float(estimate + width)
+    return estimate, (low, high)
 
 
 def is_above_zero(statistic: Statistic, cohorts: NDArray[np.int64]) -> bool:

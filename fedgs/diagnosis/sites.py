@@ -128,12 +128,16 @@ def compare_sites(
     verdicts = dict[str, SiteVerdict]()
     remaining = tuple(sites)
     least_p = 0.0
-    while len(remaining) > 1:
+    while len(remaining) > 1:  # one alone has nobody to be compared with
         step = question.step(remaining, least_p)
         verdicts |= step
-        out = {s for s, found in step.items() if found.is_accused or found.rivals}
+        out: set[str] = set()
+        for site, found in step.items():
+            if found.is_accused or found.rivals:
+                out.add(site)
         if not out:
             break
+        # The next step is asked only because this one rejected.
         least_p = min(step[site].p for site in out)
         remaining = tuple(site for site in remaining if site not in out)
     return {site: verdicts[site] for site in sites}
@@ -174,13 +178,17 @@ class _Comparison:
 
     def against_others(self, site: str) -> CohortSamples:
         """Returns the samples, one site of which is the suspicious cohort."""
-        further_on = (self.names.index(site) + 1) * self._num_groups
-        return self.samples.split_by(np.roll(self.samples.rows, further_on, axis=1))
+        number = self.names.index(site)
+        further_on = (number + 1) * self._num_groups
+        # The last site is suspicious in `rows`; rolled on, this one is in its place.
+        rows = np.roll(self.samples.rows, further_on, axis=1)
+        return self.samples.split_by(rows)
 
     def p_alike(self) -> float:
         """Returns p of the exact test whether all sites are alike; see the module."""
         arrangements = permutation.arrangements(len(self.names), self._num_groups)
         total = np.zeros(len(arrangements))
+        # Over all sites: nobody has chosen one of them before the test.
         for number in range(len(self.names)):
             by_site = self.samples.split_by(arrangements == number)
             total += differences_of_splits(by_site)
@@ -189,49 +197,66 @@ class _Comparison:
     def tied(self) -> list[str]:
         """Returns the most distant site, and its rivals."""
         gram = self.samples.gram
-        everyone = np.ones((1, len(gram)), bool)
-        of_sites = [everyone & (self._site_of == n) for n in range(len(self.names))]
-        squared = [
-            float(_squared(gram, of_sites, number)[0])
-            for number in range(len(self.names))
-        ]
+        numbers = range(len(self.names))
+        of_sites = [(self._site_of == number)[None] for number in numbers]
+        squared = [_squared(gram, of_sites, number)[0] for number in numbers]
         first = int(np.argmax(squared))
-        found = [first]
-        for other in range(len(self.names)):
+        found = [self.names[first]]
+        for other, name in enumerate(self.names):
+            if other == first:
+                continue
 
+            # `other` is bound now, for the loop moves on.
             def gap(*rows: Rows, other: int = other) -> Array:
-                return _squared(gram, rows, first) - _squared(gram, rows, other)
+                of_first = _squared(gram, rows, first)
+                return of_first - _squared(gram, rows, other)
 
-            is_less = permutation.is_above_zero(gap, self._site_of)
-            if other != first and not is_less:
-                found.append(other)
-        return [self.names[number] for number in found]
+            if not permutation.is_above_zero(gap, self._site_of):
+                found.append(name)
+        return found
 
     def is_surely_spoilt(self, site: str, diagnosis: Diagnosis) -> bool:
         """Tells whether what was found says that this one of two sites is spoilt."""
-        found = [s for s in diagnosis.ranking if s.decision in (NAMED, POSSIBLE)]
-        if not found or any(suspect.spoilt != SUSPICIOUS for suspect in found):
+        bugs: set[str] = set()
+        for suspect in diagnosis.ranking:
+            if suspect.decision in (NAMED, POSSIBLE):
+                if suspect.spoilt != SUSPICIOUS:
+                    return False
+                bugs.add(suspect.bug)
+        if not bugs:
             return False
         # One degree of an entry may undo another one: brighter here is darker there.
         # The degrees are coarse, so the wrong one may even explain a little more.
-        bugs = {suspect.bug for suspect in found}
-        own = [c for c in self.candidates if c.name in bugs]
-        here = [c for c in own if c.spoilt == SUSPICIOUS]
-        there = [c for c in own if c.spoilt != SUSPICIOUS]
+        here: list[Candidate] = []
+        there: list[Candidate] = []
+        for candidate in self.candidates:
+            if candidate.name in bugs:
+                if candidate.spoilt == SUSPICIOUS:
+                    here.append(candidate)
+                else:
+                    there.append(candidate)
 
         def gap(healthy: Rows, suspicious: Rows) -> Array:
-            by_this = [c.explained(healthy, suspicious) for c in here]
-            by_other = [c.explained(healthy, suspicious) for c in there]
-            return LEAST_FIT * np.max(by_this, axis=0) - np.max(by_other, axis=0)
+            by_this = _most_explained(here, healthy, suspicious)
+            by_other = _most_explained(there, healthy, suspicious)
+            return LEAST_FIT * by_this - by_other
 
         return permutation.is_above_zero(gap, self.against_others(site).cohorts)
+
+
+def _most_explained(
+    candidates: Sequence[Candidate], healthy: Rows, suspicious: Rows
+) -> Array:
+    """Returns what the best of some candidates explains, for each row."""
+    explained = [own.explained(healthy, suspicious) for own in candidates]
+    return np.max(explained, axis=0)
 
 
 def _squared(gram: Array, of_sites: Sequence[Rows], number: int) -> Array:
     """Returns the squared distance of a site from all others, without bias."""
     own = of_sites[number]
-    others = np.any(of_sites, axis=0) & ~own
-    return permutation.squared_distance(gram, others, own)
+    everyone = np.any(of_sites, axis=0)
+    return permutation.squared_distance(gram, everyone & ~own, own)
 
 
 @dataclass(frozen=True)
@@ -260,12 +285,12 @@ class _Question:
             return found
         tied = everyone.tied()
         named = self._named(everyone, tied, found, least_p)
-        if named:
-            accused = [dataclasses.replace(own, is_accused=True) for own in named]
-            return found | {own.site: own for own in accused}
-        for site in tied:
-            rivals = tuple(other for other in tied if other != site)
-            found[site] = dataclasses.replace(found[site], rivals=rivals)
+        for own in named:
+            found[own.site] = dataclasses.replace(own, is_accused=True)
+        if not named:
+            for site in tied:
+                rivals = tuple(other for other in tied if other != site)
+                found[site] = dataclasses.replace(found[site], rivals=rivals)
         return found
 
     def _named(
@@ -277,14 +302,16 @@ class _Question:
     ) -> list[SiteVerdict]:
         """Returns the verdicts of those who differ, among the most distant sites."""
         if len(everyone.names) == 2:
-            return [
-                own
-                for own in found.values()
-                if everyone.is_surely_spoilt(own.site, own.diagnosis)
-            ]
+            spoilt: list[SiteVerdict] = []
+            for own in found.values():
+                if everyone.is_surely_spoilt(own.site, own.diagnosis):
+                    spoilt.append(own)
+            return spoilt
+        # The model of the module: fewer than half of the sites have a bug.
         if 2 * len(tied) >= len(everyone.names):
             return []
         verdicts = [found[site] for site in tied]
+        # Where two sites have a bug, either stands out among those that are no rivals.
         if len(tied) > 1:
             undisputed = tuple(name for name in everyone.names if name not in tied)
             verdicts = []
@@ -315,4 +342,5 @@ class _Question:
             self.entries,
             self.rule,
         )
+        # No site is named by more than the test of all sites together allows.
         return SiteVerdict(site, diagnosis, p=max(least_p, diagnosis.p))

@@ -28,7 +28,8 @@ def cache_folder() -> Path:
     """
     # A variable that is set and empty counts as unset, as XDG says.
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(os.environ.get("FEDGS_CACHE_DIR") or f"{base}/fedgs").expanduser()
+    chosen = os.environ.get("FEDGS_CACHE_DIR") or f"{base}/fedgs"
+    folder = Path(chosen).expanduser()
     remedy = "set it to a folder that can be written"
     with wrap_error(OSError, f"FEDGS_CACHE_DIR = {folder}: cannot be made", remedy):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -46,10 +47,12 @@ def content_hash(*arrays: NDArray[np.generic], **settings: Any) -> str:
     >>> content_hash(a, seed=0) == content_hash(a, seed=1)
     False
     """
-    content = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    as_json = json.dumps(settings, sort_keys=True)
+    content = hashlib.sha256(as_json.encode())
     for array in arrays:
         # Bytes alone do not tell (2, 3) from (3, 2), nor float32 from int32.
-        content.update(f"{array.dtype.str}{array.shape}".encode())
+        kind = f"{array.dtype.str}{array.shape}"
+        content.update(kind.encode())
         content.update(np.ascontiguousarray(array).data)
     return content.hexdigest()[:HASH_LENGTH]
 

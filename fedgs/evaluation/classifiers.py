@@ -199,12 +199,16 @@ def train_and_test(task: Task, name: str) -> Result:
     problem = f"classifiers = {name}: cannot be trained on {len(y)} images"
     with wrap_error((ValueError, np.linalg.LinAlgError), problem, "give more images"):
         classifier.fit(x, y)
-        guesses = known[np.asarray(classifier.predict(test_x))]
-    is_correct = guesses == task.test.labels
+        guesses = np.asarray(classifier.predict(test_x))
+        found = known[guesses]
+    is_correct = found == task.test.labels
     per_class: list[float | None] = []
     for label in range(task.num_classes):
         of_class = is_correct[task.test.labels == label]
-        per_class.append(float(of_class.mean()) if len(of_class) else None)
+        accuracy = None
+        if len(of_class):
+            accuracy = float(of_class.mean())
+        per_class.append(accuracy)
     return {
         "accuracy": float(is_correct.mean()),
         "per_class": per_class,

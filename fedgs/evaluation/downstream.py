@@ -98,13 +98,15 @@ def fit(
         # One stream for initialisation, order and dropout; the order is drawn on the
         # CPU, so that a GPU sees the same batches.
         torch.default_generator.manual_seed(seed)
-        model = recipe.build(images.shape[1], images.shape[2], num_classes).to(device)
+        channels, side, _ = images.shape[1:]
+        model = recipe.build(channels, side, num_classes).to(device)
         optimizer = recipe.optimizer(model.parameters())
         schedule = recipe.schedule(optimizer, num_batches)
         for epoch in range(recipe.num_epochs):
             order = torch.randperm(len(images)).to(device)
             for rows in order.split(recipe.batch_size):
-                loss = functional.cross_entropy(model(images[rows]), labels[rows])
+                logits = model(images[rows])
+                loss = functional.cross_entropy(logits, labels[rows])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -91,10 +91,12 @@ def load_real(
     rows = np.sort(data.client_records[0])  # without what is held out
     # Seed 0, whatever the evaluation's is: all evaluations compare with the same ones.
     if most is not None and most < len(rows):
-        rows = np.random.default_rng(0).permutation(rows)[:most]
+        rng = np.random.default_rng(0)
+        rows = rng.permutation(rows)[:most]
     train = LabelledImages(to_float(data.images[rows]), data.labels[rows])
     for split, found in (("training", train), ("test", test)):
-        if len(np.unique(found.labels)) < 2:
+        present = np.unique(found.labels)
+        if len(present) < 2:
             raise UserError(
                 f"data = {config.data!r}: the {split} split has one class only; an "
                 "evaluation needs at least two"
@@ -109,8 +111,9 @@ def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledIma
         return LabelledImages(images, labels)
     where = f"test = {source!r}"
     remedy = "give --test npz:FILE or folder:PATH"
-    is_own = with_absolute_path(source) == with_absolute_path(config.data)
-    if is_own or source.partition(":")[0] not in ("npz", "folder"):
+    is_trained_on = with_absolute_path(source) == with_absolute_path(config.data)
+    kind = source.partition(":")[0]
+    if is_trained_on or kind not in ("npz", "folder"):
         raise UserError(f"{where}: {remedy}, of images that no run was trained on")
     with wrap_error(UserError, f"{where}: cannot be used", remedy):
         own = dataclasses.replace(config, data=source, num_classes=None)
@@ -151,7 +154,8 @@ def rounded(images: NDArray[np.float32]) -> NDArray[np.float32]:
     Args:
         images: values in [0, 1].
     """
-    return to_float(np.rint(images * 255).astype(np.uint8))
+    pixels = np.rint(images * 255)
+    return to_float(pixels.astype(np.uint8))
 
 
 def yardstick(name: str, real: RealImages, seed: int, count: int) -> LabelledImages:
@@ -166,12 +170,12 @@ def yardstick(name: str, real: RealImages, seed: int, count: int) -> LabelledIma
     shape = (count, *real.train.images.shape[1:])
     if name == "fonts":
         config = RunConfig(data="fonts", image_channels=shape[1], image_size=shape[2])
-        return _floats(load_records(config)).subset(count, seed, YARDSTICK)
-    generator = np.random.default_rng(seed)
-    return LabelledImages(
-        rounded(generator.random(shape, dtype=np.float32)),
-        generator.integers(real.num_classes, size=count),
-    )
+        fonts = _floats(load_records(config))
+        return fonts.subset(count, seed, YARDSTICK)
+    rng = np.random.default_rng(seed)
+    images = rng.random(shape, dtype=np.float32)
+    labels = rng.integers(real.num_classes, size=count)
+    return LabelledImages(rounded(images), labels)
 
 
 def read_npz(path: Path) -> LabelledImages:
@@ -218,7 +222,8 @@ def check_labels(source: str, images: LabelledImages, num_classes: int) -> None:
     """
     is_wrong = (images.labels < 0) | (images.labels >= num_classes)
     if is_wrong.any():
+        wrong = images.labels[is_wrong][0]
         raise UserError(
-            f"{source}: label {images.labels[is_wrong][0]}, the real labels are 0 to "
+            f"{source}: label {wrong}, the real labels are 0 to "
             f"{num_classes - 1}; give labels that fit --data"
         )

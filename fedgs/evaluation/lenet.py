@@ -45,21 +45,23 @@ class LeNet(nn.Module):
     def __init__(self, channels: int, side: int, num_classes: int) -> None:
         """Builds the layers for square images of the given side."""
         super().__init__()
+        # A bias before batch normalisation would have no effect.
         self.conv1 = nn.Conv2d(channels, 32, 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(32)
         self.conv2 = nn.Conv2d(32, 64, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(64)
         self.dropout = nn.Dropout(0.3)
         pooled_side = side // 4  # halved twice
-        self.hidden = nn.Linear(64 * pooled_side**2, LENET_FEATURES)
+        pooled_size = 64 * pooled_side**2
+        self.hidden = nn.Linear(pooled_size, LENET_FEATURES)
         self.out = nn.Linear(LENET_FEATURES, num_classes)
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Returns the last hidden layer, shape (B, LENET_FEATURES), at least 0."""
-        x = functional.max_pool2d(self.conv1(images), 2)
-        x = functional.relu(self.norm1(x))
-        x = functional.max_pool2d(self.conv2(x), 2)
-        x = functional.relu(self.norm2(x))
+        x = images
+        for conv, norm in ((self.conv1, self.norm1), (self.conv2, self.norm2)):
+            x = functional.max_pool2d(conv(x), 2)
+            x = functional.relu(norm(x))
         x = self.dropout(x.flatten(1))
         return functional.relu(self.hidden(x))
 
@@ -122,14 +124,15 @@ def cached_lenet(
         started = time.monotonic()
         # Always from seed 0, so that the same images are seen by the same network.
         trained = fit(_RECIPE, train, num_classes, 0, device, report)
+        weights = trained.state_dict()
         about = {
             "num_images": len(train.labels),
             "num_epochs": _RECIPE.num_epochs,
             "seconds": time.monotonic() - started,
         }
         write_cached(path.stem, about)
-        write_tensors(path, trained.state_dict())
-        model.load_state_dict(trained.state_dict())
+        write_tensors(path, weights)
+        model.load_state_dict(weights)
     return path.stem, model.to(device).eval()
 
 
@@ -139,9 +142,11 @@ def outputs(model: LeNet, images: NDArray[np.float32]) -> Outputs:
     Privacy: reads private data; output private.
     """
     device = next(model.parameters()).device
-    parts = torch.from_numpy(images).split(_IMAGES_AT_ONCE)
+    parts: list[torch.Tensor] = []
     with torch.no_grad():
-        features = torch.cat([model.features(part.to(device)) for part in parts])
+        for part in torch.from_numpy(images).split(_IMAGES_AT_ONCE):
+            parts.append(model.features(part.to(device)))
+        features = torch.cat(parts)
         logits = model.out(features)
     return Outputs(features.cpu().numpy(), logits.cpu().numpy())
 

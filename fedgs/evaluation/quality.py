@@ -45,14 +45,19 @@ def inception_score(
     Returns:
         Two numbers; the score lies in [1, num_classes].
     """
-    rows = np.random.default_rng(seed).permutation(len(logits))
-    log_p = torch.from_numpy(logits[rows]).double().log_softmax(1)
+    rng = np.random.default_rng(seed)
+    shuffled = logits[rng.permutation(len(logits))]
+    log_p = torch.from_numpy(shuffled).double().log_softmax(1)  # log p(y|x)
     scores: list[float] = []
     for part in torch.tensor_split(log_p, num_splits):
-        marginal = part.logsumexp(0) - np.log(len(part))
-        kl = (part.exp() * (part - marginal)).sum(1)
-        scores.append(float(kl.mean().exp()))
-    return float(np.mean(scores)), float(np.std(scores, ddof=1))
+        log_marginal = part.logsumexp(0) - np.log(len(part))  # log p(y)
+        log_ratio = part - log_marginal
+        kl = (part.exp() * log_ratio).sum(1)
+        score = kl.mean().exp()
+        scores.append(float(score))
+    mean = float(np.mean(scores))
+    deviation = float(np.std(scores, ddof=1))
+    return mean, deviation
 
 
 def fid(real: Features, synthetic: Features) -> float:
@@ -119,8 +124,9 @@ def manifold_scores(
         covered += int(is_in_real_ball.any(1).sum())
         is_in_synthetic_ball = distances <= radii
         recalled += int(is_in_synthetic_ball.any(1).sum())
+    is_precise = balls > 0
     return {
-        "precision": float((balls > 0).float().mean()),
+        "precision": float(is_precise.float().mean()),
         "recall": recalled / len(real_points),
         "density": float(balls.mean()) / num_neighbours,
         "coverage": covered / len(real_points),
@@ -130,7 +136,8 @@ def manifold_scores(
 def _radii(points: torch.Tensor, num_neighbours: int) -> torch.Tensor:
     """Returns how far each point's ball reaches, shape (n,)."""
     # Of all points of its own set, each one is the nearest to itself.
-    return nearest(points, points, num_neighbours + 1)[:, -1]
+    smallest = nearest(points, points, num_neighbours + 1)
+    return smallest[:, -1]
 
 
 def memorisation(
@@ -154,8 +161,12 @@ def memorisation(
     trained_on = torch.from_numpy(train)
     near = nearest(torch.from_numpy(synthetic), trained_on, count=2)
     fresh = nearest(torch.from_numpy(test), trained_on, count=2)
-    ratio = near[:, 0].median() / fresh[:, 0].median()
-    is_copy = near[:, 0] <= MEMORISED_RATIO * near[:, 1]
+    first = near[:, 0]
+    second = near[:, 1]
+    of_synthetic = first.median()
+    of_test = fresh[:, 0].median()
+    ratio = of_synthetic / of_test
+    is_copy = first <= MEMORISED_RATIO * second
     return {
         "memorisation_ratio": float(ratio),
         "memorised_share": float(is_copy.float().mean()),
@@ -167,10 +178,10 @@ def nearest(points: torch.Tensor, others: torch.Tensor, count: int) -> torch.Ten
 
     Privacy: reads private data; output private.
     """
-    parts = [
-        distances.topk(count, dim=1, largest=False).values
-        for _, distances in _distances(points, others)
-    ]
+    parts: list[torch.Tensor] = []
+    for _, distances in _distances(points, others):
+        found = distances.topk(count, dim=1, largest=False)
+        parts.append(found.values)
     return torch.cat(parts)
 
 

@@ -61,17 +61,21 @@ class Draws:
         records = []
         fakes = []
         mix = []
+        in_turn = np.arange(shape[0] * shape[1]).reshape(shape)
         for client in clients:
             rng = stream(config.seed, purpose, client.number, round)
             # Another order of these draws would move every trajectory.
-            records.append(rng.integers(len(client.labels), size=shape))
+            own = rng.integers(len(client.labels), size=shape)
+            records.append(own)
             mix.append(rng.random(shape, dtype=np.float32))
-            if fake_labels is None:
-                fakes.append(np.arange(shape[0] * shape[1]).reshape(shape))
-            else:
-                wanted = client.labels[records[-1]]
-                fakes.append(draw_matching(rng, wanted, fake_labels))
-        self.records, self.fakes, self.mix = map(np.stack, (records, fakes, mix))
+            chosen = in_turn
+            if fake_labels is not None:
+                wanted = client.labels[own]
+                chosen = draw_matching(rng, wanted, fake_labels)
+            fakes.append(chosen)
+        self.records = np.stack(records)
+        self.fakes = np.stack(fakes)
+        self.mix = np.stack(mix)
 
     def real(self, step: int) -> tuple[npt.NDArray[np.uint8], Indices]:
         """Returns the private images (n, b, C, S, S) and labels (n, b) of a step.
@@ -108,10 +112,14 @@ def draw_matching(
     """
     order = np.argsort(labels, kind="stable")
     first = np.searchsorted(labels[order], wanted, side="left")
-    count = np.searchsorted(labels[order], wanted, side="right") - first
+    last = np.searchsorted(labels[order], wanted, side="right")
+    count = last - first
     is_there = count > 0
-    chosen = rng.random(wanted.shape) * np.where(is_there, count, len(labels))
-    return order[np.where(is_there, first, 0) + chosen.astype(np.int64)]
+    start = np.where(is_there, first, 0)
+    length = np.where(is_there, count, len(labels))
+    chosen = rng.random(wanted.shape) * length
+    places = start + chosen.astype(np.int64)
+    return order[places]
 
 
 def train_discriminators(
@@ -142,12 +150,14 @@ def train_discriminators(
     rows = torch.arange(num_clients, device=device).unsqueeze(1)
     for step in range(config.discriminator_steps):
         images, real_labels = draws.real(step)
+        pixels = torch.from_numpy(images).to(device)
         index = torch.from_numpy(draws.fakes[:, step]).to(device)
+        mix = torch.from_numpy(draws.mix[:, step].copy())
         discriminators.train(
             chunk,
-            torch.from_numpy(images).to(device).float().div_(255.0),
+            pixels.float().div_(255.0),
             torch.from_numpy(real_labels).to(device),
             fakes[rows, index],
             labels[rows, index],
-            torch.from_numpy(draws.mix[:, step].copy()).to(device),
+            mix.to(device),
         )

@@ -63,10 +63,10 @@ class ModuleStack:
                 self.params[name][index] = param.detach()
             for name, buffer in module.named_buffers():
                 self.buffers[name][index] = buffer
-        self.moments = tuple(
-            {name: torch.zeros_like(value) for name, value in self.params.items()}
-            for _ in range(2)
-        )
+        # Adam's averages of gradients, and of their squares.
+        first = {name: torch.zeros_like(own) for name, own in self.params.items()}
+        second = {name: torch.zeros_like(own) for name, own in self.params.items()}
+        self.moments = (first, second)
         self.steps = torch.zeros(num_modules, dtype=torch.int64, device=device)
 
     def __len__(self) -> int:
@@ -84,7 +84,8 @@ class ModuleStack:
             *batches: each with a leading axis of length m.
         """
         params, buffers = self.tensors(indices)
-        return self._batched(self._of_tensors(function))(params, buffers, *batches)
+        of_tensors = self._of_tensors(function)
+        return self._batched(of_tensors)(params, buffers, *batches)
 
     def ask(self, function: Function, indices: Positions, *shared: Tensor) -> Any:
         """Calls function(network, *shared) for each listed module, as `map`."""
@@ -117,10 +118,18 @@ class ModuleStack:
         Privacy: reads private data; output private.
         """
         first, second = self.moments
-        groups = {"param": self.params, "buffer": self.buffers}
-        groups |= {"moment1": first, "moment2": second}
-        flat = {f"{g}.{n}": v for g, group in groups.items() for n, v in group.items()}
-        return flat | {"steps": self.steps}
+        groups = {
+            "param": self.params,
+            "buffer": self.buffers,
+            "moment1": first,
+            "moment2": second,
+        }
+        flat: TensorDict = {}
+        for prefix, tensors in groups.items():
+            for name, value in tensors.items():
+                flat[f"{prefix}.{name}"] = value
+        flat["steps"] = self.steps
+        return flat
 
     def load_state(self, state: TensorDict) -> None:
         """Copies the tensors of `state()` in.
@@ -129,9 +138,9 @@ class ModuleStack:
             ValueError: the names or shapes are those of another architecture.
         """
         own = self.state()
-        if {n: v.shape for n, v in own.items()} != {
-            n: v.shape for n, v in state.items()
-        }:
+        own_shapes = {name: value.shape for name, value in own.items()}
+        shapes = {name: value.shape for name, value in state.items()}
+        if own_shapes != shapes:
             raise ValueError("the stored discriminators have another architecture")
         for name, value in state.items():
             own[name].copy_(value)
@@ -148,9 +157,12 @@ class ModuleStack:
 
     def _of_tensors(self, function: Function) -> Function:
         """Returns function(network, *batch) as one of (params, buffers, *batch)."""
-        return lambda params, buffers, *batch: function(
-            self.network(params, buffers), *batch
-        )
+
+        def of_tensors(params: TensorDict, buffers: TensorDict, *batch: Any) -> Any:
+            network = self.network(params, buffers)
+            return function(network, *batch)
+
+        return of_tensors
 
     def network(self, params: TensorDict, buffers: TensorDict) -> Callable[..., Any]:
         """Returns one module with these tensors, as a function of its inputs.
@@ -161,8 +173,11 @@ class ModuleStack:
 
     def chunks(self, indices: Sequence[int]) -> Iterator[Positions]:
         """Splits positions into chunks of at most CHUNK_SIZE, in order."""
-        size = CHUNK_SIZE if self.is_stacked else 1
-        for chunk in torch.tensor(list(indices), dtype=torch.int64).split(size):
+        size = 1
+        if self.is_stacked:
+            size = CHUNK_SIZE
+        positions = torch.tensor(list(indices), dtype=torch.int64)
+        for chunk in positions.split(size):
             if len(chunk):  # no indices split into one empty chunk
                 yield chunk.to(self.steps.device)
 
@@ -172,32 +187,37 @@ class ModuleStack:
         Privacy: reads private data; output private.
         """
         rows = _rows(indices)
-        return (
-            {name: value[rows] for name, value in self.params.items()},
-            {name: value[rows] for name, value in self.buffers.items()},
-        )
+        return _part_of(self.params, rows), _part_of(self.buffers, rows)
 
     def _adam(self, indices: Positions, params: TensorDict, grads: TensorDict) -> None:
         """Adam of Kingma and Ba (ICLR 2015), Algorithm 1, per module."""
         beta1, beta2 = self.betas
         self.steps[indices] += 1
         # As torch's Adam, which computes its corrections in Python's floats.
-        steps = self.steps[indices].double()
-        step_size = (self.learning_rate / (1 - beta1**steps)).float()
-        correction = (1 - beta2**steps).sqrt().float()
+        t = self.steps[indices].double()
+        step_size = self.learning_rate / (1 - beta1**t)
+        step_size = step_size.float()
+        correction = (1 - beta2**t).sqrt().float()
         rows = _rows(indices)
+        all_first, all_second = self.moments  # m and v
         for name, gradient in grads.items():
-            per_module = (-1, *[1] * (gradient.dim() - 1))
-            first = self.moments[0][name][rows].lerp_(gradient, 1 - beta1)
-            second = self.moments[1][name][rows].mul_(beta2)
+            # One number for each module, whatever the shape of its parameter is.
+            per_module = [-1] + [1] * (gradient.dim() - 1)
+            first = all_first[name][rows]
+            first.lerp_(gradient, 1 - beta1)
+            second = all_second[name][rows]
+            second.mul_(beta2)
             second.addcmul_(gradient, gradient, value=1 - beta2)
-            denominator = second.sqrt().div_(correction.view(per_module))
-            update = first.div(denominator.add_(ADAM_EPSILON))
-            params[name].sub_(update.mul_(step_size.view(per_module)))
+            denominator = second.sqrt()
+            denominator.div_(correction.view(per_module))
+            denominator.add_(ADAM_EPSILON)
+            update = first.div(denominator)
+            update.mul_(step_size.view(per_module))
+            params[name].sub_(update)
             if isinstance(rows, Tensor):  # copies: write them back
                 self.params[name][rows] = params[name]
-                self.moments[0][name][rows] = first
-                self.moments[1][name][rows] = second
+                all_first[name][rows] = first
+                all_second[name][rows] = second
 
 
 class Discriminators(ModuleStack):
@@ -220,15 +240,20 @@ class Discriminators(ModuleStack):
             is_stacked: train many in one batched call; `config.stacked` when None.
         """
         self.config = config
+        if is_stacked is None:
+            is_stacked = config.stacked
+
+        def build(index: int) -> nn.Module:
+            seed = derived_seed(config.seed, "discriminator", client_ids[index])
+            return build_discriminator(config, seed)
+
         super().__init__(
-            lambda i: build_discriminator(
-                config, derived_seed(config.seed, "discriminator", client_ids[i])
-            ),
-            len(client_ids),
-            config.discriminator_learning_rate,
-            ADAM_BETAS,
-            config.stacked if is_stacked is None else is_stacked,
-            config.device,
+            build=build,
+            num_modules=len(client_ids),
+            learning_rate=config.discriminator_learning_rate,
+            betas=ADAM_BETAS,
+            is_stacked=is_stacked,
+            device=config.device,
         )
 
     def train(self, indices: Positions, *batches: Tensor) -> None:
@@ -250,12 +275,10 @@ class Discriminators(ModuleStack):
         """
         alone = copy.copy(self)
         one = slice(index, index + 1)
-        alone.params = {name: value[one] for name, value in self.params.items()}
-        alone.buffers = {name: value[one] for name, value in self.buffers.items()}
-        alone.moments = tuple(
-            {name: value[one] for name, value in moment.items()}
-            for moment in self.moments
-        )
+        first, second = self.moments
+        alone.params = _part_of(self.params, one)
+        alone.buffers = _part_of(self.buffers, one)
+        alone.moments = (_part_of(first, one), _part_of(second, one))
         alone.steps = self.steps[one]
         return alone
 
@@ -286,19 +309,30 @@ def _rows(indices: Positions) -> Tensor | slice:
     return indices
 
 
+def _part_of(tensors: TensorDict, rows: Tensor | slice) -> TensorDict:
+    """Returns the tensors of some modules."""
+    return {name: value[rows] for name, value in tensors.items()}
+
+
 def _stack_of(tensors: TensorDict, num: int) -> TensorDict:
-    return {
-        name: value.detach().new_zeros(num, *value.shape)
-        for name, value in tensors.items()
-    }
+    """Returns zeros for `num` modules whose tensors are like these."""
+    stack: TensorDict = {}
+    for name, value in tensors.items():
+        stack[name] = value.detach().new_zeros(num, *value.shape)
+    return stack
 
 
 def _loop(function: Function, args: Sequence[Any]) -> Any:
     """What vmap(function)(*args) computes, one module at a time."""
-    results = [function(*row) for row in zip(*map(_rows_of, args), strict=False)]
-    if isinstance(results[0], dict):
-        return {name: torch.stack([r[name] for r in results]) for name in results[0]}
-    return torch.stack(results)
+    # Of a module without buffers there is no end of `{}`.
+    rows = zip(*map(_rows_of, args), strict=False)
+    results = [function(*row) for row in rows]
+    if not isinstance(results[0], dict):
+        return torch.stack(results)
+    stacked: TensorDict = {}
+    for name in results[0]:
+        stacked[name] = torch.stack([result[name] for result in results])
+    return stacked
 
 
 def _rows_of(arg: Tensor | TensorDict) -> Iterable[Tensor | TensorDict]:

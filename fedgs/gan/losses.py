@@ -52,13 +52,20 @@ def discriminator_loss(
     not have the real batch's labels; the penalty is taken at the real labels.
     """
     real_scores = score(real, real_labels)
-    loss = score(fake, fake_labels).mean() - real_scores.mean()
-    loss = loss + drift_weight * real_scores.square().mean()
+    fake_scores = score(fake, fake_labels)
+    loss = fake_scores.mean() - real_scores.mean()
+    drift = real_scores.square().mean()
+    loss = loss + drift_weight * drift
     weight = mix_weight.view(-1, 1, 1, 1)
     mix = weight * real + (1 - weight) * fake
-    image_grads = grad(lambda images: score(images, real_labels).sum())(mix)
+
+    def total(images: Images) -> Tensor:
+        return score(images, real_labels).sum()
+
+    image_grads = grad(total)(mix)
     # The small constant keeps the square root differentiable at a zero gradient.
-    norms = (image_grads.flatten(1).square().sum(1) + 1e-12).sqrt()
+    squared_norms = image_grads.flatten(1).square().sum(1)
+    norms = (squared_norms + 1e-12).sqrt()
     penalty = (norms - 1).square().mean()
     return loss + PENALTY_WEIGHT * penalty
 

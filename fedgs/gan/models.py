@@ -66,10 +66,15 @@ def advance_spectral_vectors(params: TensorDict, buffers: TensorDict) -> TensorD
     Source: Miyato et al., ICLR 2018, Algorithm 1, lines 1 to 2.
     """
     advanced = {}
-    for layer in (name[:-2] for name in buffers if name.endswith(".u")):
-        weight = params[f"{layer}.weight"].detach().flatten(1)  # (out, in)
-        v = _unit(weight.mT @ buffers[f"{layer}.u"])
-        advanced |= {f"{layer}.u": _unit(weight @ v), f"{layer}.v": v}
+    for name, u in buffers.items():
+        if not name.endswith(".u"):
+            continue
+        layer = name.removesuffix(".u")
+        weight = params[f"{layer}.weight"].detach()
+        weight = weight.flatten(1)  # (out, in)
+        v = _unit(weight.mT @ u)
+        advanced[name] = _unit(weight @ v)
+        advanced[f"{layer}.v"] = v
     return advanced
 
 
@@ -97,7 +102,8 @@ def _weight(layer: nn.Conv2d | nn.Linear | nn.Embedding) -> Tensor:
     vectors = dict(layer.named_buffers(recurse=False))
     if not vectors:
         return layer.weight
-    sigma = vectors["u"] @ (layer.weight.flatten(1) @ vectors["v"])  # gradient to W
+    weight = layer.weight.flatten(1)
+    sigma = vectors["u"] @ (weight @ vectors["v"])  # has a gradient to W
     return layer.weight / sigma
 
 
@@ -123,7 +129,8 @@ def _unit(vector: Tensor) -> Tensor:
 def _pixel_norm(features: Tensor) -> Tensor:
     """Divides each position's channel vector by its root mean square."""
     mean_square = features.square().mean(dim=1, keepdim=True)
-    return features * torch.rsqrt(mean_square + NORM_EPSILON)
+    inverse_root = torch.rsqrt(mean_square + NORM_EPSILON)
+    return features * inverse_root
 
 
 class Generator(nn.Module):
@@ -145,7 +152,8 @@ class Generator(nn.Module):
             z: shape (B, latent_dim), float32, from `sample_latents`.
             labels: shape (B,), int64.
         """
-        return torch.sigmoid(self._logits(self._inputs(z, labels)))
+        inputs = self._inputs(z, labels)
+        return torch.sigmoid(self._logits(inputs))
 
     def _inputs(self, z: Latents, labels: Labels) -> Tensor:
         one_hot = torch.eye(self.num_labels, device=z.device)[labels]
@@ -165,10 +173,13 @@ class _ResidualBlock(nn.Module):
         self.conv_skip = _normalise(_Conv2d(channels, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = _upsampled_conv(_pixel_norm(x), self.conv1)  # (B, n, 2s, 2s)
-        h = self.conv2(F.relu(_pixel_norm(h)))
+        h = _pixel_norm(x)
+        h = _upsampled_conv(h, self.conv1)  # (B, n, 2s, 2s)
+        h = F.relu(_pixel_norm(h))
+        h = self.conv2(h)
         # A 1x1 convolution first, on a quarter of the pixels.
-        return h + F.interpolate(self.conv_skip(x), scale_factor=2.0)
+        skip = self.conv_skip(x)
+        return h + F.interpolate(skip, scale_factor=2.0)
 
 
 def _upsampled_conv(x: Tensor, conv: _Conv2d) -> Tensor:
@@ -177,11 +188,15 @@ def _upsampled_conv(x: Tensor, conv: _Conv2d) -> Tensor:
     Each of the four pixels made from one sees 2x2 pixels of `x` only: a transposed
     convolution with a 4x4 kernel of sums, in 4/9 of the products.
     """
-    kernel = F.pad(_weight(conv).flip(2, 3).transpose(0, 1), (1, 1, 1, 1))
+    # A convolution is the transposed one of the kernel turned by a half.
+    kernel = _weight(conv).flip(2, 3).transpose(0, 1)
+    # Sums of neighbouring columns, then of neighbouring rows: 3x3 to 4x4.
+    kernel = F.pad(kernel, (1, 1, 1, 1))
     kernel = kernel[..., :-1] + kernel[..., 1:]
     kernel = kernel[..., :-1, :] + kernel[..., 1:, :]  # (in, out, 4, 4)
     operands = conv.rounded(x, kernel, conv.bias)
-    return F.conv_transpose2d(*operands, stride=2, padding=1).float()
+    upsampled = F.conv_transpose2d(*operands, stride=2, padding=1)
+    return upsampled.float()
 
 
 class GeneratorResNet(Generator):
@@ -196,13 +211,21 @@ class GeneratorResNet(Generator):
         super().__init__(config)
         channels = 4 * config.generator_dim
         num_blocks = math.ceil(math.log2(self.side / 4))
+        padding = 0
         if 4 * 2**num_blocks == self.side:
             padding = 1
-        else:
-            padding = 0
-        self.linear = _normalise(nn.Linear(self.input_dim, channels * 4 * 4))
-        self.blocks = nn.ModuleList(_ResidualBlock(channels) for _ in range(num_blocks))
-        self.conv = _normalise(_Conv2d(channels, config.image_channels, 3, 1, padding))
+        linear = nn.Linear(self.input_dim, channels * 4 * 4)
+        self.linear = _normalise(linear)
+        self.blocks = nn.ModuleList()
+        for _ in range(num_blocks):
+            self.blocks.append(_ResidualBlock(channels))
+        last = _Conv2d(
+            in_channels=channels,
+            out_channels=config.image_channels,
+            kernel_size=3,
+            padding=padding,
+        )
+        self.conv = _normalise(last)
 
     def _logits(self, inputs: Tensor) -> Tensor:
         h = F.linear(inputs, _weight(self.linear), self.linear.bias)
@@ -210,10 +233,13 @@ class GeneratorResNet(Generator):
         h = _pixel_norm(F.relu(h))
         # The channels of a pixel lie together from here on, which is faster. (vmap
         # knows no `memory_format`.)
-        h = h.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        channels_last = h.permute(0, 2, 3, 1).contiguous()
+        h = channels_last.permute(0, 3, 1, 2)
         for block in self.blocks:
             h = block(h)  # 4 -> 8 -> 16 -> 32
-        return self.conv(h)[:, :, : self.side, : self.side].contiguous()  # 30 -> 28
+        h = self.conv(h)
+        cropped = h[:, :, : self.side, : self.side]  # 30 -> 28
+        return cropped.contiguous()
 
 
 class GeneratorDCGAN(Generator):
@@ -227,34 +253,34 @@ class GeneratorDCGAN(Generator):
         """Makes the layers; the paper's kernels at side 28."""
         super().__init__(config)
         d = config.generator_dim
-        is_paper = self.side == 28
-        if is_paper:
+        # Each layer's kernel, stride and padding.
+        if self.side == 28:
             self.start = 4
-        else:
-            self.start = self.side // 8
-        if is_paper:
             self.crop = 7
-        else:
-            self.crop = self.side // 4
-        widths = (4 * d, 2 * d, d, config.image_channels)
-        if is_paper:
             kernels = ((5, 1, 0), (5, 1, 0), (8, 2, 0))
         else:
+            self.start = self.side // 8
+            self.crop = self.side // 4
             kernels = ((4, 2, 1),) * 3
         self.linear = nn.Linear(self.input_dim, 4 * d * self.start**2)
         self.deconvs = nn.ModuleList()
-        for index, (kernel, stride, padding) in enumerate(kernels):
-            inputs, outputs = widths[index : index + 2]
+        inputs = 4 * d
+        widths = (2 * d, d, config.image_channels)
+        for outputs, (kernel, stride, padding) in zip(widths, kernels, strict=True):
             layer = nn.ConvTranspose2d(inputs, outputs, kernel, stride, padding)
             self.deconvs.append(layer)
+            inputs = outputs
 
     def _logits(self, inputs: Tensor) -> Tensor:
         first, second, last = self.deconvs
-        h = self.linear(inputs).unflatten(1, (-1, self.start, self.start))
+        h = self.linear(inputs)
+        h = h.unflatten(1, (-1, self.start, self.start))
         h = _pixel_norm(F.relu(h))  # (B, 4d, 4, 4)
-        h = first(h)[:, :, : self.crop, : self.crop]  # (B, 2d, 7, 7)
+        h = first(h)
+        h = h[:, :, : self.crop, : self.crop]  # (B, 2d, 7, 7)
         h = _pixel_norm(F.relu(h))
-        h = _pixel_norm(F.relu(second(h)))  # (B, d, 11, 11)
+        h = second(h)  # (B, d, 11, 11)
+        h = _pixel_norm(F.relu(h))
         return last(h)  # (B, C, 28, 28)
 
 
@@ -280,11 +306,13 @@ class GeneratorUpsample(Generator):
         self.conv3 = _Conv2d(d, config.image_channels, 3, padding=1)
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        h = self.linear(inputs).unflatten(1, (-1, self.start, self.start))
+        h = self.linear(inputs)
+        h = h.unflatten(1, (-1, self.start, self.start))
         h = _pixel_norm(F.leaky_relu(h, LEAKY_SLOPE))  # (B, 4d, S/4, S/4)
         for conv in (self.conv1, self.conv2):  # (B, 2d, S/2, S/2), (B, d, S, S)
-            h = conv(F.interpolate(h, scale_factor=2.0))
-            h = _pixel_norm(F.leaky_relu(h, LEAKY_SLOPE))
+            h = F.interpolate(h, scale_factor=2.0)
+            h = F.leaky_relu(conv(h), LEAKY_SLOPE)
+            h = _pixel_norm(h)
         return self.conv3(h) - 2  # (B, C, S, S)
 
 
@@ -313,21 +341,27 @@ class GeneratorCoded(Generator):
         return self._codes(self._inputs(z, labels))
 
     def _codes(self, inputs: Tensor) -> Tensor:
-        h = _pixel_norm(F.leaky_relu(self.coder1(inputs), LEAKY_SLOPE))  # (B, d)
-        h = _pixel_norm(F.leaky_relu(self.coder2(h), LEAKY_SLOPE))
+        h = inputs
+        for layer in (self.coder1, self.coder2):
+            h = F.leaky_relu(layer(h), LEAKY_SLOPE)  # (B, d)
+            h = _pixel_norm(h)
         return self.coder3(h)
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        shape = (self.channels, self.side, self.side)
-        return self.decoder(self._codes(inputs)).unflatten(1, shape)
+        codes = self._codes(inputs)
+        logits = self.decoder(codes)
+        return logits.unflatten(1, (self.channels, self.side, self.side))
 
 
 def coded_decoder(config: ResolvedConfig) -> nn.Sequential:
     """Makes the layers from a code to an image's logits, (B, C * S * S)."""
     d = config.generator_dim
     pixels = config.image_channels * config.image_size**2
-    activation = nn.LeakyReLU(LEAKY_SLOPE)
-    return nn.Sequential(nn.Linear(CODE_DIM, d), activation, nn.Linear(d, pixels))
+    return nn.Sequential(
+        nn.Linear(CODE_DIM, d),
+        nn.LeakyReLU(LEAKY_SLOPE),
+        nn.Linear(d, pixels),
+    )
 
 
 class GeneratorGaussian(Generator):
@@ -349,22 +383,27 @@ class GeneratorGaussian(Generator):
         classes = max(self.num_labels, 1)
         parts = config.num_parts
         count = classes * parts
-        self.mean = nn.Parameter(torch.zeros(count, *image))
-        self.factor = nn.Parameter(0.05 * torch.randn(count, config.latent_dim, *image))
+        mean = torch.zeros(count, *image)
+        self.mean = nn.Parameter(mean)
+        noise = torch.randn(count, config.latent_dim, *image)
+        self.factor = nn.Parameter(0.05 * noise)
         self.shares = None
         if parts > 1:
-            self.shares = nn.Parameter(torch.full((classes, parts), 1 / parts))
+            shares = torch.full((classes, parts), 1 / parts)
+            self.shares = nn.Parameter(shares)
 
     def forward(self, z: Latents, labels: Labels) -> Images:
         """Makes images; see `Generator.forward`."""
-        if self.num_labels:
-            rows = labels
-        else:
+        rows = labels
+        if not self.num_labels:  # there is one row for all images
             rows = torch.zeros_like(labels)
         if self.shares is not None:
+            # A uniform number is below one of the sums of the parts' shares so far.
+            uniform = torch.special.ndtr(z[:, :1])
             upto = self.shares.cumsum(1)[rows, :-1]
-            part = (torch.special.ndtr(z[:, :1]) > upto).sum(1)
-            rows = rows * self.shares.shape[1] + part
+            part = (uniform > upto).sum(1)
+            num_parts = self.shares.shape[1]
+            rows = rows * num_parts + part
         # One product for each class that occurs, not one factor for each image.
         images = self.mean[rows]
         for row in rows.unique():
@@ -390,7 +429,8 @@ class GeneratorRefined(GeneratorGaussian):
 
     def forward(self, z: Latents, labels: Labels) -> Images:
         """Makes images; see `Generator.forward`."""
-        return self.refiner(super().forward(z, labels), labels)
+        images = super().forward(z, labels)
+        return self.refiner(images, labels)
 
 
 class Refiner(nn.Module):
@@ -436,16 +476,24 @@ class Refiner(nn.Module):
             images: of the Gaussian, shape (B, C, S, S) in [0, 1].
             labels: shape (B,).
         """
-        of_class = self.embedding(labels)[:, :, None, None].split(self.widths, dim=1)
+        embedded = self.embedding(labels)[:, :, None, None]
+        of_class = embedded.split(self.widths, dim=1)
         h = 2 * images - 1
         passed = []
         for down, same, added in zip(self.down, self.same, of_class, strict=True):
-            h = F.silu(same(F.silu(down(h) + added)))
+            h = F.silu(down(h) + added)
+            h = F.silu(same(h))
             passed.append(h)  # S -> S / 2 -> S / 4
-        for layer, beside in zip(self.up, passed[-2::-1], strict=True):
+        passed.pop()  # the smallest is h itself
+        for layer in self.up:
+            beside = passed.pop()
             h = F.interpolate(h, size=beside.shape[-2:])
-            h = F.silu(layer(torch.cat([h, beside], dim=1)))
-        return torch.sigmoid(self.last(h) + torch.logit(images.clamp(0.01, 0.99)))
+            h = torch.cat([h, beside], dim=1)
+            h = F.silu(layer(h))
+        # Black and white have no logit.
+        grey = images.clamp(0.01, 0.99)
+        logits = self.last(h) + torch.logit(grey)
+        return torch.sigmoid(logits)
 
 
 class Discriminator(nn.Module):
@@ -493,10 +541,14 @@ class Discriminator(nn.Module):
             h = conv(h)
             # As leaky_relu, bit for bit; but a factor that has no derivative of its own
             # spares the second derivative of the penalty two passes over zeros.
-            h = h * torch.full_like(h, self.slope).masked_fill(h > 0, 1.0)
+            slopes = torch.full_like(h, self.slope)
+            slopes = slopes.masked_fill(h > 0, 1.0)
+            h = h * slopes
         h = h.flatten(1)  # (B, 4d * s * s)
-        scores = F.linear(h, _weight(self.linear), self.linear.bias).squeeze(1)
-        return scores + (F.embedding(labels, _weight(self.embedding)) * h).sum(1)
+        scores = F.linear(h, _weight(self.linear), self.linear.bias)
+        of_labels = F.embedding(labels, _weight(self.embedding))
+        projection = (of_labels * h).sum(1)  # <embedding(y), h>
+        return scores.squeeze(1) + projection
 
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -580,10 +632,12 @@ def sample_latents(
     """
     shape = (count, config.latent_dim)
     if config.latent == "bernoulli":
-        return torch.from_numpy(rng.integers(0, 2, shape).astype(np.float32))
-    if config.latent == "uniform":
-        return torch.from_numpy(rng.random(shape, dtype=np.float32))
-    return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+        z = rng.integers(0, 2, shape).astype(np.float32)
+    elif config.latent == "uniform":
+        z = rng.random(shape, dtype=np.float32)
+    else:
+        z = rng.standard_normal(shape, dtype=np.float32)
+    return torch.from_numpy(z)
 
 
 def sample_labels(
@@ -593,4 +647,5 @@ def sample_labels(
 
     Privacy: public; the class frequencies of private data are not used.
     """
-    return torch.from_numpy(rng.integers(0, config.num_classes, count))
+    labels = rng.integers(0, config.num_classes, count)
+    return torch.from_numpy(labels)

@@ -105,9 +105,9 @@ def model_of(
             noise_std = release.noise_std.double()
             model = update(model, target, noise_std)
         if release.shares is not None:
-            shares = release.shares.double().view(-1, PARTS_OF_CLASS)
-            shares = shares / shares.sum(1, keepdim=True)  # of each part in its class
-            model = replace(model, shares=shares)
+            weights = release.shares.double().view(-1, PARTS_OF_CLASS)
+            of_class = weights.sum(1, keepdim=True)
+            model = replace(model, shares=weights / of_class)
     return model
 
 
@@ -123,22 +123,28 @@ def in_parts(model: Model) -> Model:
     in_pixels = scale[:, None] * model.covariance * scale
     variances, axes = torch.linalg.eigh(in_pixels)  # upwards: the last are the longest
     variances = variances[:, -SPLITS:].clamp_min(1e-9)
+    lengths = variances[:, None].sqrt()  # s
     axes = axes[:, :, -SPLITS:]
     # An axis may point either way: the same one wherever a run is resumed.
     largest = axes.abs().argmax(1, keepdim=True)
-    axes = axes * axes.gather(1, largest).sign()
+    directions = axes.gather(1, largest).sign()
+    axes = axes * directions
     split = scale[:, None] * axes  # coordinates to lengths along these axes
     # How far a coordinate moves with one length along each axis.
-    moved = model.covariance @ split / variances[:, None].sqrt()
+    moved = model.covariance @ split / lengths
     # On which side of each axis a part lies; the first bit of its number is lowest.
-    sides = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=SPLITS)))
-    sides = sides.flip(1).double() * math.sqrt(2 / math.pi)
-    shift = torch.einsum("ks,cps->ckp", sides, moved).flatten(0, 1)
+    every_side = list(itertools.product((-1.0, 1.0), repeat=SPLITS))
+    sides = torch.tensor(every_side).flip(1).double()
+    sides = sides * math.sqrt(2 / math.pi)
+    shift = torch.einsum("ks,cps->ckp", sides, moved)
+    shift = shift.flatten(0, 1)  # a row for each part of each class
+    mean = model.mean.repeat_interleave(PARTS_OF_CLASS, 0)
+    centre = model.centre.repeat_interleave(PARTS_OF_CLASS, 0)
     covariance = model.covariance - 2 / math.pi * moved @ moved.mT
     return replace(
         model,
-        mean=model.mean.repeat_interleave(PARTS_OF_CLASS, 0) + shift @ model.back,
-        centre=model.centre.repeat_interleave(PARTS_OF_CLASS, 0) + shift,
+        mean=mean + shift @ model.back,
+        centre=centre + shift,
         covariance=covariance.repeat_interleave(PARTS_OF_CLASS, 0),
         middle=model.centre,
         split=split,
@@ -157,18 +163,27 @@ def start_of(config: MomentConfig, images: Tensor, labels: Labels) -> Model:
     """
     size = config.moment_features
     count = config.latent_dim
-    parts = images.split(IMAGES_AT_ONCE)
-    low = torch.cat([low_frequencies(part / 255, size) for part in parts]).double()
+    parts: list[Tensor] = []
+    for part in images.split(IMAGES_AT_ONCE):
+        parts.append(low_frequencies(part / 255, size))
+    low = torch.cat(parts).double()
     overall = low.mean(0)
-    variances, axes = _longest(torch.cov(low.T, correction=0), count)
+    total = torch.cov(low.T, correction=0)
+    variances, axes = _longest(total, count)
     # How long an axis is of other images, a short one above all, is only roughly this.
-    scale = (variances + variances.mean()).clamp_min(1e-9).sqrt()
+    variances = variances + variances.mean()
+    scale = variances.clamp_min(1e-9).sqrt()
     to_axes = axes / scale
     back = (axes * scale).T
     coordinates = low @ to_axes
-    of_classes = [coordinates[labels == c] for c in range(config.num_classes)]
-    centre = torch.stack([own.mean(0) for own in of_classes])
-    covariance = torch.stack([torch.cov(own.T, correction=0) for own in of_classes])
+    centres: list[Tensor] = []
+    covariances: list[Tensor] = []
+    for label in range(config.num_classes):
+        own = coordinates[labels == label]
+        centres.append(own.mean(0))
+        covariances.append(torch.cov(own.T, correction=0))
+    centre = torch.stack(centres)
+    covariance = torch.stack(covariances)
     return Model(
         mean=_alike_beside_the_axes(overall, centre, to_axes, back),
         axes=to_axes,
@@ -192,7 +207,8 @@ def _alike_beside_the_axes(
 
     Beside the axes there is more noise than signal.
     """
-    return overall + (centre - overall @ to_axes) @ back
+    along = centre - overall @ to_axes
+    return overall + along @ back
 
 
 def blank(config: LowFrequencyConfig) -> Model:
@@ -220,8 +236,10 @@ def expected(model: Model, kind: str, groups: int, features: int) -> Tensor:
     """
     centre = torch.zeros(groups, features)
     if kind in ("moments", "parts"):
-        rows, columns, scale = pairs(model.axes.shape[1])
+        num_axes = model.axes.shape[1]
+        rows, columns, scale = pairs(num_axes)
         second = model.covariance[:, rows, columns] * scale
+        # Products of two coordinates come last.
         centre[:, -len(rows) :] = QUADRATIC_WEIGHT * second
     return centre
 
@@ -233,16 +251,19 @@ def _with_scatter(model: Model, target: Tensor, noise: Tensor) -> Model:
     overall = model.mean.mean(0)
     # All images vary within their classes, and as the classes lie apart.
     apart = model.mean - overall
-    variances, axes = _longest(within + apart.T @ apart / len(apart), most)
+    between = apart.T @ apart / len(apart)
+    variances, axes = _longest(within + between, most)
     # Noise of standard deviation s / sqrt(2) off the diagonal has eigenvalues up to
     # this radius r, and moves an eigenvalue l that is larger to l + r^2 / 4 l.
     radius = float(noise) * math.sqrt(2 * size)
-    stand_out = variances > max(STANDS_OUT * radius, 1e-9)
-    count = max(1, int(stand_out.sum()))
+    least = max(STANDS_OUT * radius, 1e-9)
+    num_standing_out = int((variances > least).sum())
+    count = max(1, num_standing_out)
     variances = variances[:count]
     axes = axes[:, :count]
-    # Takes back what noise added to them.
-    variances = (variances + (variances**2 - radius**2).clamp_min(0).sqrt()) / 2
+    # Takes back what noise added to them: solves l + r^2 / 4 l for l.
+    root = (variances**2 - radius**2).clamp_min(0).sqrt()
+    variances = (variances + root) / 2
     scale = variances.clamp_min(1e-9).sqrt()
     to_axes = torch.zeros_like(model.axes)
     back = torch.zeros_like(model.back)
@@ -263,7 +284,8 @@ def _with_scatter(model: Model, target: Tensor, noise: Tensor) -> Model:
 def _with_moments(model: Model, target: Tensor, noise: Tensor) -> Model:
     """Adds what was left of each class' mean and covariance, as far as believed."""
     axes = model.axes.shape[1]
-    count = int((model.axes != 0).any(0).sum())  # the other axes have noise only
+    is_used = (model.axes != 0).any(0)  # the other axes have noise only
+    count = int(is_used.sum())
     # Targets are the means of r and QUADRATIC_WEIGHT r r^T, with r = x - centre.
     first = target[:, :count]
     second = symmetric(target[:, axes:], axes) / QUADRATIC_WEIGHT
@@ -271,20 +293,24 @@ def _with_moments(model: Model, target: Tensor, noise: Tensor) -> Model:
     shift = torch.zeros_like(model.centre)
     shift[:, :count] = first * belief(first, variance)
     # What the covariances so far do not explain of the second moments.
-    left = second - shift[:, :, None] * shift[:, None, :] - model.covariance
+    of_shift = shift[:, :, None] * shift[:, None, :]
+    left = second - of_shift - model.covariance
     left = left[:, :count, :count]
     # The classes' common part has less noise than what makes them differ.
     common = left.mean(0)
     own = left - common
     variance = variance / QUADRATIC_WEIGHT**2 / 2  # of the noise in a product
     if model.is_public:  # else it also takes away the noise of the scatter before
-        common = common * belief(common, variance.mean(0) / len(left))
+        of_mean = variance.mean(0) / len(left)
+        common = common * belief(common, of_mean)
     # Covariances of short axes are mostly noise: each band of axes has its own belief.
-    band = torch.arange(count) // BELIEVED_ALIKE
-    band = torch.maximum(band[:, None], band[None, :])
-    for number in range(int(band.max()) + 1):
+    of_axis = torch.arange(count) // BELIEVED_ALIKE
+    band = torch.maximum(of_axis[:, None], of_axis[None, :])
+    num_bands = int(band.max()) + 1
+    for number in range(num_bands):
         is_in_band = band == number
-        own[:, is_in_band] *= belief(own[:, is_in_band], variance)
+        values = own[:, is_in_band]
+        own[:, is_in_band] = values * belief(values, variance)
     covariance = model.covariance.clone()
     covariance[:, :count, :count] += common + own
     return replace(
@@ -341,16 +367,18 @@ def set_generator(
     """
     variances, axes = torch.linalg.eigh(model.covariance)  # (classes, p), columns
     lengths = variances.clamp_min(0).sqrt()
-    factor = (axes * lengths[:, None, :]).mT @ model.back
+    scaled = axes * lengths[:, None, :]
+    factor = scaled.mT @ model.back
     if config.num_parts > 1:
         factor[:, 0] = 0  # of the shortest axis: z_0 chooses the part
     # Before parts are known, all parts of a class are alike.
     copies = 1
     if model.shares is None:
         copies = config.num_parts
-
-    mean = in_pixels(config, model.mean.repeat_interleave(copies, 0))
-    factor = in_pixels(config, factor.repeat_interleave(copies, 0))
+    mean = model.mean.repeat_interleave(copies, 0)
+    factor = factor.repeat_interleave(copies, 0)
+    mean = in_pixels(config, mean)
+    factor = in_pixels(config, factor)
     for generator in generators:
         if not isinstance(generator, GeneratorGaussian):
             raise TypeError("moments determine no other generator")

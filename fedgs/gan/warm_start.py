@@ -14,7 +14,13 @@ from fedgs.config.run_config import GsWganConfig
 from fedgs.data.federated import ClientImages, FederatedImages
 from fedgs.gan.client_training import Draws, train_discriminators
 from fedgs.gan.discriminators import Discriminators, ModuleStack
-from fedgs.gan.models import ADAM_BETAS, build_generator, sample_labels, sample_latents
+from fedgs.gan.models import (
+    ADAM_BETAS,
+    Generator,
+    build_generator,
+    sample_labels,
+    sample_latents,
+)
 from fedgs.randomness import derived_seed, stream
 from fedgs.shapes import Images, Labels, Latents, Positions
 
@@ -48,10 +54,13 @@ def warm_start(
         if public is None:
             _against_own_generators(config, discriminators, clients, chunk)
             continue
-        images, labels = (tensor.to(config.device) for tensor in public)
+        fakes, labels = public
+        fake_labels = labels.numpy()
+        fakes = fakes.to(config.device)
+        labels = labels.to(config.device)
         for warm_round in range(1, config.warm_start_rounds + 1):
-            draws = Draws(config, clients, PURPOSE, warm_round, public[1].numpy())
-            train_discriminators(config, discriminators, chunk, draws, images, labels)
+            draws = Draws(config, clients, PURPOSE, warm_round, fake_labels)
+            train_discriminators(config, discriminators, chunk, draws, fakes, labels)
 
 
 def _against_own_generators(
@@ -74,25 +83,29 @@ class LocalGenerators:
     def __init__(self, config: GsWganConfig, clients: Sequence[int]) -> None:
         self.config = config
         self.clients = clients
-        seed = self.seed = config.seed
+
+        def build(index: int) -> Generator:
+            seed = derived_seed(config.seed, "warm-start-generator", clients[index])
+            return build_generator(config, seed)
+
         self.stack = ModuleStack(
-            lambda i: build_generator(
-                config, derived_seed(seed, "warm-start-generator", clients[i])
-            ),
-            len(clients),
-            config.generator_learning_rate,
-            ADAM_BETAS,
-            config.stacked,
-            config.device,
+            build=build,
+            num_modules=len(clients),
+            learning_rate=config.generator_learning_rate,
+            betas=ADAM_BETAS,
+            is_stacked=config.stacked,
+            device=config.device,
         )
         self.indices = torch.arange(len(clients), device=config.device)
 
     def draw(self, warm_round: int) -> tuple[Images, Labels]:
         """Returns n_dis fresh batches of each client: (n, F, C, S, S) and (n, F)."""
-        size = self.config.discriminator_steps * self.config.discriminator_batch_size
+        config = self.config
+        size = config.discriminator_steps * config.discriminator_batch_size
         z, labels = self._latents("warm-start-latent", warm_round, size)
         with torch.no_grad():
-            return self.stack.map(_made, self.indices, z, labels), labels
+            fakes = self.stack.map(_made, self.indices, z, labels)
+        return fakes, labels
 
     def step(
         self, discriminators: Discriminators, chunk: Positions, round: int
@@ -104,7 +117,8 @@ class LocalGenerators:
         def loss(generator: Any, *batch: Any) -> Tensor:
             params, buffers, z, labels = batch
             score = discriminators.network(params, buffers)
-            return -score(generator(z, labels), labels).mean()
+            fakes = generator(z, labels)
+            return -score(fakes, labels).mean()
 
         self.stack.step(loss, self.indices, *tensors, z, labels)
 
@@ -112,15 +126,15 @@ class LocalGenerators:
         self, purpose: str, warm_round: int, count: int
     ) -> tuple[Latents, Labels]:
         config = self.config
-        seed = self.seed
         z = []
         labels = []
         for client in self.clients:
-            rng = stream(seed, purpose, client, warm_round)
+            rng = stream(config.seed, purpose, client, warm_round)
             z.append(sample_latents(config, rng, count))
             labels.append(sample_labels(config, rng, count))
-        device = config.device
-        return torch.stack(z).to(device), torch.stack(labels).to(device)
+        all_z = torch.stack(z).to(config.device)
+        all_labels = torch.stack(labels).to(config.device)
+        return all_z, all_labels
 
 
 def _made(generator: Any, z: Latents, labels: Labels) -> Images:

@@ -116,8 +116,12 @@ class CohortCounts(Method[CountConfig]):
 
     def declared(self, config: CountConfig, round: int) -> Mapping[str, Declared]:
         """Returns the weights of the classifier by name, and the thresholds."""
-        weights = {n: Declared(shape) for n, shape in classifier.shapes(config).items()}
-        return {**weights, THRESHOLDS: Declared((len(config.thresholds.bounds),))}
+        declared: dict[str, Declared] = {}
+        for name, shape in classifier.shapes(config).items():
+            declared[name] = Declared(shape)
+        num_thresholds = len(config.thresholds.bounds)
+        declared[THRESHOLDS] = Declared((num_thresholds,))
+        return declared
 
     def begin(self, config: CountConfig, state: State) -> tuple[Request, None]:
         """Returns the classifier and the next thresholds; draws nothing.
@@ -126,7 +130,8 @@ class CohortCounts(Method[CountConfig]):
         """
         thresholds = _thresholds_after(config, state, _num_asked(config, state))
         sent = torch.tensor([*thresholds.values()], dtype=torch.float32)
-        tensors = {**state.generator.state_dict(), THRESHOLDS: sent}
+        tensors = dict(state.generator.state_dict())
+        tensors[THRESHOLDS] = sent
         return asked(config, state, tensors), None
 
     def answer(
@@ -144,8 +149,10 @@ class CohortCounts(Method[CountConfig]):
             else:
                 # Also of NaN: who holds out nothing is not above.
                 is_at_most.append(not accuracy > limit)
-        signs = 2.0 * torch.tensor(is_at_most, dtype=torch.float32) - 1.0
-        return (_step(config) * signs)[None, None, None]
+        answers = torch.tensor(is_at_most, dtype=torch.float32)
+        signs = 2.0 * answers - 1.0  # 1 or -1
+        values = _step(config) * signs
+        return values[None, None, None]
 
     def finish(
         self, config: CountConfig, state: State, pending: None, released: Released
@@ -177,8 +184,12 @@ def cohorts_of(
         hosted: the numbers of its clients.
         request: the last question.
     """
-    own = [data.of(client) for client in hosted]
-    return {one.name: membership(*_measured(config, one, request)) for one in own}
+    cohorts: dict[str, str] = {}
+    for number in hosted:
+        client = data.of(number)
+        accuracy, low, high = _measured(config, client, request)
+        cohorts[client.name] = membership(accuracy, low, high)
+    return cohorts
 
 
 def outcome_of(config: CountConfig, state: State) -> dict[str, Any]:
@@ -192,13 +203,14 @@ def outcome_of(config: CountConfig, state: State) -> dict[str, Any]:
     """
     last = config.thresholds.num_questions - 1
     thresholds = _thresholds_after(config, state, last)
-    found = _counts(state)[last].tolist()
+    at_most = _counts(state)[last].tolist()
     counts: dict[str, float] = {}
     if "below" in thresholds:
-        counts[SELECTED] = found[0]
+        counts[SELECTED] = at_most[0]
     if "above" in thresholds:
-        counts[ABOVE] = config.num_clients - found[-1]
-    counts[REST] = config.num_clients - sum(counts.values())
+        counts[ABOVE] = config.num_clients - at_most[-1]
+    num_counted = sum(counts.values())
+    counts[REST] = config.num_clients - num_counted
     return {"thresholds": thresholds, "noisy_counts": counts}
 
 
@@ -226,7 +238,8 @@ def _measured(
 
 
 def _step(config: CountConfig) -> float:
-    return config.clip_bound / math.sqrt(len(config.thresholds.bounds))
+    num_thresholds = len(config.thresholds.bounds)
+    return config.clip_bound / math.sqrt(num_thresholds)
 
 
 def _num_asked(config: CountConfig, state: State) -> int:

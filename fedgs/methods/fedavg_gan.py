@@ -250,16 +250,18 @@ def _draw(
     Returns:
         (steps, b, C, S, S) in [0, 1], (steps, b), like the first, (steps, b) in [0, 1).
     """
+    device = config.device
     rng = stream(config.seed, "fedavg-gan", client.number, round)
     shape = (config.discriminator_steps, config.discriminator_batch_size)
     records = rng.integers(len(client.labels), size=shape)
-    images = torch.from_numpy(client.images[records])
-    real = images.to(config.device).float().div_(255.0)
-    labels = torch.from_numpy(client.labels[records]).to(config.device)
-    z = sample_latents(config, rng, math.prod(shape)).to(config.device)
-    fakes = generator(z, labels.flatten()).view_as(real)
+    images = torch.from_numpy(client.images[records]).to(device)
+    real = images.float().div_(255.0)
+    labels = torch.from_numpy(client.labels[records]).to(device)
+    count = math.prod(shape)
+    z = sample_latents(config, rng, count).to(device)
+    fakes = generator(z, labels.flatten())
     mix = torch.from_numpy(rng.random(shape, dtype=np.float32))
-    return real, labels, fakes, mix.to(config.device)
+    return real, labels, fakes.view_as(real), mix.to(device)
 
 
 def _trained(
@@ -293,13 +295,17 @@ def _trained(
     rate = config.discriminator_learning_rate
     for step in range(config.discriminator_steps):
         grads = grad(loss)(params, step)
-        params = {
-            name: value - rate * (grads[name] + WEIGHT_DECAY * value)
-            for name, value in params.items()
-        }
+        moved: TensorDict = {}
+        for name, value in params.items():
+            decayed = grads[name] + WEIGHT_DECAY * value
+            moved[name] = value - rate * decayed
+        params = moved
     # In the order of `parameters_to_vector`, by which the server reads it.
-    changes = [params[name] - start[name] for name in start]
-    return torch.cat([change.flatten() for change in changes])
+    changes: list[Tensor] = []
+    for name, value in start.items():
+        change = params[name] - value
+        changes.append(change.flatten())
+    return torch.cat(changes)
 
 
 # ------------------------------------------------------------------ server
@@ -317,7 +323,8 @@ def train_generator(config: NetworkConfig, state: State) -> None:
         labels = sample_labels(config, rng, count).to(config.device)
         # One power iteration: forward passes only read the spectral vectors.
         advance_in_place(state.generator)
-        loss = -discriminator(state.generator(z, labels), labels).mean()
+        fakes = state.generator(z, labels)
+        loss = -discriminator(fakes, labels).mean()
         sgd.zero_grad(set_to_none=True)
         loss.backward()
         sgd.step()

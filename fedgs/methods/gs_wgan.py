@@ -52,10 +52,12 @@ class GsWgan(Method[GsWganConfig]):
 
     def declared(self, config: GsWganConfig, round: int) -> Mapping[str, Declared]:
         """Returns F fakes in [0, 1], 0 = background, and their labels."""
+        count = config.fakes_sent
         side = config.image_size
-        channels = config.image_channels
-        images = Declared((config.fakes_sent, channels, side, side))
-        return {"images": images, "labels": Declared((config.fakes_sent,), torch.int64)}
+        return {
+            "images": Declared((count, config.image_channels, side, side)),
+            "labels": Declared((count,), torch.int64),
+        }
 
     # -------------------------------------------------------------- server
 
@@ -98,9 +100,10 @@ class GsWgan(Method[GsWganConfig]):
                 others = state.generator(z[:split], labels[:split])
             images = torch.cat([others, images])
         participants = select(config, round)  # 6
+        tensors = {"images": images.cpu(), "labels": labels.cpu()}
         request = Request(
             round,
-            {"images": images.cpu(), "labels": labels.cpu()},
+            tensors,
             participants=participants,
             trainees=trainees(config, participants),
         )
@@ -118,9 +121,8 @@ class GsWgan(Method[GsWganConfig]):
         side = config.image_size
         images = torch.zeros(len(labels), config.image_channels, side, side)
         if config.is_warm_start_public:
-            if config.rounds_before:
-                drawn_by = state
-            else:
+            drawn_by = state
+            if not config.rounds_before:
                 drawn_by = self.state(config)
             with torch.no_grad():
                 images = drawn_by.ema(z, labels).cpu()
@@ -137,7 +139,8 @@ class GsWgan(Method[GsWganConfig]):
         Privacy: post-processing of DP output.
         """
         # 11: 1/m sum over participants.
-        average = released.total / (config.clients_per_round * config.batch_size)
+        num_gradients = config.clients_per_round * config.batch_size  # m * B
+        average = released.total / num_gradients
         # The generator draws pixels, so the gradient goes back to them.
         if config.dct_size is not None:
             average = from_dct(average, config.image_size)
@@ -220,8 +223,9 @@ METHOD = GsWgan()
 
 
 def _fakes_of(config: GsWganConfig, request: Request) -> tuple[Images, Labels]:
-    images = request.tensors["images"].to(config.device)
-    return images, request.tensors["labels"].to(config.device)
+    images = request.tensors["images"]
+    labels = request.tensors["labels"]
+    return images.to(config.device), labels.to(config.device)
 
 
 def _stack_of(clients: Sequence[OneClient]) -> tuple[Discriminators, Positions]:
@@ -229,7 +233,8 @@ def _stack_of(clients: Sequence[OneClient]) -> tuple[Discriminators, Positions]:
     nets = clients[0].discriminators
     if nets is None:
         raise UserError(f"client {clients[0].number}: has no discriminator yet")
-    places = torch.tensor([client.position for client in clients], dtype=torch.int64)
+    positions = [client.position for client in clients]
+    places = torch.tensor(positions, dtype=torch.int64)
     return nets, places.to(nets.steps.device)
 
 

@@ -5,7 +5,7 @@ Privacy: public, if the images are and nobody chose them by the private ones.
 
 from functools import lru_cache
 from hashlib import blake2b
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,17 +33,21 @@ def public_start(config: ResolvedConfig) -> tuple[Model | None, frozenset[bytes]
     public = config.public_data
     if public is None:
         return None, frozenset()
-    names = [*settings_with("images"), *settings_with("reading")]
-    values = {name: getattr(config, name) for name in names}
+    values: dict[str, Any] = {}
+    for name in (*settings_with("images"), *settings_with("reading")):
+        values[name] = getattr(config, name)
     # How the private data are read says nothing about these.
-    values |= {"data": public, "num_classes": "", "classes": "all"}
-    reading = RunConfig.from_flat(values | {"background": "auto"})
-    images, labels, found = _read(reading)
+    values["data"] = public
+    values["num_classes"] = ""
+    values["classes"] = "all"
+    values["background"] = "auto"
+    images, labels, found = _read(RunConfig.from_flat(values))
     # A class without public images would have no Gaussian to start from.
     counts = np.bincount(labels, minlength=config.num_classes)
     if len(counts) > config.num_classes or not counts.all():
+        num_found = np.count_nonzero(counts)
         raise UserError(
-            f"public_data = {public!r}: has images of {np.count_nonzero(counts)} "
+            f"public_data = {public!r}: has images of {num_found} "
             f"classes, the run has {config.num_classes}; give public data with images "
             "of the same classes"
         )
@@ -63,8 +67,9 @@ def _read(
         raise UserError(f"public_data = {config.data!r}: {error}") from error
     # The negatives, too: a private source may have the same images on a light
     # background.
-    found = digests(records.images) | digests(255 - records.images)
-    return torch.tensor(records.images), records.labels, found
+    images = records.images
+    found = digests(images) | digests(255 - images)
+    return torch.tensor(images), records.labels, found
 
 
 def digests(images: NDArray[np.uint8]) -> frozenset[bytes]:
@@ -79,5 +84,8 @@ def digests(images: NDArray[np.uint8]) -> frozenset[bytes]:
     darkest = images.min(axis=(1, 2, 3))
     lightest = images.max(axis=(1, 2, 3))
     shown = images[darkest < lightest]
-    hashes = (blake2b(image.tobytes(), digest_size=16) for image in shown)
-    return frozenset(found.digest() for found in hashes)
+    found: set[bytes] = set()
+    for image in shown:
+        content = blake2b(image.tobytes(), digest_size=16)
+        found.add(content.digest())
+    return frozenset(found)

@@ -40,9 +40,10 @@ def select(config: ResolvedConfig, round: int) -> Clients:
     seed = config.schedule_seed
     order = _balanced_lap(seed, num_clients, count, lap)
     slots = order[start : start + count]
-    if len(slots) < count:  # the round runs over into the next lap
+    num_missing = count - len(slots)
+    if num_missing:  # the round runs over into the next lap
         following = _balanced_lap(seed, num_clients, count, lap + 1)
-        slots = slots + following[: count - len(slots)]
+        slots = slots + following[:num_missing]
     return tuple(sorted(slots))
 
 
@@ -62,9 +63,11 @@ def _balanced_lap(
         first -= 1
     order: list[int] = []
     for number in range(first, lap + 1):
-        shared = (number * num_clients) % count
-        before = set(order[len(order) - shared :])
-        order = stream(seed, "balanced", number).permutation(num_clients).tolist()
+        num_shared = (number * num_clients) % count
+        start = len(order) - num_shared
+        before = set(order[start:])
+        rng = stream(seed, "balanced", number)
+        order = rng.permutation(num_clients).tolist()
         order.sort(key=lambda client: client in before)  # stable
     return tuple(order)
 
@@ -89,4 +92,7 @@ def nodes_of(config: ResolvedConfig, clients: Clients) -> list[int]:
     """Returns the nodes that host the given clients, increasing."""
     if clients == EVERYONE:
         return list(range(config.num_nodes))
-    return sorted({config.hosting.node_of(int(client)) for client in clients})
+    nodes: set[int] = set()
+    for client in clients:
+        nodes.add(config.hosting.node_of(int(client)))
+    return sorted(nodes)

@@ -1,5 +1,6 @@
 """The catalogue: each transformation is what it says, and is found where it is."""
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -105,6 +106,39 @@ def test_the_nearest_entry_is_not_named_where_it_explains_too_little(digits):
     assert 0.5 < first.fit < diagnosis.LEAST_FIT
     assert first.interval[0] > 0.25
     assert first.decision == "undecided"
+
+
+def darker(name, factor, is_linear):
+    """An entry of one degree that looks like no other one."""
+    own = BY_NAME["brightness"]
+    what = {"name": name, "degrees": (factor,), "is_linear": is_linear, "kin": ""}
+    return dataclasses.replace(own, **what)
+
+
+@pytest.mark.parametrize(
+    ("is_linear", "verdict"), [(True, "much"), (False, ONE_OF + "much, less")]
+)
+def test_what_averages_tell_roughly_is_never_the_only_suspect(
+    digits, is_linear, verdict
+):
+    entries = [darker("much", 0.4, is_linear), darker("less", 0.6, True)]
+    dark = [g._replace(images=np.float32(0.4) * g.images) for g in digits[G:]]
+    found = diagnose(digits[:G], dark, entries)
+    first, second = found.ranking[:2]
+    assert diagnosis.LEAST_FIT < second.fit < first.fit - diagnosis.CLOSE_FIT
+    assert found.verdict == verdict
+
+
+def test_a_bug_moves_nothing_of_what_noise_leaves_beyond_black_and_white():
+    rng = np.random.default_rng(0)
+    groups = []
+    for _ in range(2 * G):
+        images = rng.normal(0.5, 1.0, (10, 1, SIDE, SIDE)).astype(np.float32)
+        groups.append(LabelledImages(images, np.arange(10)))
+    samples = CohortSamples(groups, 10, SIDE, G)
+    entry = dataclasses.replace(BY_NAME["brightness"], degrees=(1.0,))
+    for candidate in samples.candidates([entry]):
+        assert np.abs(candidate.sizes).max() < 1e-9
 
 
 @pytest.fixture(scope="module")
