@@ -29,7 +29,7 @@ def for_all_clients(config: RunConfig) -> RunConfig:
 def cohort_of_data(
     path: Path, data: FederatedImages, setting: str = "cohort"
 ) -> Cohort:
-    """Reads a cohort file, all of whose clients the data has.
+    """Reads a cohort file, all of whose clients the data has; without those held out.
 
     Privacy: public; of the data only the clients' names are read.
 
@@ -42,13 +42,17 @@ def cohort_of_data(
         UserError: an unreadable file, or names that the data does not have.
     """
     cohort = read_cohort(path, setting)
-    if unknown := sorted(set(cohort.names) - set(data.client_names)):
+    known = {*data.client_names, *data.test_owners}
+    unknown = sorted(set(cohort.names) - known)
+    if unknown:
         raise UserError(
             f"{setting} = {path}: data = {data.name} has no client "
             f"{first_n(map(repr, unknown))} ({len(unknown)} of {len(cohort.names)} "
             f"names); give --{setting} a file of this data's clients"
         )
-    return cohort
+    # An owner held out is no client, whoever has named it.
+    names = [name for name in cohort.names if name not in data.test_owners]
+    return dataclasses.replace(cohort, names=tuple(names))
 
 
 def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
@@ -104,7 +108,8 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
 def _with_cohorts(path: Path, data: FederatedImages) -> FederatedImages:
     """Returns data that know the cohort of each client, by the owner's own file."""
     cohorts = read_client_cohorts(path)
-    unknown = sorted(cohorts.keys() - set(data.client_names))
+    known = {*data.client_names, *data.test_owners}
+    unknown = sorted(cohorts.keys() - known)
     if unknown:
         raise UserError(
             f"cohorts = {path}: data = {data.name} has no owner "

@@ -36,8 +36,10 @@ def public_start(config: ResolvedConfig) -> tuple[Model | None, frozenset[bytes]
     names = [*settings_with("images"), *settings_with("reading")]
     values = {name: getattr(config, name) for name in names}
     # How the private data are read says nothing about these.
-    values |= {"data": public, "num_classes": "", "classes": "all"}
-    reading = RunConfig.from_flat(values | {"background": "auto"})
+    defaults = RunConfig().to_flat()
+    for name in ("num_classes", "classes", "background", "fit", "window", "normalize"):
+        values[name] = defaults[name]
+    reading = RunConfig.from_flat(values | {"data": public})
     images, labels, found = _read(reading)
     # A class without public images would have no Gaussian to start from.
     counts = np.bincount(labels, minlength=config.num_classes)

@@ -124,6 +124,94 @@ def test_records_as_units_of_owned_data_are_refused(source):
     refused(words, source, **settings, test_fraction=0.1)
 
 
+# ------------------------------------------------------------------ whole owners
+
+PEOPLE = np.array([f"p{number:03}" for number in range(72)])  # each of one image
+
+
+def people(root, names=PEOPLE):
+    np.savez(root / "people.npz", images=PIXELS[: len(names)], clients=names)
+    return f"npz:{root / 'people.npz'}"
+
+
+def test_whole_owners_are_held_out_and_never_seen(source):
+    seen = set()
+    for share in (0.3, 0.6):
+        data = load(source, test_owners=share)
+        assert {*data.client_names} | {*data.test_owners} == {*NAMES}
+        assert {*data.client_names}.isdisjoint(data.test_owners)
+        seen.add(data.test_owners)
+        test = {image.tobytes() for image in images_held_out(source, test_owners=share)}
+        expected = np.isin(OWNERS, data.test_owners)
+        assert test == {
+            image.tobytes() for image in to_float(PIXELS[expected][:, None])
+        }
+        assert data.sizes.sum() == (~expected).sum()
+    assert len(seen) > 1
+
+
+def test_owners_of_one_image_are_held_out(tmp_path):
+    """A fraction of one image is none, and the number of clients is of the rest."""
+    source = people(tmp_path)
+    assert len(load(source, test_fraction=0.2).sizes) == 72
+    data = load(source, test_owners=0.2)
+    assert data.num_clients == 72 - len(data.test_owners)
+    assert abs(len(data.test_owners) - 14.4) < 5 * np.sqrt(72 * 0.16)
+    refused("num_clients = 72", source, test_owners=0.2, num_clients=72)
+
+
+def test_an_owner_is_held_out_by_its_name_alone(tmp_path):
+    some = PEOPLE[::3]
+    held = set(load(people(tmp_path), test_owners=0.5).test_owners)
+    alone = set(load(people(tmp_path, some), test_owners=0.5).test_owners)
+    assert alone == held & {*some}
+    for other in ({"seed": 5}, {"num_clients": 9}, {"partition": "iid"}):
+        more = {"num_clients": 9} | other
+        assert set(load(people(tmp_path), test_owners=0.5, **more).test_owners) == held
+        fewer = images_held_out(people(tmp_path), test_owners=0.2, **more)
+        larger = images_held_out(people(tmp_path), test_owners=0.5, **more)
+        all_larger = {image.tobytes() for image in larger}
+        assert {image.tobytes() for image in fewer} < all_larger
+
+
+def test_images_without_owners_are_their_own_owners(tmp_path):
+    """K = number of images: each image is a client, or is held out."""
+    np.savez(tmp_path / "toy.npz", images=PIXELS)
+    settings = {"partition": "iid", "test_owners": 0.2, "privacy_unit": "record"}
+    source = f"npz:{tmp_path / 'toy.npz'}"
+    held = images_held_out(source, num_clients=9, **settings)
+    data = load(source, num_clients=72 - len(held), **settings)
+    assert data.sizes.tolist() == [1] * (72 - len(held))
+    train = {
+        image.tobytes()
+        for image in to_float(data.images[np.ravel(data.client_records)])
+    }
+    assert train.isdisjoint(image.tobytes() for image in held)
+
+
+def test_a_cohort_may_name_owners_held_out(tmp_path):
+    source = people(tmp_path)
+    (tmp_path / "cohort.txt").write_text("\n".join(PEOPLE[:40]) + "\n")
+    data = load(source, test_owners=0.2, cohort=str(tmp_path / "cohort.txt"))
+    assert set(data.client_names) == {*PEOPLE[:40]} - {*data.test_owners}
+    rows = [f"{name},x" for name in PEOPLE]
+    (tmp_path / "own.csv").write_text("\n".join(["owner,cohort", *rows]) + "\n")
+    data = load(source, test_owners=0.2, cohorts=str(tmp_path / "own.csv"))
+    assert len(data.client_cohorts) == data.num_clients
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"test_fraction": 0.1}, "test_owners = 0.2: test_fraction"),
+        ({"privacy_unit": "record", "partition": "iid", "num_clients": 3}, "record"),
+        ({"test_owners": 0.999999}, "all owners"),
+    ],
+)
+def test_what_cannot_be_held_out_by_owners(source, settings, named):
+    assert_refused(named, load, source, **({"test_owners": 0.2} | settings))
+
+
 # ------------------------------------------------------------------ corruption
 
 
