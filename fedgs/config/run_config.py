@@ -33,8 +33,10 @@ from fedgs.errors import UserError
 BESIDE = ("counted", "selection_key", "phase_index")  # fields that are no settings
 ConfigT = TypeVar("ConfigT", bound="RunConfig")
 # Sources whose names are public, and what an owner is in those that have owners.
-BUILT_IN = ("digits", "fonts", "mnist", "fashion-mnist", "mnist-by-writer", "femnist")
-BUILT_IN += ("chest-xray",)
+BUILT_IN = (
+    *("digits", "fonts", "mnist", "fashion-mnist", "mnist-by-writer", "femnist"),
+    "chest-xray",
+)
 OWNERS = {
     "mnist-by-writer": "a writer",
     "femnist": "a writer",

@@ -124,20 +124,19 @@ def _grey(
 
     Without a window of the file these are the ends of what its bits can store.
     """
-    from pydicom.pixels import apply_rescale, apply_voi, apply_windowing
-
-    values = apply_rescale(pixels, dataset)
+    display = imported("pydicom.pixels", "a DICOM file", INSTALL)
+    values = display.apply_rescale(pixels, dataset)
     has_window = dataset.get("WindowCenter") is not None
     if is_raw or not (dataset.get("VOILUTSequence") or has_window):
-        ends = apply_rescale(_stored_ends(dataset), dataset)
+        ends = display.apply_rescale(_stored_ends(dataset), dataset)
         return values, (float(ends[0]), float(ends[1]))
     if dataset.get("VOILUTSequence"):
         bits = dataset.VOILUTSequence[0].LUTDescriptor[2]
-        return apply_voi(values, dataset), (0, 2**bits - 1)
+        return display.apply_voi(values, dataset), (0, 2**bits - 1)
     # What is far outside the window becomes the ends of the display.
     far = np.array([-1e12, 1e12])
-    ends = apply_windowing(far, dataset)
-    return apply_windowing(values, dataset), (float(ends[0]), float(ends[1]))
+    ends = display.apply_windowing(far, dataset)
+    return display.apply_windowing(values, dataset), (float(ends[0]), float(ends[1]))
 
 
 def _stored_ends(dataset: Any) -> NDArray[np.int64]:
