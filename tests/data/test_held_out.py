@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from clients.deployed_client import own_images
 from experiments.baselines import baseline_run
 from fedgs import library
 from fedgs.config.recipes import HELD_OUT, overridden, recipe
@@ -187,6 +188,30 @@ def test_images_without_owners_are_their_own_owners(tmp_path):
         for image in to_float(data.images[np.ravel(data.client_records)])
     }
     assert train.isdisjoint(image.tobytes() for image in held)
+
+
+def deployed(source, count):
+    config = RunConfig.from_flat({"test_owners": 0.2}, configured(source))
+    return own_images(config, range(7, 7 + count))
+
+
+def test_a_client_of_a_deployment_holds_out_its_own_owners(tmp_path):
+    held = set(load(people(tmp_path), test_owners=0.2).test_owners)
+    own = PEOPLE[40:]
+    left = [name for name in own if name not in held]
+    source = people(tmp_path, own)
+    data = deployed(source, len(left))
+    trained = {
+        data.images[record].tobytes()
+        for records in data.client_records.values()
+        for record in records
+    }
+    expected = [PIXELS[index] for index, name in enumerate(own) if name in left]
+    assert trained == {image.tobytes() for image in expected}
+    assert_refused("has .* clients, the run gives", deployed, source, len(own))
+    np.savez(tmp_path / "toy.npz", images=PIXELS)  # names nobody: one client
+    words = "test_owners = 0.2: .* names no owners"
+    assert_refused(words, deployed, f"npz:{tmp_path / 'toy.npz'}", 1)
 
 
 def test_a_cohort_may_name_owners_held_out(tmp_path):
