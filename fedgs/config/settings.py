@@ -137,9 +137,8 @@ class Settings:
     test_owners: float = option(
         0.0,
         "Data",
-        "Share of owners, drawn by a hash of their names, all of whose images are held "
-        "out of training. Default: 0.2 of chest-xray, most of whose patients have one "
-        "or two images; else 0.",
+        "Share of owners held out of training, by a hash of their names. Default: 0.2 "
+        "of chest-xray, whose patients have few images; else 0.",
         traits=("owners", "clients", "reading", "of_client"),
         at_least=0,
         below=1,

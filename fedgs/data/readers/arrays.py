@@ -120,7 +120,10 @@ def from_arrays(
     raise_if_any(where, _pixel_problems(pictures, rules))
     raise_if_any(where, _column_problems(arrays, num_classes))
     found = Found()
-    found.note(pictures[0], str(pictures.dtype), len(pictures))
+    kind = f"{8 * pictures.dtype.itemsize} bits"
+    if pictures.dtype.kind == "f":
+        kind = "floats"
+    found.note(pictures[0], kind, len(pictures))
     images = _in_bytes(pictures, rules)
     labels = arrays.get("labels", np.zeros(len(images), np.int64))
     return Records(

@@ -37,14 +37,20 @@ from fedgs.data.readers.pictures import PictureReader
 from fedgs.data.records import DARK, Records, gathered
 from fedgs.errors import UserError, raise_if_any
 
-CLASSES = ("normal", "bacteria", "virus")  # in the order of their labels
+DIAGNOSES = ("normal", "bacteria", "virus")  # in the order of their labels
 NORMAL = "NORMAL"
 PNEUMONIA = "PNEUMONIA"
 SPLITS = ("train", "test", "val")
 # Names of the archive's folder: unpacked by hand, and by those who publish copies.
-FOLDERS = ("ChestXRay", "chest_xray", "ChestXRay2017/chest_xray", "ChestXRay2017", ".")
+ARCHIVE_FOLDERS = (
+    "ChestXRay",
+    "chest_xray",
+    "ChestXRay2017/chest_xray",
+    "ChestXRay2017",
+    ".",
+)
 SIDE = 28  # of images by default: pictures of the archive differ in size
-NAMES = {
+FILE_NAMES = {
     NORMAL: re.compile(r"(?P<patient>(NORMAL\d*-)?IM-\d+)-.*"),
     PNEUMONIA: re.compile(r"(?P<patient>person\d+)_(?P<kind>bacteria|virus)_.*"),
 }
@@ -52,7 +58,9 @@ EXAMPLES = {
     NORMAL: "IM-0123-0001.jpeg or NORMAL2-IM-0123-0001.jpeg",
     PNEUMONIA: "person12_bacteria_45.jpeg or person12_virus_46.jpeg",
 }
-LAYOUT = f"give the archive's folder, with {NORMAL} and {PNEUMONIA} ({NO_DOWNLOAD})"
+ARCHIVE_LAYOUT = (
+    f"give the archive's folder, with {NORMAL} and {PNEUMONIA} ({NO_DOWNLOAD})"
+)
 
 
 class _Radiograph(NamedTuple):
@@ -92,7 +100,7 @@ def read(config: RunConfig) -> Records:
         config.data,
         parts(),
         capacity=len(files),
-        num_classes=len(CLASSES),
+        num_classes=len(DIAGNOSES),
         background=DARK,
         found=reader.found,
     )
@@ -105,19 +113,21 @@ def _root(config: RunConfig) -> Path:
         root = Path(where).expanduser()
         if _class_folders(root):
             return root
-        raise UserError(f"data = {config.data!r}: {root} holds no such data; {LAYOUT}")
+        raise UserError(
+            f"data = {config.data!r}: {root} holds no such data; {ARCHIVE_LAYOUT}"
+        )
     if config.data_dir is None:
         raise UserError(
             "data_dir is unset: data = chest-xray needs --data-dir, the folder that "
-            f"holds ChestXRay or chest_xray; {LAYOUT}"
+            f"holds ChestXRay or chest_xray; {ARCHIVE_LAYOUT}"
         )
     data_dir = Path(config.data_dir).expanduser()
-    for name in FOLDERS:
+    for name in ARCHIVE_FOLDERS:
         if _class_folders(data_dir / name):
             return data_dir / name
     raise UserError(
         f"data_dir = {config.data_dir!r}: holds neither ChestXRay nor chest_xray; "
-        f"{LAYOUT}"
+        f"{ARCHIVE_LAYOUT}"
     )
 
 
@@ -127,7 +137,7 @@ def _class_folders(root: Path) -> list[Path]:
     parents += [root / split for split in SPLITS]
     folders: list[Path] = []
     for parent in parents:
-        for name in NAMES:
+        for name in FILE_NAMES:
             if (parent / name).is_dir():
                 folders.append(parent / name)
     return folders
@@ -141,21 +151,21 @@ def _files(root: Path) -> Iterator[_Radiograph]:
     """
     for folder in _class_folders(root):
         for path in visible(folder):
-            match = NAMES[folder.name].fullmatch(path.name)
+            match = FILE_NAMES[folder.name].fullmatch(path.name)
             if match is None or not is_picture(path):
                 raise UserError(
                     f"{path}: is no picture of {folder.name} by its name; give "
                     f"{EXAMPLES[folder.name]}, or remove it"
                 )
             found = match.groupdict()
-            label = CLASSES.index(found.get("kind") or "normal")
+            label = DIAGNOSES.index(found.get("kind") or "normal")
             yield _Radiograph(found["patient"], label, path)
 
 
 def _problems(root: Path, files: list[_Radiograph]) -> Iterator[str]:
     """Yields what is wrong with the archive as a whole."""
     if not files:
-        yield f"{root} holds no pictures; {LAYOUT}"
+        yield f"{root} holds no pictures; {ARCHIVE_LAYOUT}"
     first: dict[str, Path] = {}
     for file in files:
         known = first.setdefault(file.path.name, file.path)

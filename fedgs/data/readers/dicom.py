@@ -20,7 +20,7 @@ from PIL import Image
 from fedgs.data.picture_rules import Picture
 from fedgs.errors import UserError, imported, wrap_error
 
-INSTALL = "'fedgs[dicom]'"
+DICOM_EXTRA = "'fedgs[dicom]'"
 PREAMBLE = 128  # bytes before the mark of the format
 MARK = b"DICM"
 GREY = ("MONOCHROME1", "MONOCHROME2")
@@ -60,7 +60,7 @@ def read_dicom(content: bytes, where: str, is_raw: bool) -> Picture:
         UserError: pydicom or a codec is missing, the file is damaged, or it holds
             another thing than one picture, grey or RGB.
     """
-    pydicom = imported("pydicom", where, INSTALL)
+    pydicom = imported("pydicom", where, DICOM_EXTRA)
     remedy = "get it again, or remove it"
     with wrap_error(Exception, f"{where}: cannot be read as DICOM", remedy):
         dataset = pydicom.dcmread(io.BytesIO(content))
@@ -124,7 +124,7 @@ def _grey(
 
     Without a window of the file these are the ends of what its bits can store.
     """
-    display = imported("pydicom.pixels", "a DICOM file", INSTALL)
+    display = imported("pydicom.pixels", "a DICOM file", DICOM_EXTRA)
     values = display.apply_rescale(pixels, dataset)
     has_window = dataset.get("WindowCenter") is not None
     if is_raw or not (dataset.get("VOILUTSequence") or has_window):
