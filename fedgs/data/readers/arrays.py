@@ -98,7 +98,7 @@ def read_arrays(
 def from_arrays(
     where: str,
     arrays: Mapping[str, NDArray[Any]],
-    rules: PictureRules,
+    rules: PictureRules | None = None,
     num_classes: int | None = None,
 ) -> Records:
     """Checks arrays and makes them records.
@@ -109,12 +109,14 @@ def from_arrays(
         where: the arrays' source, in errors.
         arrays: "images" of shape (N, H, W), (N, H, W, C) or (N, C, H, W), and if known
             "labels" and "clients" of shape (N,).
-        rules: by which pictures become images.
+        rules: by which pictures become images; None: as they are.
         num_classes: that the run is told of; above 1 it needs labels.
 
     Raises:
         UserError: arrays that contradict each other.
     """
+    if rules is None:
+        rules = PictureRules()
     pictures = _channels_first(arrays["images"])
     raise_if_any(where, _shape_problems(arrays["images"].shape, pictures.shape))
     raise_if_any(where, _pixel_problems(pictures, rules))
