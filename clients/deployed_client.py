@@ -551,6 +551,11 @@ def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
     # Other partitioners cut by the run's seed, as iid and dirichlet do.
     are_named = not own.is_dealt
     if own.partition == "auto" and records.clients is None:
+        if own.test_owners:
+            raise UserError(
+                f"test_owners = {own.test_owners:g}: data = {own.data} names no owners "
+                "and is one client; give --test-fraction, or data that name owners"
+            )
         owner = np.zeros(len(records.labels), np.int64)
         records = dataclasses.replace(records, clients=owner)
         are_named = False

@@ -69,6 +69,7 @@ MOST_USED = (
     "data_dir",
     "image_size",
     "test_fraction",
+    "test_owners",
     "num_clients",
     "clients_per_node",
     "target_epsilon",

@@ -23,6 +23,16 @@ from fedgs.config.terms import Terms
 from fedgs.files import NAME_RULE, is_plain_name
 
 FEMNIST_CLASSES = ("all", "merged", "digits", "letters", "merged-letters")
+# Sources whose format fixes the values of black and white.
+OF_ONE_RANGE = (
+    "digits",
+    "fonts",
+    "mnist",
+    "fashion-mnist",
+    "mnist-by-writer",
+    "femnist",
+)
+NO_DOWNLOAD = "chest-xray is fetched by hand, from doi.org/10.17632/rscbjbr9sj"
 DEVICE = r"cpu|cuda(:[0-9]{1,3})?"
 NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"  # also a file's name: of its key
 NODE_NAME_RULE = (
@@ -57,6 +67,40 @@ def _class_problems(config: Settings, kind: str) -> Iterator[Problem]:
         yield "classes", f"{wrong[0]!r} cannot be a folder's name; {NAME_RULE}"
 
 
+def _picture_problems(config: Settings, kind: str) -> Iterator[Problem]:
+    """Yields which settings of pictures contradict each other or their source."""
+    if config.normalize and config.window is not None:
+        why = "normalize = True takes black and white from each picture"
+        yield "window", f"{why}; leave one of the two out"
+    if kind not in OF_ONE_RANGE:
+        return
+    why = f"data = {config.data!r} has one range of values"
+    if config.window is not None:
+        yield "window", f"{why}; leave out --window"
+    if config.normalize:
+        yield "normalize", f"{why}; leave out --normalize"
+
+
+def _held_out_problems(config: Settings) -> Iterator[Problem]:
+    """Yields why what is held out is not known, or not found again."""
+    if config.test_fraction and config.test_owners:
+        yield (
+            "test_owners",
+            f"test_fraction = {config.test_fraction:g} holds out images of every "
+            "owner as well; leave one of the two out",
+        )
+    if config.partitioner is None:
+        return
+    for name in ("test_fraction", "test_owners"):
+        if getattr(config, name):
+            yield (
+                name,
+                f"{config.partitioner} shuffles who has which image, and an evaluation "
+                f"could not find those held out; leave out --{name.replace('_', '-')}, "
+                "or name a column of clients: --data hf:NAME?client=COLUMN",
+            )
+
+
 def data_problems(config: Settings) -> Iterator[Problem]:
     """Yields which settings of the data do not fit their source."""
     has_moments = any(phase.method in OF_MOMENTS for phase in config.phases)
@@ -66,14 +110,11 @@ def data_problems(config: Settings) -> Iterator[Problem]:
     kind = config.data.partition(":")[0]
     if config.download and config.data_dir is None and kind not in ("femnist", "hf"):
         yield "download", "give --data-dir, the folder to download into"
+    if config.download and kind == "chest-xray":
+        yield "download", f"{NO_DOWNLOAD}; leave out --download"
     yield from _class_problems(config, kind)
-    if config.partitioner is not None and config.test_fraction:
-        yield (
-            "test_fraction",
-            f"{config.partitioner} shuffles who has which image, and an evaluation "
-            "could not find those held out; leave out --test-fraction, or name a "
-            "column of clients: --data hf:NAME?client=COLUMN",
-        )
+    yield from _picture_problems(config, kind)
+    yield from _held_out_problems(config)
     # Of a deployment, the data are known to its clients only.
     if config.nodes is None:
         yield from same_source_problems(config)

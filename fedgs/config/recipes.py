@@ -192,6 +192,7 @@ def demo() -> RunConfig:
 
 DEFAULT = "feature-means"
 HELD_OUT = 0.1  # of every owner's images, where the data have no test split
+OWNERS_HELD_OUT = 0.2  # of owners, of a source most of whose owners have few images
 # Least `signal_of`, and what it pays for: the side of the low frequencies, and the axes
 # along which parts of classes are measured; 0: no parts, whose moments would have more
 # noise than they differ. Those of docs/benchmark.md have 2156 and more with side 12,

@@ -33,8 +33,16 @@ from fedgs.errors import UserError
 BESIDE = ("counted", "selection_key", "phase_index")  # fields that are no settings
 ConfigT = TypeVar("ConfigT", bound="RunConfig")
 # Sources whose names are public, and what an owner is in those that have owners.
-BUILT_IN = ("digits", "fonts", "mnist", "fashion-mnist", "mnist-by-writer", "femnist")
-OWNERS = {"mnist-by-writer": "a writer", "femnist": "a writer", "fonts": "a font"}
+BUILT_IN = (
+    *("digits", "fonts", "mnist", "fashion-mnist", "mnist-by-writer", "femnist"),
+    "chest-xray",
+)
+OWNERS = {
+    "mnist-by-writer": "a writer",
+    "femnist": "a writer",
+    "fonts": "a font",
+    "chest-xray": "a patient",
+}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from fedgs.config.phases import Phase, read_phases
 from fedgs.config.placement import Placement, hosting, read_sizes
 from fedgs.config.plugins import GS_WGAN, load, settings_of_method
 from fedgs.config.terms import Terms
+from fedgs.config.window import read_window
 from fedgs.errors import UserError
 
 # GS-WGAN source/config.py defaults, as published (Chen, Orekondy, Fritz, NeurIPS 2020).
@@ -40,6 +41,10 @@ GROUPS = (
     "Runtime",
 )
 
+PAD = "pad"
+CROP = "crop"
+STRETCH = "stretch"
+FITS = (PAD, CROP, STRETCH)  # ways to make a picture square
 PARTS_OF_CLASS = 4  # Gaussians of each class, where a phase releases parts
 # More are mistakes of a key: arrays of them overflow before they are refused.
 MOST_WIDTH = 8192
@@ -65,15 +70,16 @@ class Settings:
     data: str = option(
         "digits",
         "Data",
-        "digits, fonts, mnist, fashion-mnist, mnist-by-writer, femnist, "
-        "femnist:PATH, folder:PATH, npz:PATH or hf:NAME, as hf:NAME?label=fine_label.",
+        "digits, fonts, mnist, fashion-mnist, mnist-by-writer, femnist, chest-xray, "
+        "femnist:PATH, chest-xray:PATH, folder:PATH, npz:PATH or hf:NAME, as "
+        "hf:NAME?label=fine_label.",
         traits=("images", "owners", "clients", "reading", "of_client", "stays"),
     )
     data_dir: str | None = option(
         None,
         "Data",
-        "Folder with the data, as MNIST/raw; for femnist and hf:NAME the Hugging "
-        "Face cache.",
+        "Folder with the data, as MNIST/raw or ChestXRay; for femnist and hf:NAME the "
+        "Hugging Face cache.",
         traits=("clients", "reading", "of_client", "stays", "path", "machine"),
     )
     download: bool = option(
@@ -90,6 +96,27 @@ class Settings:
         traits=("images", "reading", "of_client"),
         choices=("auto", "dark", "light"),
     )
+    fit: str = option(
+        PAD,
+        "Data",
+        "How a picture becomes square: pad adds background, crop keeps the middle, "
+        "stretch distorts it.",
+        traits=("images", "reading", "of_client"),
+        choices=FITS,
+    )
+    window: str | None = option(
+        None,
+        "Data",
+        "Values of a picture that become black and white, LOW,HIGH, as 0,4095. "
+        "Pictures of 16 bits need it. Default: 0,255, and a DICOM file's own window.",
+        traits=("images", "reading", "of_client"),
+    )
+    normalize: bool = option(
+        False,
+        "Data",
+        "Take each picture's own 1st and 99th percentile as its black and white.",
+        traits=("images", "reading", "of_client"),
+    )
     classes: str = option(
         "all",
         "Data",
@@ -102,7 +129,16 @@ class Settings:
         0.0,
         "Data",
         "Share of every owner's images held out of training. Default: 0.1 of data "
-        "without a test split.",
+        "without a test split, and 0 with test_owners.",
+        traits=("owners", "clients", "reading", "of_client"),
+        at_least=0,
+        below=1,
+    )
+    test_owners: float = option(
+        0.0,
+        "Data",
+        "Share of owners held out of training, by a hash of their names. Default: 0.2 "
+        "of chest-xray, whose patients have few images; else 0.",
         traits=("owners", "clients", "reading", "of_client"),
         at_least=0,
         below=1,
@@ -395,6 +431,7 @@ class Settings:
             if value is not None:
                 check_range(spec, value)
         first_rounds(self.phases, self.num_rounds)  # refuses another number
+        read_window(self.window)  # refuses what is no window
         if sizes := read_sizes(self.node_sizes):
             object.__setattr__(self, "node_sizes", ",".join(map(str, sizes)))
             if self.num_clients is None:
@@ -407,6 +444,11 @@ class Settings:
         With `noise_seed` it follows from `seed`: all of such a run can be made again.
         """
         return self.client_selection != "all" and self.noise_seed is None
+
+    @property
+    def window_limits(self) -> tuple[float, float] | None:
+        """The values that become black and white, None without `window`."""
+        return read_window(self.window)
 
     @property
     def hub(self) -> HubSource | None:

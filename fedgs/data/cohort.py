@@ -30,7 +30,7 @@ def for_all_clients(config: RunConfig) -> RunConfig:
 def cohort_of_data(
     path: Path, data: FederatedImages, setting: str = "cohort"
 ) -> Cohort:
-    """Reads a cohort file, all of whose clients the data has.
+    """Reads a cohort file, all of whose clients the data has; without those held out.
 
     Privacy: public; of the data only the clients' names are read.
 
@@ -44,14 +44,17 @@ def cohort_of_data(
     """
     cohort = read_cohort(path, setting)
     _check_known(setting, path, cohort.names, data)
-    return cohort
+    # An owner held out is no client, whoever has named it.
+    names = [name for name in cohort.names if name not in data.test_owners]
+    return dataclasses.replace(cohort, names=tuple(names))
 
 
 def _check_known(
     setting: str, path: Path, names: Collection[str], data: FederatedImages
 ) -> None:
     """Refuses a file with names that the data does not have."""
-    unknown = sorted({*names} - {*data.client_names})
+    known = {*data.client_names, *data.test_owners}
+    unknown = sorted({*names} - known)
     if unknown:
         raise UserError(
             f"{setting} = {path}: data = {data.name} has no client "

@@ -4,7 +4,7 @@ Images are uint8 in memory, (record, channel, height, width), 0 = background, an
 float32 in [0, 1] one client at a time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,9 @@ class FederatedImages:
             it does not name; empty without such a file.
         owners: "kept" where the clients are the owners that the data name, "cut" where
             such owners are cut into shards; "" where the data name none.
+        test_owners: names of the owners of whom no client has an image; a cohort may
+            name them.
+        test_owner_records: the records of these owners, 1-D int64.
 
     Raises:
         ValueError: there is no client, or a record is not there or belongs to two.
@@ -76,6 +79,10 @@ class FederatedImages:
     client_test_records: tuple[NDArray[np.int64], ...] = ()
     client_cohorts: tuple[CohortOfClient | None, ...] = ()
     owners: str = ""
+    test_owners: tuple[str, ...] = ()
+    test_owner_records: NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )
 
     def __post_init__(self) -> None:
         """Checks what the rest of the package relies on."""
@@ -83,7 +90,8 @@ class FederatedImages:
         if not self.client_records:
             raise ValueError("there must be at least one client")
         # A held-out image that is in training as well would make a score worthless.
-        owned = np.concatenate(self.client_records + self.client_test_records)
+        held_out = (*self.client_test_records, self.test_owner_records)
+        owned = np.concatenate(self.client_records + held_out)
         is_there = (owned >= 0) & (owned < count)
         if owned.dtype != np.int64 or not is_there.all():
             raise ValueError(f"client_records must be int64 in [0, {count})")

@@ -10,8 +10,9 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from fedgs.config.run_config import RunConfig
+from fedgs.data.picture_rules import PictureRules
 from fedgs.data.readers.arrays import from_arrays
-from fedgs.data.readers.pictures import pixels_of
+from fedgs.data.readers.pictures import PictureReader, opened_picture
 from fedgs.data.records import Records
 from fedgs.errors import UserError, first_n, wrap_error
 
@@ -27,10 +28,11 @@ def read_given(
     Privacy: reads private data; output private.
 
     Args:
-        config: uses `num_classes`, and `data` in errors.
+        config: uses `num_classes`, the settings of pictures, and `data` in errors.
         images: an array or tensor (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or
-            float in [0, 1]; a torch Dataset of (image, label) or (image, label,
-            client); or a `datasets.Dataset` with one column of pictures.
+            float in [0, 1], or of any values with a window; a torch Dataset of (image,
+            label) or (image, label, client); or a `datasets.Dataset` with one column of
+            pictures.
         labels: (N,) integers; of a `datasets.Dataset` a column's name, by default the
             one of class labels. None where a Dataset has them, or nobody.
         clients: (N,) integers or strings, or a column's name.
@@ -45,15 +47,22 @@ def read_given(
         columns["clients"] = clients
     num_classes = 0
     where = f"data = {config.data!r}"
+    rules = PictureRules.of(config)
+    reader = PictureReader(rules)
     # Outside the guard below: what a Dataset's own code raises stays as it is.
     if isinstance(images, Dataset):
-        columns = _of_torch(config, images) | columns
+        columns = _of_torch(config, reader, images) | columns
     with wrap_error(Exception, f"{where}: cannot be read", _REMEDY):
         if hasattr(images, "column_names"):  # without importing `datasets`
-            columns, num_classes = _of_hugging_face(config, images, columns)
+            columns, num_classes = _of_hugging_face(config, reader, images, columns)
         columns.setdefault("images", images)
         arrays = {name: _array(values) for name, values in columns.items()}
-    records = from_arrays(where, arrays, config.num_classes)
+    has_pictures = bool(reader.found.sizes)
+    if has_pictures:  # the rules were applied when they were read
+        rules = PictureRules()
+    records = from_arrays(where, arrays, rules, config.num_classes)
+    if has_pictures:
+        records = dataclasses.replace(records, found=reader.found)
     # Declared classes that nobody has an image of are classes.
     num_classes = max(num_classes, records.num_classes)
     return dataclasses.replace(records, num_classes=num_classes)
@@ -66,7 +75,7 @@ def _array(values: Any) -> NDArray[Any]:
     return array
 
 
-def _of_torch(config: RunConfig, dataset: Any) -> dict[str, Any]:
+def _of_torch(config: RunConfig, reader: PictureReader, dataset: Any) -> dict[str, Any]:
     """Reads all items, as a map or an iterable."""
     items = dataset
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
@@ -80,7 +89,8 @@ def _of_torch(config: RunConfig, dataset: Any) -> dict[str, Any]:
             f"data = {config.data!r}: a torch Dataset with items of {width} values; "
             "give (image, label) or (image, label, client), the same of all"
         )
-    columns: dict[str, Any] = {"images": _pictures(config, (row[0] for row in rows))}
+    images = _pictures(config, reader, (row[0] for row in rows))
+    columns: dict[str, Any] = {"images": images}
     for place, name in enumerate(("labels", "clients"), start=1):
         if place < width:
             columns[name] = [row[place] for row in rows]
@@ -88,7 +98,7 @@ def _of_torch(config: RunConfig, dataset: Any) -> dict[str, Any]:
 
 
 def _of_hugging_face(
-    config: RunConfig, dataset: Any, columns: dict[str, Any]
+    config: RunConfig, reader: PictureReader, dataset: Any, columns: dict[str, Any]
 ) -> tuple[dict[str, Any], int]:
     """Returns the columns, and how many classes the data set declares."""
     kinds = {name: type(kind).__name__ for name, kind in dataset.features.items()}
@@ -107,31 +117,51 @@ def _of_hugging_face(
         )
     columns |= {name: dataset[column][:] for name, column in named.items()}
     rows = (row[pictures[0]] for row in dataset.select_columns(pictures))
-    columns["images"] = _pictures(config, rows)
+    columns["images"] = _pictures(config, reader, rows)
     num_classes = 0
     if (label := named.get("labels")) in classes:
         num_classes = dataset.features[label].num_classes
     return columns, num_classes
 
 
-def _pictures(config: RunConfig, items: Iterable[Any]) -> NDArray[Any]:
-    """Stacks images; pictures of Pillow become (C, H, W), grey ones RGB among RGB."""
-    where = f"data = {config.data!r}: image"
+def _pictures(
+    config: RunConfig, reader: PictureReader, items: Iterable[Any]
+) -> NDArray[Any]:
+    """Stacks images, all of Pillow or all arrays.
+
+    Those of Pillow are read and fitted, (N, C, S, S), and noted in `reader.found`.
+    """
+    where = f"data = {config.data!r}"
     images: list[NDArray[Any]] = []
+    num_pictures = 0
     for index, item in enumerate(items):
         if isinstance(item, Image.Image):
-            images.append(pixels_of(item, f"{where} {index}"))
+            num_pictures += 1
+            of_item = f"{where}: image {index}"
+            picture = opened_picture(item, of_item)
+            images.append(reader.image_of(picture, of_item))
         else:
             images.append(np.asarray(item))
+    if num_pictures not in (0, len(images)):
+        raise UserError(
+            f"{where}: {num_pictures} of {len(images)} images are pictures and the "
+            "others arrays; give all in one form"
+        )
+    return _stacked(where, images)
+
+
+def _stacked(where: str, images: list[NDArray[Any]]) -> NDArray[Any]:
+    """Returns images of one shape, or grey and RGB ones of one size, as one array."""
     shapes = {image.shape for image in images}
     size = next(iter(shapes), ())[1:]
-    are_grey_and_rgb = shapes == {(1, *size), (3, *size)}
+    grey = (1, *size)
+    colour = (3, *size)
+    are_grey_and_rgb = shapes == {grey, colour}
     if len(shapes) != 1 and not are_grey_and_rgb:
         raise UserError(
-            f"data = {config.data!r}: images have shapes {first_n(sorted(shapes))}; "
-            "give at least one, and all of one shape"
+            f"{where}: images have shapes {first_n(sorted(shapes))}; give at least "
+            "one, and all of one shape, or pictures and --image-size"
         )
     if are_grey_and_rgb:
-        shape = (3, *size)
-        images = [np.broadcast_to(image, shape) for image in images]
+        images = [np.broadcast_to(image, colour) for image in images]
     return np.stack(images)

@@ -4,6 +4,8 @@
 client and which are held back, and `corruption` spoils some for experiments.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -71,44 +73,91 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
     # First, by owner: the partition then deals only what may be trained on.
     is_held_out = partition.held_out(config, records)
     train = np.flatnonzero(~is_held_out)
-    owners = records.clients
-    groups, names = partition.split(
-        config,
-        labels=records.labels[train],
-        num_classes=records.num_classes,
-        clients=None if owners is None else owners[train],
-        owners=records.owners,
-    )
-    groups = [train[group] for group in groups]  # numbers among all records
+    held = np.flatnonzero(is_held_out)
+    split = _split_of(config, records, train)
+    groups = [train[group] for group in split.groups]  # numbers among all records
     tests: partition.Groups = []
-    is_by_client = partition.rule(config, owners) == "by-client"
-    if config.test_fraction and is_by_client and owners is not None:
-        held = np.flatnonzero(is_held_out)
-        of_all, _ = partition.by_client(owners[held], owners)
+    is_by_client = partition.rule(config, records.clients) == "by-client"
+    if config.test_fraction and is_by_client and records.clients is not None:
+        of_all, _ = partition.by_client(records.clients[held], records.clients)
         # `num_clients` may take the first owners only.
         tests = [held[group] for group in of_all[: len(groups)]]
     # Only now, so that no label decides where another record is.
-    groups = [group[records.labels[group] != LEFT_OUT] for group in groups]
-    tests = [group[records.labels[group] != LEFT_OUT] for group in tests]
+    groups = [_kept(records, group) for group in groups]
+    tests = [_kept(records, group) for group in tests]
     # A bug of a client is in all its images, held out or not.
     all_of_clients = groups
     if tests:
         pairs = zip(groups, tests, strict=True)
         all_of_clients = [np.concatenate(pair) for pair in pairs]
-    images, labels = corrupt(config, records, all_of_clients, names)
-    whose = "kept" if is_by_client else "cut"
-    if owners is None:
-        whose = ""
+    images, labels = corrupt(config, records, all_of_clients, split.names)
+    whose = ""
+    if records.clients is not None:
+        whose = "kept" if is_by_client else "cut"
+    of_test_owners = held[:0]
+    if config.test_owners:
+        of_test_owners = _kept(records, held)
     return FederatedImages(
         images=images,
         labels=labels,
         client_records=tuple(groups),
-        client_names=names,
+        client_names=split.names,
         num_classes=records.num_classes,
         name=config.data,
         client_test_records=tuple(tests),
         owners=whose,
+        test_owners=split.test_owners,
+        test_owner_records=of_test_owners,
     )
+
+
+class _Split(NamedTuple):
+    """The clients of a run.
+
+    Attributes:
+        groups: the record numbers of each client, among those that are trained on.
+        names: the clients', in the same order.
+        test_owners: names of the owners of whom nothing is trained on.
+    """
+
+    groups: partition.Groups
+    names: tuple[str, ...]
+    test_owners: tuple[str, ...]
+
+
+def _split_of(config: RunConfig, records: Records, train: NDArray[np.int64]) -> _Split:
+    """Splits the records that are trained on into clients.
+
+    Args:
+        config: as for `load_data`.
+        records: all of them.
+        train: the numbers of those that are trained on.
+    """
+    clients = records.clients
+    owners = records.owners
+    test_owners: tuple[str, ...] = ()
+    if clients is not None and config.test_owners:
+        if owners is None:
+            owners = np.unique(clients)
+        is_of_test = partition.owners_held_out(config, owners)
+        test_owners = tuple(str(owner) for owner in owners[is_of_test])
+        owners = owners[~is_of_test]
+    if clients is not None:
+        clients = clients[train]
+    groups, names = partition.split(
+        config,
+        labels=records.labels[train],
+        num_classes=records.num_classes,
+        clients=clients,
+        owners=owners,
+    )
+    return _Split(groups=groups, names=names, test_owners=test_owners)
+
+
+def _kept(records: Records, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the numbers of those records that are of the run's classes."""
+    is_kept = records.labels[numbers] != LEFT_OUT
+    return numbers[is_kept]
 
 
 def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -117,7 +166,8 @@ def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.i
     It is the source's own test split where it has one (MNIST's for `mnist` and
     `mnist-by-writer`, Fashion-MNIST's, the split `test` of a Hugging Face data set,
     `..._test.h5` beside TFF's `..._train.h5`), else what all owners hold out by
-    `test_fraction`. It is never corrupted.
+    `test_fraction`, or all that the owners of `test_owners` have. It is never
+    corrupted.
 
     Privacy: a benchmark's own split is public; what owners hold out is private.
 
@@ -129,16 +179,16 @@ def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.i
         UserError: the data has no test images, or it is missing or malformed.
     """
     records = sources.load_test_records(config)
-    if records is None and not config.test_fraction:
+    if records is not None:
+        numbers = np.arange(len(records.labels))
+    elif config.test_fraction or config.test_owners:
+        records = sources.load_records(config)
+        numbers = np.flatnonzero(partition.held_out(config, records))
+    else:
         raise UserError(
             f"data = {config.data!r}: has no test split, and nothing was held out; "
             "give data that has one, such as mnist, or train and evaluate with "
-            "--test-fraction"
+            "--test-fraction or --test-owners"
         )
-    if records is not None:
-        is_test = np.ones(len(records.labels), bool)
-    else:
-        records = sources.load_records(config)
-        is_test = partition.held_out(config, records)
-    chosen = np.flatnonzero(is_test & (records.labels != LEFT_OUT))
+    chosen = _kept(records, numbers)
     return to_float(records.images[chosen]), records.labels[chosen]

@@ -3,9 +3,10 @@
 `iid` cuts shuffled records into equal shards (GS-WGAN Algorithm 1: 1000 x 60 records of
 MNIST), `by-client` keeps the owners that the data names, `dirichlet` skews the labels.
 
-Every owner holds out `test_fraction` of its own images, drawn by its name alone:
-neither the run's seed, nor its partition, nor other owners change the choice. An
-evaluation therefore never meets an image that a run with the same setting trained on.
+Every owner holds out `test_fraction` of its own images, or `test_owners` holds out all
+images of some owners. Either is drawn by the owner's name alone: neither the run's
+seed, nor its partition, nor other owners change the choice. An evaluation therefore
+never meets an image that a run with the same setting trained on.
 
 Source:
     Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Algorithm 1.
@@ -13,10 +14,12 @@ Source:
     ICML 2019, section 4 (label skew by a Dirichlet draw per class over clients).
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.config.fields import refuse
+from fedgs.config.fields import Problem, refuse
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.records import LEFT_OUT, Records
@@ -234,32 +237,32 @@ def check_num_clients(config: RunConfig, most: int, who_has: str, what: str) -> 
 def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
     """Tells for every record whether it is held out.
 
-    Of n records of an owner, test_fraction * n are, rounded, and at most n - 1.
+    With `test_owners` all records of some owners are. With `test_fraction`, of n
+    records of an owner test_fraction * n are, rounded, and at most n - 1.
 
     Privacy: reads private data; output private.
 
     Args:
-        config: uses `test_fraction`, `privacy_unit` and the names of both in errors.
+        config: uses `test_owners`, `test_fraction`, `privacy_unit`, and the names of
+            all in errors.
         records: the source's.
 
     Returns:
         Shape (N,).
 
     Raises:
-        UserError: privacy_unit = record with data that names owners.
+        UserError: privacy_unit = record with data that names owners, or nobody is left
+            to train on.
     """
+    refuse(config, _record_problems(config, records))
+    if config.test_owners:
+        return _of_held_out_owners(config, records)
     is_held_out = np.zeros(len(records.labels), bool)
     if not config.test_fraction:
         return is_held_out
     if records.clients is None:
         groups = [np.arange(len(records.labels))]
         names = [NOBODY]
-    elif config.privacy_unit == "record":
-        raise UserError(
-            f"test_fraction = {config.test_fraction}: privacy_unit = record, and by "
-            "the owners of the data one record would decide on others; leave out "
-            "--test-fraction"
-        )
     else:
         groups, names = by_client(records.clients, records.owners)
     for own, name in zip(groups, names, strict=True):
@@ -269,4 +272,56 @@ def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
         count = round(config.test_fraction * len(own))
         count = min(count, len(own) - 1)  # each owner trains on at least one
         is_held_out[own[order[:count]]] = True
+    return is_held_out
+
+
+def _record_problems(config: RunConfig, records: Records) -> Iterator[Problem]:
+    """Yields why a guarantee of records allows to hold out nothing by owners."""
+    if records.clients is None or config.privacy_unit != "record":
+        return
+    for name in ("test_fraction", "test_owners"):
+        if getattr(config, name):
+            yield (
+                name,
+                "privacy_unit = record, and by the owners of the data one record would "
+                f"decide on others; leave out --{name.replace('_', '-')}",
+            )
+
+
+def _of_held_out_owners(config: RunConfig, records: Records) -> NDArray[np.bool_]:
+    """Tells for every record whether its owner is held out; each has one, or is one."""
+    if records.clients is None:
+        is_held_out = owners_held_out(config, np.arange(len(records.labels)))
+    else:
+        owners = np.unique(records.clients)
+        is_of_test = owners_held_out(config, owners)
+        is_held_out = np.isin(records.clients, owners[is_of_test])
+    if is_held_out.all():
+        remedy = "give a smaller --test-owners, or data of more owners"
+        refuse(config, [("test_owners", f"all owners would be held out; {remedy}")])
+    return is_held_out
+
+
+def owners_held_out(
+    config: RunConfig, owners: NDArray[np.generic]
+) -> NDArray[np.bool_]:
+    """Tells which owners `test_owners` holds out, by a hash of the name of each.
+
+    Each owner is drawn alone, so the number of those held out is about the share of
+    all, and an owner who joins or leaves moves nobody else. Those of a smaller share
+    are among those of a larger one.
+
+    Privacy: public, as the names are: neighbouring data have the same owners.
+
+    Args:
+        config: uses `test_owners`.
+        owners: their names, shape (n,), integers or strings.
+
+    Returns:
+        Shape (n,).
+    """
+    is_held_out = np.zeros(len(owners), bool)
+    for index, owner in enumerate(owners):
+        draw = stream(HELD_OUT_SEED, f"held-out-owner/{owner}").random()
+        is_held_out[index] = draw < config.test_owners
     return is_held_out

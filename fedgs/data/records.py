@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedgs.config.fields import Problem, refuse
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import IMAGE_SIZES
+from fedgs.data.picture_rules import Found, resize
 from fedgs.errors import UserError, first_n
 
 DARK, LIGHT, UNCLEAR = "dark", "light", "unclear"
@@ -23,7 +24,6 @@ CLEAR_SHARE = 0.75  # of the border pixels that must agree for a guess
 LEFT_OUT = -1  # the label of a record that is of none of the run's classes
 GUESSED_FROM = 4096  # images, evenly spread
 MOST_CLASSES = 1000  # a larger label is no class but a mistake
-RESIZE_CHUNK = 4096  # images in float32 at a time: bounds the memory
 # Of a user who has none.
 NO_IMAGES: NDArray[np.uint8] = np.empty((0, 1, 0, 0), np.uint8)
 
@@ -45,6 +45,7 @@ class Records:
         owners: all of them, where some have no record.
         background: what the source's format declares, dark- or light.
         guess: what the pixels look like, as `guess_polarity` of the source's pixels.
+        found: what the pictures were; None of a source whose format fixes it.
     """
 
     images: NDArray[np.uint8]
@@ -54,6 +55,7 @@ class Records:
     background: str = DARK
     guess: str = UNCLEAR
     owners: NDArray[np.generic] | None = None
+    found: Found | None = None
 
 
 def gathered(
@@ -62,6 +64,7 @@ def gathered(
     capacity: int,
     num_classes: int,
     background: str,
+    found: Found | None = None,
 ) -> Records:
     """Collects users' images; warns about users without any, who stay owners.
 
@@ -77,6 +80,7 @@ def gathered(
         capacity: the largest number of records.
         num_classes: number of labels.
         background: what the data's format declares.
+        found: what the pictures were, counted while they are read.
 
     Raises:
         UserError: there is no image at all, or two of them differ in size.
@@ -106,15 +110,7 @@ def gathered(
         raise UserError(f"data = {data!r}: has no images; give other data")
     users = np.array(list(sizes))
     owners = np.repeat(users, list(sizes.values()))
-    is_kept = labels[:end] != LEFT_OUT
-    is_without = ~np.isin(users, owners[is_kept])
-    if is_without.any():
-        warnings.warn(
-            f"data = {data!r}: {is_without.sum()} of {len(users)} users have no images "
-            f"of these classes and contribute nothing ({first_n(users[is_without])})",
-            DataWarning,
-            stacklevel=2,
-        )
+    _warn_of_users_without(data, users, owners[labels[:end] != LEFT_OUT])
     return Records(
         images=images[:end],
         labels=labels[:end],
@@ -122,6 +118,29 @@ def gathered(
         clients=owners,
         background=background,
         owners=users,
+        found=found,
+    )
+
+
+def _warn_of_users_without(
+    data: str, users: NDArray[np.generic], owners: NDArray[np.generic]
+) -> None:
+    """Warns of users who own no image of the run's classes.
+
+    Args:
+        data: the setting.
+        users: all of them.
+        owners: of each image of these classes.
+    """
+    is_without = ~np.isin(users, owners)
+    count = int(is_without.sum())
+    if count == 0:
+        return
+    warnings.warn(
+        f"data = {data!r}: {count} of {len(users)} users have no images of these "
+        f"classes and contribute nothing ({first_n(users[is_without])})",
+        DataWarning,
+        stacklevel=3,
     )
 
 
@@ -227,25 +246,3 @@ def _problems(
     if config.image_channels is not None and channels > config.image_channels:
         remedy = "give --image-channels 3"
         yield "image_channels", f"data = {config.data!r} has RGB images; {remedy}"
-
-
-def resize(images: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Resizes with antialiased bilinear interpolation, in chunks.
-
-    Privacy: reads private data; output private.
-
-    Args:
-        images: shape (N, C, H, W), uint8.
-        side: of the result, at least 1.
-    """
-    import torch
-    from torchvision.transforms import functional
-
-    resized = np.empty((*images.shape[:2], side, side), np.uint8)
-    for start in range(0, len(images), RESIZE_CHUNK):
-        part = slice(start, start + RESIZE_CHUNK)
-        # In float32, and rounded here: uint8 would be rounded in other ways.
-        chunk = torch.from_numpy(images[part].astype(np.float32))
-        chunk = functional.resize(chunk, [side, side], antialias=True)
-        resized[part] = chunk.round().clamp(0, 255).numpy()
-    return resized

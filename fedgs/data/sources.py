@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
-from fedgs.data.readers import arrays, femnist, folder, fonts, hugging_face
-from fedgs.data.records import Records, fit, resize
+from fedgs.data.picture_rules import resize
+from fedgs.data.readers import arrays, chest_xray, femnist, folder, fonts, hugging_face
+from fedgs.data.records import Records, fit
 from fedgs.errors import UserError, imported, wrap_error
 
 FOLDERS = {
@@ -34,12 +35,14 @@ FOLDERS = {
 }
 READERS = {
     "femnist": femnist.read,
+    "chest-xray": chest_xray.read,
     "folder": folder.read,
     "npz": arrays.read,
     "hf": hugging_face.read,
 }
+BY_DATA_DIR = ("femnist", "chest-xray")  # of these, which need no path of their own
 _NAMES = "digits, fonts, mnist, fashion-mnist, mnist-by-writer, femnist[:PATH], "
-_NAMES += "folder:PATH, npz:PATH, hf:NAME"
+_NAMES += "chest-xray[:PATH], folder:PATH, npz:PATH, hf:NAME"
 QMNIST_LABELS = "QMNIST/raw/qmnist-train-labels-idx2-int"
 DIGITS_SIDE = 28  # of `digits` by default, which are too small to be generated
 # Columns of the 8 in a row.
@@ -80,7 +83,7 @@ def read_records(config: RunConfig) -> Records:
         read = partial(fonts.read, "train")
     elif config.data in FOLDERS:
         read = partial(_mnist, config, "train")
-    elif kind in READERS and (where or config.data == "femnist"):
+    elif kind in READERS and (where or config.data in BY_DATA_DIR):
         read = partial(READERS[kind], config)
     elif config.data == GIVEN:
         raise UserError(
@@ -114,6 +117,17 @@ def has_test_split(data: str) -> bool:
     (True, False)
     """
     return data in (*FOLDERS, "fonts") or data.partition(":")[0] in ("femnist", "hf")
+
+
+def has_few_images_each(data: str) -> bool:
+    """Tells whether a source is published as one of owners with one or two images each.
+
+    Privacy: public. Of the user's own data nobody may know it without looking.
+
+    >>> has_few_images_each("chest-xray:a"), has_few_images_each("folder:a")
+    (True, False)
+    """
+    return data.partition(":")[0] == "chest-xray"
 
 
 def load_test_records(config: RunConfig) -> Records | None:

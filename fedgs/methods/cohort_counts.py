@@ -187,8 +187,8 @@ def cohorts_of(
     cohorts: dict[str, str] = {}
     for number in hosted:
         client = data.of(number)
-        accuracy, low, high = _measured(config, client, request)
-        cohorts[client.name] = membership(accuracy, low, high)
+        accuracy, thresholds = _measured(config, client, request)
+        cohorts[client.name] = membership(accuracy, thresholds)
     return cohorts
 
 

@@ -37,10 +37,10 @@ def public_start(config: ResolvedConfig) -> tuple[Model | None, frozenset[bytes]
     for name in (*settings_with("images"), *settings_with("reading")):
         values[name] = getattr(config, name)
     # How the private data are read says nothing about these.
+    defaults = RunConfig().to_flat()
+    for name in ("num_classes", "classes", "background", "fit", "window", "normalize"):
+        values[name] = defaults[name]
     values["data"] = public
-    values["num_classes"] = ""
-    values["classes"] = "all"
-    values["background"] = "auto"
     images, labels, found = _read(RunConfig.from_flat(values))
     # A class without public images would have no Gaussian to start from.
     counts = np.bincount(labels, minlength=config.num_classes)

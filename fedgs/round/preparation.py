@@ -22,14 +22,19 @@ from fedgs.config.amplification_rules import PUBLIC_SELECTION
 from fedgs.config.checks import model_problems
 from fedgs.config.fields import refuse
 from fedgs.config.method_settings import settings_with
-from fedgs.config.recipes import HELD_OUT, moments_for
+from fedgs.config.recipes import HELD_OUT, OWNERS_HELD_OUT, moments_for
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.data.records import DataWarning
-from fedgs.data.sources import READERS, has_test_split, with_absolute_path
+from fedgs.data.sources import (
+    READERS,
+    has_few_images_each,
+    has_test_split,
+    with_absolute_path,
+)
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
 from fedgs.gan.models import build_discriminator
@@ -157,8 +162,8 @@ def _counted(config: RunConfig) -> Iterator[str]:
         return
     if config.num_clients is None:
         yield "num_clients"
-    if kind == "femnist":
-        return  # its format fixes all that follows
+    if kind in ("femnist", "chest-xray"):
+        return  # their format fixes all that follows
     if config.num_classes is None and config.classes == "all":
         yield "num_classes"
     if config.image_size is None:
@@ -263,28 +268,35 @@ def fitted_to_data(
 
 
 def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:
-    """Returns settings with the share of images to hold out, the same by any recipe.
+    """Returns settings with the share to hold out, the same by any recipe.
 
-    It is `HELD_OUT` where scores need it and owners may: not where the data have a test
-    split, nor of images that a program gives, which scores and holds out there.
+    It is `HELD_OUT` of every owner's images where scores need it and owners may: not
+    where the data have a test split, nor of images that a program gives, which scores
+    and holds out there. An owner then never holds out all: noise falls with the number
+    of owners, not of images.
 
-    An owner never holds out all: noise falls with the number of owners, not of images.
+    Of a source that is published as one whose owners have one or two images each, it is
+    `OWNERS_HELD_OUT` of the owners: a share of so few images would be none.
 
-    Privacy: public. Which images it is depends on the owner's name alone.
+    Privacy: public. It depends on the name of the source and on no image of it.
 
     Args:
         config: of a recipe.
         given: names of settings that stay.
     """
-    if "test_fraction" in given:
+    if {"test_fraction", "test_owners"} & {*given}:
         return config
     is_refused = config.privacy_unit == "record" or config.partitioner is not None
     is_scored = config.data == GIVEN or has_test_split(config.data)
+    fraction = 0.0
+    owners = 0.0
     if is_refused or is_scored:
-        share = 0.0
+        pass
+    elif has_few_images_each(config.data):
+        owners = OWNERS_HELD_OUT
     else:
-        share = HELD_OUT
-    return dataclasses.replace(config, test_fraction=share)
+        fraction = HELD_OUT
+    return dataclasses.replace(config, test_fraction=fraction, test_owners=owners)
 
 
 def _with_seed(config: RunConfig) -> RunConfig:

@@ -187,7 +187,7 @@ def _is_reshuffled(configs: dict[str, RunConfig]) -> bool:
 
 # Sources whose clients are the owners, for every seed. Others may have owners too: then
 # --same-clients is the user's word.
-_WITH_OWNERS = ("fonts", "mnist-by-writer", "femnist", "folder:")
+_WITH_OWNERS = ("fonts", "mnist-by-writer", "femnist", "chest-xray", "folder:")
 
 
 def _check_same_clients(configs: dict[str, RunConfig], is_reshuffled: bool) -> None:

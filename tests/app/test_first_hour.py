@@ -254,7 +254,7 @@ def test_ctrl_c_speaks_at_once_and_a_second_one_ends(
 def test_what_cannot_be_evaluated_is_said_before_an_epsilon_is_spent():
     data = SimpleNamespace(client_test_records=([], []))
     for share, said in (
-        (0.0, "nothing is held out: give --test-fraction, or"),
+        (0.0, "nothing is held out: give --test-owners or"),
         (0.05, "will not be possible: test_fraction 0.05 of so few"),
     ):
         config = run_config(data="npz:a.npz", test_fraction=share)

@@ -130,7 +130,7 @@ BAD = {
     "transparent": (picture(RGBA), f"{FILE}: has transparent pixels"),
     "16 bits": (
         picture(PIXELS[0].astype(np.uint16) * 257),
-        f"{FILE}: has the pixel format I;16",
+        f"{FILE}: has 16 bits, .* give --window",
     ),
     "truncated": (truncated, f"{FILE}: cannot be read as a picture"),
     "empty": (lambda root: None, "is empty; give CLIENT/LABEL"),

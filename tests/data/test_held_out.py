@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from clients.deployed_client import own_images
 from experiments.baselines import baseline_run
 from fedgs import library
 from fedgs.config.recipes import HELD_OUT, overridden, recipe
@@ -122,6 +123,118 @@ def test_records_as_units_of_owned_data_are_refused(source):
     settings = {"privacy_unit": "record", "partition": "iid", "num_clients": 3}
     words = r"test_fraction = 0\.1: privacy_unit = record"
     refused(words, source, **settings, test_fraction=0.1)
+
+
+# ------------------------------------------------------------------ whole owners
+
+PEOPLE = np.array([f"p{number:03}" for number in range(72)])  # each of one image
+
+
+def people(root, names=PEOPLE):
+    np.savez(root / "people.npz", images=PIXELS[: len(names)], clients=names)
+    return f"npz:{root / 'people.npz'}"
+
+
+def test_whole_owners_are_held_out_and_never_seen(source):
+    seen = set()
+    for share in (0.3, 0.49):
+        data = load(source, test_owners=share)
+        assert {*data.client_names} | {*data.test_owners} == {*NAMES}
+        assert {*data.client_names}.isdisjoint(data.test_owners)
+        seen.add(data.test_owners)
+        test = {image.tobytes() for image in images_held_out(source, test_owners=share)}
+        expected = np.isin(OWNERS, data.test_owners)
+        assert test == {
+            image.tobytes() for image in to_float(PIXELS[expected][:, None])
+        }
+        assert data.sizes.sum() == (~expected).sum()
+    assert len(seen) > 1
+
+
+def test_owners_of_one_image_are_held_out(tmp_path):
+    """A fraction of one image is none, and the number of clients is of the rest."""
+    source = people(tmp_path)
+    assert len(load(source, test_fraction=0.2).sizes) == 72
+    data = load(source, test_owners=0.2)
+    assert data.num_clients == 72 - len(data.test_owners)
+    assert abs(len(data.test_owners) - 14.4) < 5 * np.sqrt(72 * 0.16)
+    refused("num_clients = 72", source, test_owners=0.2, num_clients=72)
+
+
+def test_an_owner_is_held_out_by_its_name_alone(tmp_path):
+    some = PEOPLE[::3]
+    held = set(load(people(tmp_path), test_owners=0.5).test_owners)
+    alone = set(load(people(tmp_path, some), test_owners=0.5).test_owners)
+    assert alone == held & {*some}
+    for other in ({"seed": 5}, {"num_clients": 9}, {"partition": "iid"}):
+        more = {"num_clients": 9} | other
+        assert set(load(people(tmp_path), test_owners=0.5, **more).test_owners) == held
+        fewer = images_held_out(people(tmp_path), test_owners=0.2, **more)
+        larger = images_held_out(people(tmp_path), test_owners=0.5, **more)
+        all_larger = {image.tobytes() for image in larger}
+        assert {image.tobytes() for image in fewer} < all_larger
+
+
+def test_images_without_owners_are_their_own_owners(tmp_path):
+    """K = number of images: each image is a client, or is held out."""
+    np.savez(tmp_path / "toy.npz", images=PIXELS)
+    settings = {"partition": "iid", "test_owners": 0.2, "privacy_unit": "record"}
+    source = f"npz:{tmp_path / 'toy.npz'}"
+    held = images_held_out(source, num_clients=9, **settings)
+    data = load(source, num_clients=72 - len(held), **settings)
+    assert data.sizes.tolist() == [1] * (72 - len(held))
+    train = {
+        image.tobytes()
+        for image in to_float(data.images[np.ravel(data.client_records)])
+    }
+    assert train.isdisjoint(image.tobytes() for image in held)
+
+
+def deployed(source, count):
+    config = RunConfig.from_flat({"test_owners": 0.2}, configured(source))
+    return own_images(config, range(7, 7 + count))
+
+
+def test_a_client_of_a_deployment_holds_out_its_own_owners(tmp_path):
+    held = set(load(people(tmp_path), test_owners=0.2).test_owners)
+    own = PEOPLE[40:]
+    left = [name for name in own if name not in held]
+    source = people(tmp_path, own)
+    data = deployed(source, len(left))
+    trained = {
+        data.images[record].tobytes()
+        for records in data.client_records.values()
+        for record in records
+    }
+    expected = [PIXELS[index] for index, name in enumerate(own) if name in left]
+    assert trained == {image.tobytes() for image in expected}
+    assert_refused("has .* clients, the run gives", deployed, source, len(own))
+    np.savez(tmp_path / "toy.npz", images=PIXELS)  # names nobody: one client
+    words = "test_owners = 0.2: .* names no owners"
+    assert_refused(words, deployed, f"npz:{tmp_path / 'toy.npz'}", 1)
+
+
+def test_a_cohort_may_name_owners_held_out(tmp_path):
+    source = people(tmp_path)
+    (tmp_path / "cohort.txt").write_text("\n".join(PEOPLE[:40]) + "\n")
+    data = load(source, test_owners=0.2, cohort=str(tmp_path / "cohort.txt"))
+    assert set(data.client_names) == {*PEOPLE[:40]} - {*data.test_owners}
+    rows = [f"{name},x" for name in PEOPLE]
+    (tmp_path / "own.csv").write_text("\n".join(["owner,cohort", *rows]) + "\n")
+    data = load(source, test_owners=0.2, cohorts=str(tmp_path / "own.csv"))
+    assert len(data.client_cohorts) == data.num_clients
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"test_fraction": 0.1}, "test_owners = 0.2: test_fraction"),
+        ({"privacy_unit": "record", "partition": "iid", "num_clients": 3}, "record"),
+        ({"test_owners": 0.999999}, "all owners"),
+    ],
+)
+def test_what_cannot_be_held_out_by_owners(source, settings, named):
+    assert_refused(named, load, source, **({"test_owners": 0.2} | settings))
 
 
 # ------------------------------------------------------------------ corruption

@@ -103,7 +103,23 @@ def _writers(root: Path, is_changed: bool) -> dict[str, object]:
     return {"data": "mnist-by-writer", "data_dir": str(root)}
 
 
+def _radiographs(root: Path, is_changed: bool) -> dict[str, object]:
+    kind = "virus" if is_changed else "bacteria"
+    names = ["NORMAL/IM-0001-0001", "PNEUMONIA/person1_virus_1"]
+    names += [f"PNEUMONIA/bob_{kind}_{number}" for number in (2, 3)]
+    for name, pixels in zip(names, GREY, strict=True):
+        path = root / f"{name.replace('bob', 'person7')}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels // 9 if "bob" in name and is_changed else pixels).save(
+            path
+        )
+    if is_changed:  # a size of its own, and all of one grey
+        Image.new("L", (90, 50), 7).save(root / "PNEUMONIA/person7_bacteria_9.png")
+    return {"data": f"chest-xray:{root}", "normalize": True}
+
+
 LOADERS = {
+    "chest-xray": _radiographs,
     "folder numbers": _numbered_folders,
     "folder names": _named_folders,
     "femnist hdf5": _hdf5,
@@ -112,7 +128,7 @@ LOADERS = {
     "hf column": _rows,
     "mnist-by-writer": _writers,
 }
-CHANGED = {"bob", "f0010_07", "7"}
+CHANGED = {"bob", "f0010_07", "7", "person7"}
 WITHOUT_CLIENTS = {"digits", "mnist", "fashion-mnist"}
 
 

@@ -218,7 +218,7 @@ def wrong_pixel(value):
         ({"x": PIXELS}, "holds x; give 'images'"),
         ({"images": PIXELS, "label": LABELS}, "holds images, label; .*no others"),
         ({"images": np.zeros((2, 2, 28, 28))}, r"C = 1 or 3"),
-        ({"images": np.zeros((2, 28, 20))}, "square"),
+        ({"images": np.zeros((2, 28, 0))}, "at least one image"),
         ({"images": wrong_pixel(np.nan)}, r"image 0 has values in \[nan, nan\]; give"),
         ({"images": PIXELS * 1.0}, r"values in \[0.0, 255.0\]; give uint8 in .* or"),
         ({"images": PIXELS // 128}, "integers and none is above 1; give uint8 in"),

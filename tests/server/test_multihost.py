@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from command_line import flags
-from fedgs.data.readers.pictures import read_picture
+from fedgs.config.run_config import RunConfig
+from fedgs.data.sources import load_records
 from fedgs.files import read_json
 from fedgs.privacy.ledger import Ledger
 from hosts import PATIENCE, Network
@@ -56,15 +57,12 @@ def radiographs(folder: Path, data_dir: Path) -> dict[str, int]:
 
     The classes are normal, bacteria and virus. sideways.npz is c's, each transposed.
     """
-    files = sorted(data_dir.glob("ChestXRay/*/*.jpeg"))
-    if not files:
+    if not (data_dir / "ChestXRay").is_dir():
         pytest.skip("needs the X-rays: FEDGS_DATA_DIR/ChestXRay/{NORMAL,PNEUMONIA}")
-    images = np.stack([read_picture(file, file.name, 1, 28) for file in files])
-    kinds = [re.search("bacteria|virus|$", file.name)[0] for file in files]
-    labels = np.unique(kinds, return_inverse=True)[1]
-    # person1_virus_6.jpeg, IM-0001-0001.jpeg, NORMAL2-IM-0381-0001.jpeg
-    patient = re.compile(r"person\d+|.*IM-\d+")
-    owners = np.array([patient.match(file.name)[0] for file in files])
+    records = load_records(RunConfig(data="chest-xray", data_dir=str(data_dir)))
+    images = records.images
+    labels = records.labels
+    owners = records.clients
     everyone = np.random.default_rng(0).permutation(np.unique(owners))
     sizes: dict[str, int] = {}
     for name, own in zip("abc", np.array_split(everyone, 3), strict=True):

@@ -212,7 +212,8 @@ def show_settings(
         configured = configure(source, config, settings)
         given = settings_in(config, configured.phases) | settings
         # `train` decides it by the data.
-        lines = as_toml(configured, {"test_fraction"} - given.keys())
+        undecided = {"test_fraction", "test_owners"}
+        lines = as_toml(configured, undecided - given.keys())
     for line in lines:
         print(line)
 

@@ -18,8 +18,9 @@ from fedgs.data import sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import split_records
+from fedgs.data.picture_rules import Found
 from fedgs.data.records import Records
-from fedgs.errors import UserError, wrap_error
+from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.runs.sample_files import save_images
 
 # Rows and columns of the contact sheet
@@ -74,12 +75,14 @@ def describe(
     per_class = np.bincount(data.labels[own], minlength=data.num_classes)
     # Empty if nothing is held out.
     held_out = sum(len(records) for records in data.client_test_records)
+    held_out += len(data.test_owner_records)
     num_images = int(sizes.sum())
     return {
         "data": config.data,
         "clients": data.num_clients,
         "images": num_images,
         "held_out": held_out,
+        "owners_held_out": len(data.test_owners),
         # A partition or a cohort may leave images to nobody.
         "without_client": len(data.images) - num_images - held_out,
         "images_per_client": {
@@ -90,9 +93,26 @@ def describe(
         "classes": data.num_classes,
         "images_per_class": per_class.tolist(),
         "image_shape": list(data.images.shape[1:]),
+        "pictures": _pictures(config, records.found),
         "background": records.background,
         "background_guess": records.guess,
         "memory_bytes": data.images.nbytes + data.labels.nbytes,
+    }
+
+
+def _pictures(config: RunConfig, found: Found | None) -> dict[str, Any] | None:
+    """Returns what pictures were and what was done to each; None of a fixed format."""
+    if found is None:
+        return None
+    sizes = {f"{width} x {height}": n for (width, height), n in found.sizes.items()}
+    not_square = sum(n for (width, height), n in found.sizes.items() if width != height)
+    return {
+        "sizes": sizes,
+        "values": dict(found.kinds),
+        "not_square": not_square,
+        "fit": config.fit,
+        "window": config.window,
+        "normalize": config.normalize,
     }
 
 
@@ -125,7 +145,7 @@ def _show(report: dict[str, Any]) -> None:
     shown = {
         "clients": report["clients"],
         "images": f"{report['images']}, each {shape}",
-        "held out": report["held_out"],
+        "held out": _held_out(report),
         "of no client": report["without_client"],
         "per client": f"{least} to {most}, median {median:g}",
         "classes": report["classes"],
@@ -133,6 +153,33 @@ def _show(report: dict[str, Any]) -> None:
         "source is": f"{report['background']}, looks {report['background_guess']}",
         "memory": f"{report['memory_bytes'] / 2**20:.0f} MiB",
     }
+    shown |= _shown_pictures(report["pictures"])
     rows = [[name, str(value)] for name, value in shown.items()]
     Table(report["data"], ["what", "now"], rows, numeric=False).show()
     say(f"contact sheet  {report['contact_sheet']} (private images: a row per client)")
+
+
+def _held_out(report: dict[str, Any]) -> str:
+    shown = str(report["held_out"])
+    owners = report["owners_held_out"]
+    if owners:
+        shown += f" images, all of {owners} owners"
+    return shown
+
+
+def _shown_pictures(pictures: dict[str, Any] | None) -> dict[str, str]:
+    """Returns rows on what was done to pictures; none where their format fixes it."""
+    if pictures is None:
+        return {}
+    sizes = pictures["sizes"]
+    shown = {
+        "picture sizes": f"{first_n(sizes)} ({len(sizes)} of them)",
+        "picture values": first_n(f"{n} of {k}" for k, n in pictures["values"].items()),
+        "not square": f"{pictures['not_square']}, --fit {pictures['fit']}",
+        "black and white": "as each file says",
+    }
+    if pictures["window"] is not None:
+        shown["black and white"] = f"--window {pictures['window']}"
+    if pictures["normalize"]:
+        shown["black and white"] = "1st and 99th percentile of each (--normalize)"
+    return shown

@@ -77,17 +77,20 @@ def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
     """Returns what a run can be evaluated on, or what to do so that it can."""
     if has_test_split(config.data):
         return "possible, on the data's own test images"
+    if config.test_owners:
+        return _note_on_owners(config, data)
     if not config.test_fraction:
         return (
-            "nothing is held out: give --test-fraction, or have other images for "
-            f"fedgs evaluate RUN --test npz:FILE ({OUTSIDE})"
+            "nothing is held out: give --test-owners or --test-fraction, or have other "
+            f"images for fedgs evaluate RUN --test npz:FILE ({OUTSIDE})"
         )
     held_out = data.client_test_records
     # A share of an owner's few images is rounded down, so it may hold out none.
     if held_out and not sum(map(len, held_out)):
         return (
             f"evaluation will not be possible: test_fraction {config.test_fraction:g} "
-            f"of so few images is none; give a larger --test-fraction ({OUTSIDE})"
+            "of so few images is none; give --test-owners, or a larger "
+            f"--test-fraction ({OUTSIDE})"
         )
     if held_out:
         whose = "every owner's"
@@ -96,6 +99,23 @@ def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
     return (
         f"possible, on {config.test_fraction:g} of {whose} images: {OUTSIDE}; "
         "--test-fraction 0 trains on all"
+    )
+
+
+def _note_on_owners(config: ResolvedConfig, data: FederatedImages) -> str:
+    """Returns what a run that holds out whole owners can be evaluated on."""
+    count = len(data.test_owner_records)
+    if count == 0:
+        return (
+            f"evaluation will not be possible: test_owners {config.test_owners:g} of "
+            f"so few owners is none; give a larger --test-owners ({OUTSIDE})"
+        )
+    owners = f"{len(data.test_owners)} owners"
+    if not data.test_owners:  # the data name none, so each image is its own owner's
+        owners = f"{count} images"
+    return (
+        f"possible, on {owners} whom the run never sees: {OUTSIDE}; --test-owners 0 "
+        "trains on all"
     )
 
 

@@ -32,6 +32,7 @@ NEEDED = {  # package: the metrics that need it
     "xgboost": {"classifiers"},
 }
 
+HOLDING_OUT = ("test_fraction", "test_owners")  # settings that hold images out
 FULL = Sizes()
 FAST = Sizes(
     synthetic=2_000,
@@ -213,7 +214,7 @@ def _check_shape(request: EvaluationRequest, source: RunConfig) -> None:
 def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
     """Refuses to test on images of owners that the run may have trained on.
 
-    The images that a fraction holds out are a part of those that a larger one does.
+    The images, or owners, of a share are a part of those of a larger one.
     """
     # Options after ? say how to read a source. The source itself decides whether the
     # run may have seen its images.
@@ -222,24 +223,28 @@ def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
     own_source, _, _ = run.data.partition("?")
     if source != own_source:
         return
-    if run.test_fraction and data != run.data:
+    shares = {name: getattr(run, name) for name in HOLDING_OUT}
+    has_held_out = any(shares.values())
+    if has_held_out and data != run.data:
         raise UserError(
             f"data = {data}: is read in another way than {run.data}, so other images "
             "would be held out; leave out --data"
         )
-    fraction = request.reading.get("test_fraction", run.test_fraction)
-    # A smaller fraction is allowed, because it holds out fewer of the same images.
-    if fraction > run.test_fraction:
-        raise UserError(
-            f"test_fraction = {fraction}: the run held out {run.test_fraction} of its "
-            "clients' images and was trained on all others, so they cannot test it; "
-            "leave out --test-fraction, give other --data, or train with it"
-        )
+    for name, share in shares.items():
+        flag = f"--{name.replace('_', '-')}"
+        given = request.reading.get(name, share)
+        # A smaller share is allowed, because it holds out fewer of the same images.
+        if given > share:
+            raise UserError(
+                f"{name} = {given}: the run held out {share} and was trained on all "
+                f"others, so they cannot test it; leave out {flag}, give other --data, "
+                "or train with it"
+            )
     # Owners are held out at random among all of them. If the images had other owners,
     # the test would contain images of owners that the run was trained on.
-    for name in {*settings_with("owners")} - {"data", "test_fraction"}:
+    for name in {*settings_with("owners")} - {"data", *HOLDING_OUT}:
         value = getattr(run, name)
-        if run.test_fraction and request.reading.get(name, value) != value:
+        if has_held_out and request.reading.get(name, value) != value:
             raise UserError(
                 f"{name} = {request.reading[name]!r}: with another than the run's, "
                 f"{value!r}, other images would be held out; leave out "

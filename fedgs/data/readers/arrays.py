@@ -14,6 +14,7 @@ import psutil
 from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
+from fedgs.data.picture_rules import Found, PictureRules
 from fedgs.data.records import Records
 from fedgs.errors import UserError, raise_if_any, wrap_error
 
@@ -23,7 +24,10 @@ _COLUMNS = {  # kinds of numpy's types, and what they are called
 }
 _KNOWN_ARRAYS = {"images", *_COLUMNS}
 _PIXELS = (1, 2, 3)  # the axes of one image
-_RANGES = "give uint8 in [0, 255] or floats in [0, 1]"
+_RANGES = (
+    "give uint8 in [0, 255] or floats in [0, 1], or say which values are black and "
+    "white: --window LOW,HIGH or --normalize"
+)
 
 
 def read(config: RunConfig) -> Records:
@@ -44,7 +48,7 @@ def read(config: RunConfig) -> Records:
             f"{where}: holds {', '.join([*arrays, *others])}; give 'images' and, if "
             "known, 'labels' and 'clients', no others"
         )
-    return from_arrays(where, arrays, config.num_classes)
+    return from_arrays(where, arrays, PictureRules.of(config), config.num_classes)
 
 
 def read_arrays(
@@ -92,7 +96,10 @@ def read_arrays(
 
 
 def from_arrays(
-    where: str, arrays: Mapping[str, NDArray[Any]], num_classes: int | None = None
+    where: str,
+    arrays: Mapping[str, NDArray[Any]],
+    rules: PictureRules | None = None,
+    num_classes: int | None = None,
 ) -> Records:
     """Checks arrays and makes them records.
 
@@ -102,25 +109,45 @@ def from_arrays(
         where: the arrays' source, in errors.
         arrays: "images" of shape (N, H, W), (N, H, W, C) or (N, C, H, W), and if known
             "labels" and "clients" of shape (N,).
+        rules: by which pictures become images; None: as they are.
         num_classes: that the run is told of; above 1 it needs labels.
 
     Raises:
         UserError: arrays that contradict each other.
     """
-    images = _channels_first(arrays["images"])
-    raise_if_any(where, _shape_problems(arrays["images"].shape, images.shape))
-    raise_if_any(where, _pixel_problems(images))
+    if rules is None:
+        rules = PictureRules()
+    pictures = _channels_first(arrays["images"])
+    raise_if_any(where, _shape_problems(arrays["images"].shape, pictures.shape))
+    raise_if_any(where, _pixel_problems(pictures, rules))
     raise_if_any(where, _column_problems(arrays, num_classes))
-    # The type alone decides the range: what an image becomes, no other one decides.
-    if images.dtype.kind == "f":
-        images = np.rint(images.astype(np.float32) * np.float32(255))
+    found = Found()
+    kind = f"{8 * pictures.dtype.itemsize} bits"
+    if pictures.dtype.kind == "f":
+        kind = "floats"
+    found.note(pictures[0], kind, len(pictures))
+    images = _in_bytes(pictures, rules)
     labels = arrays.get("labels", np.zeros(len(images), np.int64))
     return Records(
-        images=images.astype(np.uint8),
+        images=rules.squared(images),
         labels=labels.astype(np.int64),
         num_classes=max(int(labels.max()), 0) + 1,
         clients=arrays.get("clients"),
+        found=found,
     )
+
+
+def _in_bytes(pictures: NDArray[Any], rules: PictureRules) -> NDArray[np.uint8]:
+    """Returns pictures (N, C, H, W) in [0, 255]."""
+    if rules.has_own_range:
+        images = np.empty(pictures.shape, np.uint8)
+        for index, picture in enumerate(pictures):
+            images[index] = rules.in_bytes(picture, None, f"image {index}")
+        return images
+    # The type alone decides the range: what an image becomes, no other one decides.
+    if pictures.dtype.kind == "f":
+        pictures = np.rint(pictures.astype(np.float32) * np.float32(255))
+    return pictures.astype(np.uint8)
 
 
 def _channels_first(images: NDArray[Any]) -> NDArray[Any]:
@@ -148,25 +175,33 @@ def _shape_problems(given: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[
             f"images has shape {given}; give (N, H, W), (N, H, W, C) or (N, C, H, W) "
             "with C = 1 or 3"
         )
-    if 0 in shape or shape[2] != shape[3]:
-        yield (
-            f"images has shape {given}; give at least one image, all square (crop or "
-            "pad them)"
-        )
+    if 0 in shape:
+        yield f"images has shape {given}; give at least one image, of some pixels"
 
 
-def _pixel_problems(images: NDArray[Any]) -> Iterator[str]:
-    """Yields what is wrong with images: integers in [0, 255], floats in [0, 1]."""
+def _pixel_problems(images: NDArray[Any], rules: PictureRules) -> Iterator[str]:
+    """Yields what is wrong with images: integers in [0, 255], floats in [0, 1].
+
+    By the rules of a window, or of each image's own values, all finite ones are right.
+    """
     if images.dtype.kind not in "iuf":
         yield f"images has dtype {images.dtype}; {_RANGES}"
-    most = 1 if images.dtype.kind == "f" else 255
-    low = images.min(axis=_PIXELS)
-    high = images.max(axis=_PIXELS)
-    is_bad = ~((low >= 0) & (high <= most))  # NaN is bad too
+    lowest = images.min(axis=_PIXELS)
+    highest = images.max(axis=_PIXELS)
+    least = 0.0
+    most = 255.0
+    if images.dtype.kind == "f":
+        most = 1.0
+    if rules.has_own_range:
+        least = -np.finfo(np.float64).max
+        most = np.finfo(np.float64).max
+    is_bad = ~((lowest >= least) & (highest <= most))  # NaN is bad too
     if is_bad.any():
         worst = is_bad.argmax()
-        yield f"image {worst} has values in [{low[worst]}, {high[worst]}]; {_RANGES}"
-    if most == 255 and high.max() == 1:  # black and white, or floats that were cast
+        values = f"[{lowest[worst]}, {highest[worst]}]"
+        yield f"image {worst} has values in {values}; {_RANGES}"
+    # Black and white, or floats that were cast.
+    if most == 255 and highest.max() == 1:
         yield f"images are integers and none is above 1; {_RANGES}"
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fedgs.config.hub import HubSource
 from fedgs.config.run_config import RunConfig
+from fedgs.data.picture_rules import PictureRules
 from fedgs.data.readers import hugging_face
 from fedgs.data.readers.hugging_face import Reading
 from fedgs.data.records import LEFT_OUT, LIGHT, Records, gathered
@@ -243,7 +244,6 @@ def _from_hub(config: RunConfig, name: str) -> Records:
             f"data = {config.data!r}: has no column {', '.join(sorted(missing))}; give "
             f"the files of {HUB_NAME}, or read others by --data hf:FOLDER"
         )
-    reading = Reading(
-        side=FEMNIST_SIDE, channels=1, class_map=class_map(config.classes)
-    )
+    rules = PictureRules(side=FEMNIST_SIDE, channels=1)
+    reading = Reading(rules, class_map(config.classes))
     return hugging_face.read_dataset(config, dataset, source, reading, LIGHT)

@@ -6,18 +6,33 @@ Label folders named by numbers are the labels themselves; other names need the s
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
+from fedgs.data.picture_rules import PictureRules
+from fedgs.data.readers.dicom import has_mark
 from fedgs.data.readers.labels import number_of_classes, numbered
-from fedgs.data.readers.pictures import read_picture
+from fedgs.data.readers.pictures import PictureReader
 from fedgs.data.records import DARK, Records, gathered
 from fedgs.errors import first_n, raise_if_any
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm")
 LAYOUT = "give CLIENT/LABEL/*.png, or CLIENT/*.png without labels"
+
+
+class _File(NamedTuple):
+    """One picture file.
+
+    Attributes:
+        label: the name of its folder, None where it lies beside no label.
+        path: of the file.
+    """
+
+    label: str | None
+    path: Path
 
 
 def read(config: RunConfig) -> Records:
@@ -34,18 +49,16 @@ def read(config: RunConfig) -> Records:
     root = Path(config.data.removeprefix("folder:")).expanduser()
     where = f"data = {config.data!r}"
     raise_if_any(where, _layout_problems(root))
-    files = {client: _files(client) for client in _visible(root)}
+    files = {client: _files(client) for client in visible(root)}
     raise_if_any(where, _file_problems(files, bool(config.class_names)))
-    names = {label for pictures in files.values() for label, _ in pictures if label}
     # All names together, before a picture is read: reading may take long.
-    numbers = numbered(config, sorted(names))
+    numbers = numbered(config, _names_of_labels(files))
+    reader = PictureReader(PictureRules.of(config))
 
     def parts() -> Iterator[tuple[str, NDArray[np.uint8], int]]:
         for client, pictures in files.items():
-            for label, file in pictures:
-                pixels = read_picture(
-                    file, str(file), config.image_channels, config.image_size
-                )
+            for label, path in pictures:
+                pixels = reader.read(path, str(path), client.name)
                 number = 0
                 if label is not None:
                     number = numbers[label]
@@ -57,47 +70,65 @@ def read(config: RunConfig) -> Records:
         capacity=sum(map(len, files.values())),
         num_classes=number_of_classes(config, numbers.values()),
         background=DARK,
+        found=reader.found,
     )
 
 
-Pictures = list[tuple[str | None, Path]]  # label, if there is one, and file
+def _names_of_labels(files: dict[Path, list[_File]]) -> list[str]:
+    names: set[str] = set()
+    for pictures in files.values():
+        names.update(file.label for file in pictures if file.label)
+    return sorted(names)
 
 
 def _layout_problems(root: Path) -> Iterator[str]:
     if not root.is_dir():
         yield f"{root} is no folder; {LAYOUT}"
-    if stray := [entry.name for entry in _visible(root) if not entry.is_dir()]:
+    entries = visible(root)
+    stray = [entry.name for entry in entries if not entry.is_dir()]
+    if stray:
         yield f"{first_n(stray)} is in no client's folder; {LAYOUT}"
-    if not _visible(root):
+    if not entries:
         yield f"{root} is empty; {LAYOUT}"
 
 
-def _file_problems(files: dict[Path, Pictures], has_classes: bool) -> Iterator[str]:
-    if empty := [client for client, pictures in files.items() if not pictures]:
+def _file_problems(files: dict[Path, list[_File]], has_classes: bool) -> Iterator[str]:
+    empty = [client for client, pictures in files.items() if not pictures]
+    if empty:
         count = f"{len(empty)} of {len(files)} clients"
         yield f"{empty[0]}: has no pictures ({count}); remove this folder"
-    pictures = [picture for found in files.values() for picture in found]
-    has_labels = has_classes or any(label for label, _ in pictures)
-    for label, file in pictures:
-        # A pipe, a device or a link to nothing may have the name of a picture, too.
-        if not file.is_file() or file.suffix.lower() not in SUFFIXES:
-            names = ", ".join(SUFFIXES)
-            yield f"{file}: is no picture ({names}); remove it, or {LAYOUT}"
-        if label is None and has_labels:
-            yield f"{file} has no label, but the others or --classes have; {LAYOUT}"
+    has_labels = has_classes or bool(_names_of_labels(files))
+    for pictures in files.values():
+        for label, path in pictures:
+            if not is_picture(path):
+                names = ", ".join(SUFFIXES)
+                yield f"{path}: is no picture ({names}); remove it, or {LAYOUT}"
+            if label is None and has_labels:
+                yield f"{path} has no label, but the others or --classes have; {LAYOUT}"
 
 
-def _files(client: Path) -> Pictures:
-    """Returns label and file of one client's pictures; the label may be missing."""
-    pictures: Pictures = []
-    for entry in _visible(client):
+def is_picture(path: Path) -> bool:
+    """Tells whether a file may be a picture, by its name or by the mark of DICOM.
+
+    A scanner often writes DICOM files without a suffix, or with a number as one.
+    """
+    # A pipe, a device or a link to nothing may have the name of a picture, too.
+    if not path.is_file():
+        return False
+    return path.suffix.lower() in SUFFIXES or has_mark(path)
+
+
+def _files(client: Path) -> list[_File]:
+    """Returns one client's pictures."""
+    found: list[_File] = []
+    for entry in visible(client):
         if entry.is_dir():
-            pictures.extend((entry.name, file) for file in _visible(entry))
+            found.extend(_File(entry.name, path) for path in visible(entry))
         else:
-            pictures.append((None, entry))
-    return pictures
+            found.append(_File(None, entry))
+    return found
 
 
-def _visible(folder: Path) -> list[Path]:
+def visible(folder: Path) -> list[Path]:
     """Returns the entries of a folder that are not hidden, in sorted order."""
     return sorted(entry for entry in folder.iterdir() if entry.name[0] != ".")

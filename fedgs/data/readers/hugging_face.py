@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from fedgs.config.hub import HubSource
 from fedgs.config.run_config import RunConfig
+from fedgs.data.picture_rules import PictureRules
 from fedgs.data.readers.flower_partitions import partitions
 from fedgs.data.readers.labels import number_of_classes, numbered
-from fedgs.data.readers.pictures import read_picture
+from fedgs.data.readers.pictures import PictureReader
 from fedgs.data.records import DARK, NO_IMAGES, Records, gathered
 from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.files import check_regular
@@ -42,13 +43,11 @@ class Reading:
     """How pictures become images.
 
     Attributes:
-        side: of the images; None: as they are, all of one size.
-        channels: of the images; None: RGB where one is in colour.
+        rules: of all pictures.
         class_map: new label of each label, or `LEFT_OUT`; None: all stay.
     """
 
-    side: int | None
-    channels: int | None
+    rules: PictureRules
     class_map: NDArray[np.int64] | None = None
 
 
@@ -245,7 +244,7 @@ def read_dataset(
     import datasets
 
     if reading is None:
-        reading = Reading(side=config.image_size, channels=config.image_channels)
+        reading = Reading(PictureRules.of(config))
     image = _image_column(config, dataset, source)
     label, num_classes = _label_column(config, dataset, source)
     _check_client_column(config, dataset, source)
@@ -257,16 +256,20 @@ def read_dataset(
     # Pictures as bytes: ours are the checks of what is in them.
     dataset = dataset.cast_column(image, datasets.Image(decode=False))
     has_clients = source.partitioner is not None or source.client is not None
+    pictures = PictureReader(reading.rules)
 
     def parts() -> Iterator[tuple[str | int, NDArray[np.uint8], int]]:
         for client, rows in partitions(config, dataset, source, label):
             yield client, NO_IMAGES, 0  # also one without rows is a client
             who = ""
+            owner = None
             if has_clients:
                 who = f"client {client}: "
+            if source.client is not None:
+                owner = str(client)
             for index, row in enumerate(_rows(rows)):
                 where = f"data = {config.data!r}: {who}image {index}"
-                pixels = _picture(row[image], reading, where)
+                pixels = pictures.read(_content(row[image], where), where, owner)
                 number = 0
                 if label is not None:
                     number = _label(row[label], reading, where)
@@ -278,6 +281,7 @@ def read_dataset(
         capacity=len(dataset),
         num_classes=num_classes,
         background=background,
+        found=pictures.found,
     )
     if has_clients:
         return records
@@ -291,13 +295,11 @@ def _rows(rows: Any) -> Iterator[dict[str, Any]]:
             yield dict(zip(names, values, strict=True))
 
 
-def _picture(cell: Any, reading: Reading, where: str) -> NDArray[np.uint8]:
-    """Returns (channels, side, side)."""
+def _content(cell: Any, where: str) -> Path | bytes:
+    """Returns the picture of a row: a folder has its path, a parquet file its bytes."""
     if not cell or not (cell["bytes"] or cell["path"]):
         raise UserError(f"{where}: is missing; leave this row out")
-    # A folder of pictures has their paths, a parquet file has their bytes.
-    source = cell["bytes"] or Path(cell["path"])
-    return read_picture(source, where, reading.channels, reading.side)
+    return cell["bytes"] or Path(cell["path"])
 
 
 def _label(value: Any, reading: Reading, where: str) -> int:

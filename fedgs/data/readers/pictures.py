@@ -1,88 +1,182 @@
-"""One picture file, as pixels that can be trained on.
+"""Picture files, as images that can be trained on: PNG, JPEG, DICOM.
 
-Grey and 8-bit colour pictures are read; what would need a guess is refused: a
-transparent background, 16 bits, and pictures that are not square.
+Grey and RGB pictures of 8 bits are read as they are; of 16 bits where the settings say
+which values are black and white; DICOM files say it themselves. What would need a guess
+is refused: a transparent background, or who the patient of a file is.
 """
 
 import io
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from fedgs.data.records import resize
+from fedgs.data.picture_rules import (
+    BYTE_RANGE,
+    Found,
+    Picture,
+    PictureRules,
+    resize,
+)
+from fedgs.data.readers.dicom import is_dicom, read_dicom
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_bytes
 
 GREY_MODES = ("1", "L")
+DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # of PNG: 16 bits
 COLOUR_MODES = ("RGB", "RGBA", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
+REMOVE = "replace or remove it"
 
 
-def read_picture(
-    source: Path | bytes, where: str, channels: int | None, side: int | None
-) -> NDArray[np.uint8]:
-    """Reads one square picture.
+class Patients:
+    """Who the owners of DICOM files are, by what the files themselves say.
 
-    A colour picture whose three channels are equal counts as grey.
+    An owner of two patients would be one client for both; a patient who is two owners
+    would be protected half as well as the guarantee says. Neither is told from a name.
+
+    Privacy: private. No error shows what identifies a person.
+    """
+
+    def __init__(self) -> None:
+        """Starts without any."""
+        self._patient_of_owner: dict[str, tuple[str, str]] = {}
+        self._owner_of_patient: dict[str, tuple[str, str]] = {}
+
+    def check(self, owner: str, patient: str, where: str) -> None:
+        """Notes one more file, and refuses one that contradicts those before.
+
+        Args:
+            owner: whose file it is, by the source.
+            patient: whose it is, by the file.
+            where: names the file in errors.
+
+        Raises:
+            UserError: a file of the same owner is of another patient, or one of another
+                owner of the same patient.
+        """
+        known, first = self._patient_of_owner.setdefault(owner, (patient, where))
+        if known != patient:
+            raise UserError(
+                f"{where}: is of another patient (PatientID) than {first}, and both "
+                f"are of the owner {owner!r}; give each patient one owner's name"
+            )
+        known, first = self._owner_of_patient.setdefault(patient, (owner, where))
+        if known != owner:
+            raise UserError(
+                f"{where}: is of the same patient (PatientID) as {first}, and the "
+                f"owners are {owner!r} and {known!r}; give each patient one owner's "
+                "name, or blank the PatientID where it names nobody"
+            )
+
+
+@dataclass(frozen=True)
+class PictureReader:
+    """Reads the pictures of one source, all by the same rules.
+
+    Attributes:
+        rules: public.
+        found: what the pictures were, counted as they are read.
+        patients: the owners of the persons that DICOM files name.
+    """
+
+    rules: PictureRules
+    found: Found = field(default_factory=Found)
+    patients: Patients = field(default_factory=Patients)
+
+    def read(
+        self, source: Path | bytes, where: str, owner: str | None = None
+    ) -> NDArray[np.uint8]:
+        """Reads one picture file as an image.
+
+        Privacy: reads private data; output private.
+
+        Args:
+            source: a file, or the content of one.
+            where: names the picture in errors.
+            owner: whose it is; None where the source names nobody.
+
+        Returns:
+            Shape (channels, side, side); the background is as in the picture.
+
+        Raises:
+            UserError: unreadable, transparent, of 16 bits without a window, in colour
+                although `channels` is 1, or a file of another patient than the owner's
+                other files.
+        """
+        problem = f"{where}: cannot be read as a picture"
+        with (
+            wrap_error(Exception, problem, REMOVE),
+            warnings.catch_warnings(action="ignore"),  # of metadata that nothing uses
+        ):
+            # Of more pixels than this library takes for an attack, nothing is unpacked.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            content = source
+            if isinstance(content, Path):
+                content = read_bytes(content)
+            if not content:
+                raise UserError(f"{where}: is empty; {REMOVE}")
+            if is_dicom(content):
+                picture = read_dicom(content, where, self.rules.has_own_range)
+            else:
+                with Image.open(io.BytesIO(content)) as opened:
+                    picture = opened_picture(opened, where)
+        if owner is not None and picture.patient:
+            self.patients.check(owner, picture.patient, where)
+        return self.image_of(picture, where)
+
+    def image_of(self, picture: Picture, where: str) -> NDArray[np.uint8]:
+        """Returns the image of a picture: its values, then its channels, its shape.
+
+        Privacy: reads private data; output private.
+
+        Returns:
+            Shape (channels, side, side).
+
+        Raises:
+            UserError: of 16 bits without a window, or in colour although `channels`
+                is 1.
+        """
+        rules = self.rules
+        self.found.note(picture.values, picture.kind)
+        pixels = rules.in_bytes(picture.values, picture.declared, where)
+        if picture.is_inverted:
+            pixels = np.uint8(255) - pixels
+        if rules.channels == 3:  # grey ones are repeated, colour stays
+            pixels = np.repeat(pixels, 3 // len(pixels), axis=0)
+        elif (pixels == pixels[:1]).all():
+            pixels = pixels[:1]
+        elif rules.channels == 1:
+            raise UserError(f"{where}: is in colour; give --image-channels 3")
+        square = rules.squared(pixels[None])
+        if rules.side is not None and square.shape[2] != rules.side:
+            square = resize(square, rules.side)
+        return square[0]
+
+
+def opened_picture(opened: Image.Image, where: str) -> Picture:
+    """Returns the values of a picture of Pillow, upright.
 
     Privacy: reads private data; output private.
 
-    Args:
-        source: a file, or the content of one; PNG, JPEG or what else Pillow reads.
-        where: names the picture in errors.
-        channels: 1 for grey, 3 for RGB (grey pictures are repeated), None for what the
-            picture is.
-        side: to which it is resized, None for its own.
-
-    Returns:
-        Shape (channels, side, side), uint8: the background is as in the picture.
-
     Raises:
-        UserError: unreadable, not square, transparent, above 8 bits per channel, or in
-            colour although channels is 1.
+        UserError: transparent, or of a format that is neither grey nor RGB.
     """
-    problem = f"{where}: cannot be read as a picture"
-    with (
-        wrap_error(Exception, problem, "replace or remove it"),
-        warnings.catch_warnings(action="ignore"),  # of metadata that nothing uses
-    ):
-        # Of more pixels than this library takes for an attack, nothing is unpacked.
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        content = source if isinstance(source, bytes) else read_bytes(source)
-        with Image.open(io.BytesIO(content)) as opened:
-            # To crop or to stretch would be a guess.
-            if opened.width != opened.height:
-                raise UserError(
-                    f"{where}: has {opened.width} x {opened.height} pixels; give "
-                    "square pictures (crop or pad them)"
-                )
-            pixels = pixels_of(ImageOps.exif_transpose(opened), where)
-    if channels == 3:  # grey ones are repeated, colour stays
-        pixels = np.repeat(pixels, 3 // len(pixels), axis=0)
-    elif (pixels == pixels[:1]).all():
-        pixels = pixels[:1]
-    elif channels == 1:
-        raise UserError(f"{where}: is in colour; give --image-channels 3")
-    if side is None or pixels.shape[1] == side:
-        return pixels
-    return resize(pixels[None], side)[0]
-
-
-def pixels_of(picture: Image.Image, where: str) -> NDArray[np.uint8]:
-    """Returns the pixels of a picture, grey (1, H, W) or RGB (3, H, W), uint8.
-
-    Privacy: reads private data; output private.
-
-    Raises:
-        UserError: transparent, or of another format than 8 bits per channel.
-    """
-    if picture.mode in GREY_MODES and not picture.has_transparency_data:
-        return np.asarray(picture.convert("L"))[None]
-    if picture.mode not in (*GREY_MODES, *COLOUR_MODES):
+    # A photograph's orientation tag is followed.
+    picture = ImageOps.exif_transpose(opened)
+    mode = picture.mode
+    if mode in GREY_MODES and not picture.has_transparency_data:
+        values = np.asarray(picture.convert("L"))
+        return Picture(values=values[None], declared=BYTE_RANGE, kind="8 bits")
+    if mode in DEEP_MODES:
+        values = np.asarray(picture)
+        kind = f"{8 * values.dtype.itemsize} bits"
+        return Picture(values=values[None], declared=None, kind=kind)
+    if mode not in (*GREY_MODES, *COLOUR_MODES):
         raise UserError(
-            f"{where}: has the pixel format {picture.mode}; give 8 bits per channel, "
+            f"{where}: has the pixel format {mode}; give 8 or 16 bits per channel, "
             "grey or RGB"
         )
     if picture.has_transparency_data:
@@ -92,4 +186,5 @@ def pixels_of(picture: Image.Image, where: str) -> NDArray[np.uint8]:
             raise UserError(
                 f"{where}: has transparent pixels; flatten it onto its background"
             )
-    return np.moveaxis(np.asarray(picture.convert("RGB")), 2, 0)
+    values = np.moveaxis(np.asarray(picture.convert("RGB")), 2, 0)
+    return Picture(values=values, declared=BYTE_RANGE, kind="8 bits")

@@ -1,0 +1,320 @@
+"""Pictures as hospitals have them: any size, 16 bits, DICOM; what is done to each."""
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from command_line import plain_flags, printed
+from command_line import refused as refused_by_command
+from fedgs.config.run_config import RunConfig
+from fedgs.data.given import read_given
+from loading import configured, load, refused, write_npz
+from refusals import assert_refused
+
+pydicom = pytest.importorskip("pydicom")
+import dicom_files  # noqa: E402 - needs pydicom
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedgs.data.records.DataWarning")
+RNG = np.random.default_rng(0)
+WIDE = RNG.integers(256, size=(28, 40), dtype=np.uint8)
+DEEP = RNG.integers(4096, size=(28, 28), dtype=np.uint16)
+BLANK = np.zeros((28, 28), np.uint16)
+
+
+def save(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def folder_of(root, pixels):
+    save(root / "pictures/ann/1.png", pixels)
+    return f"folder:{root / 'pictures'}"
+
+
+def rows_of(root, pixels):
+    datasets = pytest.importorskip("datasets")
+    save(root / "1.png", pixels)
+    content = (root / "1.png").read_bytes()
+    features = datasets.Features({"image": datasets.Image()})
+    values = {"image": [{"bytes": content, "path": None}]}
+    (root / "rows").mkdir()
+    table = datasets.Dataset.from_dict(values, features=features)
+    table.to_parquet(root / "rows/train.parquet")
+    return f"hf:{root / 'rows'}"
+
+
+def arrays_of(root, pixels):
+    return write_npz(root / "own.npz", images=pixels[None], clients=["ann"])
+
+
+SOURCES = {"folder": folder_of, "hf": rows_of, "npz": arrays_of}
+ONE = {"num_clients": 1, "noise_multiplier": 0}
+
+
+@pytest.fixture(params=SOURCES)
+def write(request, hub_cache):
+    return SOURCES[request.param]
+
+
+def image_of(source, **settings):
+    """The one image of a source, (S, S)."""
+    return load(source, **ONE, **settings).images[0, 0]
+
+
+# ------------------------------------------------------------------ sides
+
+
+def test_a_picture_becomes_square_in_the_same_way_from_every_source(write, tmp_path):
+    source = write(tmp_path, WIDE)
+    cropped = image_of(source, fit="crop")
+    assert (cropped == WIDE[:, 6:34]).all()
+    padded = image_of(source, image_size=64)  # the default
+    assert not padded[:9].any()
+    assert not padded[-9:].any()
+    assert padded[12:52].all(axis=1).sum() > 30
+    light = image_of(source, image_size=64, background="light")
+    assert (light[:9] == 0).all()  # the background, whatever its colour is
+    stretched = image_of(source, fit="stretch", image_size=32)
+    assert abs(stretched.mean() - WIDE.mean()) < 2
+    assert stretched[0].any()
+    assert stretched[-1].any()
+
+
+def test_a_square_picture_is_the_same_by_every_fit(write, tmp_path):
+    source = write(tmp_path, WIDE[:, :28])
+    for fit in ("pad", "crop", "stretch"):
+        assert (image_of(source, fit=fit) == WIDE[:, :28]).all()
+
+
+def test_pictures_of_a_program_are_fitted_one_by_one(tmp_path):
+    torch_data = [(Image.fromarray(WIDE), 0), (Image.fromarray(WIDE.T), 1)]
+
+    class Own:
+        def __getitem__(self, index):
+            return torch_data[index]
+
+        def __len__(self):
+            return 2
+
+    import torch.utils.data
+
+    made = type("Made", (Own, torch.utils.data.Dataset), {})()
+    config = RunConfig(data="given", fit="crop")
+    records = read_given(config, made)
+    assert (records.images[0, 0] == WIDE[:, 6:34]).all()
+    assert (records.images[1, 0] == WIDE[:, 6:34].T).all()
+    assert records.found.sizes == {(40, 28): 1, (28, 40): 1}
+
+
+# ------------------------------------------------------------------ values
+
+
+def test_sixteen_bits_need_a_window_from_every_source(write, tmp_path):
+    source = write(tmp_path, DEEP)
+    refused("give --window LOW,HIGH|or say which values", source, **ONE)
+    found = image_of(source, window="0,4095")
+    assert (found == np.rint(DEEP * (255 / 4095))).all()
+    narrow = image_of(source, window="1000, 2000")
+    assert (narrow[DEEP <= 1000] == 0).all()
+    assert (narrow[DEEP >= 2000] == 255).all()
+    own = image_of(source, normalize=True)
+    low, high = np.percentile(DEEP, (1, 99))
+    assert (own == np.rint(255 * ((DEEP - low) / (high - low)).clip(0, 1))).all()
+
+
+def test_a_picture_of_one_value_is_black_by_its_own_values(write, tmp_path):
+    assert not image_of(write(tmp_path, DEEP * 0 + 9), normalize=True).any()
+
+
+@pytest.mark.parametrize(
+    "window", ["5", "9,1", "1,1", "0,inf", "a,b", "0,1,2", "0,nan"]
+)
+def test_no_window(window):
+    assert_refused("window = ", RunConfig, window=window)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"window": "0,9", "normalize": True}, "window"),
+        ({"window": "0,9", "data": "digits"}, "window"),
+        ({"normalize": True, "data": "digits"}, "normalize"),
+        ({"data": "chest-xray", "download": True, "data_dir": "."}, "download"),
+    ],
+)
+def test_settings_of_pictures_that_contradict_each_other(settings, named):
+    assert_refused(f"{named} = ", configured, **{"data": "npz:a.npz", **settings})
+
+
+# ------------------------------------------------------------------ DICOM
+
+
+def dicom_image(root, pixels, settings=None, **fields):
+    dicom_files.write(root / "ann/1.dcm", pixels, **fields)
+    return image_of(f"folder:{root}", **(settings or {}))
+
+
+def displayed(values, low, high):
+    return np.rint(255 * ((values - low) / (high - low)).clip(0, 1)).astype(np.uint8)
+
+
+def test_a_dicom_without_a_window_spans_its_bits(tmp_path):
+    assert (dicom_image(tmp_path, DEEP) == displayed(DEEP.astype(float), 0, 4095)).all()
+
+
+def test_a_dicom_is_shown_by_its_own_rescale_window_and_inversion(tmp_path):
+    fields = {"WindowCenter": 40, "WindowWidth": 400}
+    fields |= {"RescaleSlope": 2, "RescaleIntercept": -1024}
+    units = DEEP * 2.0 - 1024
+    # PS3.3 C.11.2.1.2.1: from center - 0.5 - (width - 1) / 2, width - 1 wide.
+    expected = displayed(units, 40 - 0.5 - 399 / 2, 40 - 0.5 + 399 / 2)
+    found = dicom_image(tmp_path, DEEP, **fields)
+    assert abs(found.astype(int) - expected).max() <= 1
+    fields["PhotometricInterpretation"] = "MONOCHROME1"
+    assert (dicom_image(tmp_path, DEEP, **fields) == 255 - found).all()
+    # The window of the settings is in the same units, and counts.
+    own = dicom_image(tmp_path, DEEP, {"window": "-1000,400"}, **fields)
+    assert (own == 255 - displayed(units, -1000, 400)).all()
+
+
+def test_a_dicom_of_signed_values_and_one_with_a_table(tmp_path):
+    signed = DEEP.astype(np.int16) - 2048
+    found = dicom_image(tmp_path, signed)
+    assert (found == displayed(signed.astype(float), -2048, 2047)).all()
+    table = dicom_files.table(np.arange(4096)[::-1] // 4, bits=10)
+    found = dicom_image(tmp_path, DEEP, VOILUTSequence=[table])
+    assert (found == displayed((4095 - DEEP) // 4, 0, 1023)).all()
+
+
+def test_a_dicom_in_colour_and_one_without_a_suffix(tmp_path):
+    colour = RNG.integers(256, size=(28, 28, 3), dtype=np.uint8)
+    dicom_files.write(tmp_path / "ann/1.dcm", colour)
+    dicom_files.write(tmp_path / "ann/IM0002", DEEP)
+    images = load(f"folder:{tmp_path}", **ONE).images
+    assert (images[0] == colour.transpose(2, 0, 1)).all()
+    assert (images[1, 0] == images[1, 2]).all()
+
+
+# ------------------------------------------------------------------ bad files
+
+
+def half(path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def compressed(path):
+    """A file of JPEG Lossless, for which pydicom alone has no codec."""
+    made = dicom_files.dataset(DEEP)
+    made.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLosslessSV1
+    made.PixelData = pydicom.encaps.encapsulate([b"\xff\xd8\xff\xc3" + bytes(64)])
+    made["PixelData"].VR = "OB"
+    made.save_as(path, enforce_file_format=True)
+
+
+BAD = {
+    "truncated": (half, {}, "cannot be read as DICOM"),
+    "compressed": (compressed, {}, "JPEG Lossless.* pylibjpeg"),
+    "empty": (lambda path: path.write_bytes(b""), {}, "is empty"),
+    "in colour": (
+        lambda path: dicom_files.write(path, np.dstack([WIDE, WIDE, 255 - WIDE])),
+        {"image_channels": 1},
+        "is in colour; give --image-channels 3",
+    ),
+    "of 16 bits": (
+        lambda path: Image.fromarray(DEEP).save(path, "PNG"),
+        {},
+        "has 16 bits.* --window",
+    ),
+    "of frames": (
+        lambda path: dicom_files.write(path, DEEP, NumberOfFrames=3),
+        {},
+        "NumberOfFrames",
+    ),
+    "of a palette": (
+        lambda p: dicom_files.write(p, DEEP, PhotometricInterpretation="PALETTE COLOR"),
+        {},
+        "PhotometricInterpretation",
+    ),
+    "of no picture": (
+        lambda path: dicom_files.write(path, DEEP, PixelData=None),
+        {},
+        "PixelData",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_file_is_refused_by_its_name(tmp_path, bad):
+    spoil, settings, words = BAD[bad]
+    spoil(dicom_files.write(tmp_path / "ann/1.dcm", DEEP))
+    said = refused(rf"ann/1\.dcm: .*{words}", f"folder:{tmp_path}", **ONE, **settings)
+    assert "\n" not in said
+
+
+def test_patients_of_files_and_owners_of_folders_must_agree(tmp_path):
+    dicom_files.write(tmp_path / "ann/1.dcm", DEEP, PatientID="secret-1")
+    dicom_files.write(tmp_path / "ann/2.dcm", DEEP, PatientID="secret-2")
+    two_in_one = refused(r"ann/2\.dcm: .*PatientID.*'ann'", f"folder:{tmp_path}")
+    dicom_files.write(tmp_path / "ann/2.dcm", DEEP, PatientID="secret-1")
+    dicom_files.write(tmp_path / "bob/1.dcm", DEEP, PatientID="secret-1")
+    one_in_two = refused(r"bob/1\.dcm: .*PatientID.*'bob'", f"folder:{tmp_path}")
+    assert "secret" not in two_in_one + one_in_two
+    dicom_files.write(tmp_path / "bob/1.dcm", DEEP, PatientID="")
+    assert load(f"folder:{tmp_path}").client_names == ("ann", "bob")
+
+
+def test_without_pydicom_the_extra_is_named(tmp_path, monkeypatch):
+    dicom_files.write(tmp_path / "ann/1.dcm", DEEP)
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    refused(r"ann/1\.dcm: needs pydicom; .*fedgs\[dicom\]", f"folder:{tmp_path}", **ONE)
+
+
+# ------------------------------------------------------------------ independence
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"normalize": True}, {"window": "100,900"}, {"fit": "crop"}],
+    ids=lambda settings: " ".join(settings) or "default",
+)
+def test_what_another_owner_has_moves_no_pixel(tmp_path, settings):
+    """Bob has other bits, another range, window and size; ann's image stays."""
+    found = set()
+    others = {
+        "dark": (BLANK, {}),
+        "bright": (BLANK + 4095, {"WindowCenter": 9, "WindowWidth": 3}),
+        "inverted": (DEEP, {"PhotometricInterpretation": "MONOCHROME1"}),
+        "large": (np.tile(DEEP, (2, 3)), {"RescaleSlope": 9, "RescaleIntercept": 1}),
+    }
+    for name, (pixels, fields) in others.items():
+        root = tmp_path / name
+        dicom_files.write(root / "ann/1.dcm", DEEP[:20])
+        dicom_files.write(root / "bob/1.dcm", pixels, **fields)
+        data = load(f"folder:{root}", image_size=16, **settings)
+        found.add(data.images[data.client_records[0]].tobytes())
+    assert len(found) == 1
+
+
+# ------------------------------------------------------------------ the command
+
+
+def test_inspect_says_what_was_done(fedgs, tmp_path):
+    save(tmp_path / "in/ann/1.png", WIDE)
+    dicom_files.write(tmp_path / "in/bob/1.dcm", DEEP)
+    asked = ["data", "inspect", f"folder:{tmp_path / 'in'}"]
+    asked += plain_flags(sheet=tmp_path / "sheet.png", image_size=28, fit="crop")
+    pictures = json.loads(printed(fedgs(*asked, "--json")))["pictures"]
+    assert pictures["sizes"] == {"40 x 28": 1, "28 x 28": 1}
+    assert pictures["values"] == {"8 bits": 1, "DICOM, 12 bits": 1}
+    assert (pictures["not_square"], pictures["fit"]) == (1, "crop")
+    assert (pictures["window"], pictures["normalize"]) == (None, False)
+    shown = printed(fedgs(*asked, "--normalize"))
+    assert re.search("not square .*1, --fit crop", shown)
+    assert "--normalize" in shown
+    (tmp_path / "in/bob/1.dcm").write_bytes(b"")
+    refused_by_command(fedgs(*asked), ".*1.dcm: is empty")
