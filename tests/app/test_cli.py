@@ -170,7 +170,7 @@ def test_a_run_without_output_is_accused_and_goes_on_after_an_interrupt(
     assert (config.data, config.output) == (f"npz:{tmp_path}/tiny.npz", str(path))
     out = printed(fedgs("resume", path), "")
     assert "round 3 of 3" in out
-    assert "epsilon      none to quote: NO GUARANTEE; noise seeded: not private" in out
+    assert "Privacy:     none; NO GUARANTEE; noise seeded: not private" in out
     assert generator(path) == generator(trained)
     before = tree(path)
     assert "is finished" in printed(fedgs("resume", path))

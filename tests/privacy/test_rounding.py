@@ -55,6 +55,7 @@ def label(**own: object) -> dict:
         "adversary": "release",
         "unit_of_privacy": "one client",
         "who_sees_what": [who],
+        "public": ["10 clients"],
         "audited_bound": bound,
     } | own
 
@@ -64,7 +65,8 @@ def test_every_place_that_tells_an_epsilon_rounds_it_up():
     told = [
         privacy._number(row),
         words.stated(EPSILON),
-        run_outcome.to_quote(label()),
+        "\n".join(privacy.explained(label())),
+        run_outcome.protection(label()),
         to_outsiders(label()),
         in_words(EPSILON, "epsilon"),
     ]

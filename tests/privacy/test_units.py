@@ -17,6 +17,7 @@ from experiments.baselines import dp_sgd
 from experiments.baselines.baseline import Facts
 from experiments.baselines.central_dp_merf import CentralDPMerf, CentralDPMerfSettings
 from fedgs.app.commands import forecast, run_outcome
+from fedgs.app.commands.privacy import explained
 from fedgs.audit.mechanism import claims_of_one_round
 from fedgs.config.recipes import RECIPES, configure, overridden, recipe
 from fedgs.config.run_config import RunConfig
@@ -119,7 +120,8 @@ def test_a_program_and_the_command_line_agree_on_records(tmp_path, fedgs):
     assert [*label["who_sees_what"][0]["epsilon"]] == ["replace-one"]
     told = "unit: one record (an image with its label)"
     assert told in repr(run)
-    assert told in run_outcome.to_quote(label)
+    assert told in explained(label)[0]
+    assert told.removeprefix("unit: ") in run_outcome.protection(label)
     given = SMALL | RECORD | ZERO_OUT | {"output": tmp_path / "no"}
     assert_refused("relation = 'zero-out':", library.train, IMAGES, **given)
     npz = tmp_path / "a.npz"
@@ -278,7 +280,6 @@ OF_FILE = "public data: the images of a file of the run's owner belong to nobody
 def test_unit_and_public_numbers_stand_wherever_an_epsilon_does(counted, fedgs):
     config = RunFolder.open(counted).config
     label, run = privacy_label(counted), library.load(counted)
-    run_outcome.show_end(counted)
     code, columns, told = fedgs("privacy", "of", counted, "--csv")
     assert code == 0
     heads = next(csv.reader(io.StringIO(columns)))[1:]
@@ -304,11 +305,17 @@ def data():
     )
 
 
-def test_the_end_of_a_training_tells_unit_and_public_numbers(counted, capsys):
+def test_the_end_of_a_training_tells_the_unit_and_where_the_rest_is(
+    counted, capsys, fedgs
+):
     run_outcome.show_end(counted)
     out = capsys.readouterr().out
-    for words in (f"unit: {OWNER}): whether {OWNER} ", PUBLIC, OF_FILE, "6 clients, 3"):
-        assert words in out
+    assert out.count("\n") <= 5
+    assert f"for {OWNER}" in out
+    assert f"fedgs privacy of {counted}" in out
+    told = printed(fedgs("privacy", "of", counted))
+    for words in (f"unit: {OWNER})", f"whether {OWNER} ", PUBLIC, OF_FILE, "6 clients"):
+        assert words in told
 
 
 def test_no_name_of_a_file_is_published(counted, tmp_path, fedgs):

@@ -10,9 +10,13 @@ import typer
 from fedgs.app.flags import ConfigOption, JsonOption, RecipeOption, settings_flags
 from fedgs.errors import UserError, reject
 from fedgs.privacy.accountant import Statement
+from fedgs.privacy_label import privacy_label
 from fedgs.runs.run_folder import is_baseline
 
-app = typer.Typer(no_args_is_help=True, help="Say what runs cost in privacy.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Tell what privacy a run costs: one that was trained, or a planned one.",
+)
 
 # The settings that a plan needs most.
 PLANNED = (
@@ -25,13 +29,20 @@ PLANNED = (
     "delta",
     "adversary",
 )
-OF_BASELINE = "RUN is of `fedgs baseline`; leave out"
+OF_BASELINE = "RUN is a run of `fedgs baseline`, which has no such question; leave out"
 AtEpsilonOption = Annotated[
-    float | None, typer.Option(help="Print delta at this epsilon instead.")
+    float | None,
+    typer.Option(
+        help="Print the delta at this epsilon, such as 5, instead of epsilon at delta."
+    ),
 ]
 ColludingOption = Annotated[
     int,
-    typer.Option(help="Number of nodes whose noise the secagg adversary knows.", min=0),
+    typer.Option(
+        help="Number of nodes that conspire with the server under secure aggregation: "
+        "it knows their noise.",
+        min=0,
+    ),
 ]
 
 
@@ -47,10 +58,15 @@ def _print(stated: Sequence[Statement], as_json: bool) -> None:
 @app.command("of")
 def of_runs(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run folders, on the same clients.")
+        list[Path],
+        typer.Argument(help="Run folders; several must be on the same clients."),
     ],
     delta: Annotated[
-        float | None, typer.Option(help="Default: the run's own.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Delta of the epsilons, such as 1e-6. Default: the run's own.",
+            show_default=False,
+        ),
     ] = None,
     at_epsilon: AtEpsilonOption = None,
     colluding_nodes: ColludingOption = 0,
@@ -63,11 +79,19 @@ def of_runs(
         ),
     ] = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print RUN's epsilons after each round.")
+        bool,
+        typer.Option(
+            "--csv", help="Print the run's epsilons after each round, as CSV."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print every epsilon of one run, or of several on the same clients together."""
+    """Explain what a run guarantees, and print its epsilon against each adversary.
+
+    Several runs are counted together: what they cost the same clients in sum.
+
+    Example: fedgs privacy of runs/mine
+    """
     from fedgs.app.commands import privacy as report
     from fedgs.runs import epsilons
 
@@ -79,16 +103,22 @@ def of_runs(
     if as_csv:
         more = {"json": as_json or None, "same_clients": same_clients or None}
         # Its columns are the run's own epsilons; the flags ask for something else.
-        reject(others | settings | more, "--csv states RUN as it is; leave out")
+        why = "--csv prints the run's own epsilons only; leave out"
+        reject(others | settings | more, why)
         report.show_by_round(runs)
-    elif any(map(is_baseline, runs)):
+        return
+    if any(map(is_baseline, runs)):
         reject(others, OF_BASELINE)
-        _print(report.of_baseline(runs, delta), as_json)
+        stated = report.of_baseline(runs, delta)
     else:
         stated = epsilons.of_runs(
             runs, settings, at_epsilon, same_clients, colluding_nodes
         )
-        _print(stated, as_json)
+    # In words only the one epsilon that a run is for, not what the flags ask instead.
+    is_own = at_epsilon is None and delta is None and not colluding_nodes
+    if len(runs) == 1 and is_own and not as_json:
+        report.explain(privacy_label(runs[0]))
+    _print(stated, as_json)
 
 
 @app.command()
@@ -102,7 +132,7 @@ def plan(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Print every epsilon of planned settings, or the noise that a target needs.
+    """Print the epsilons of a planned run, or the noise that a target epsilon needs.
 
     Example: fedgs privacy plan --num-clients 500 --target-epsilon 3
     """
@@ -128,7 +158,7 @@ def rounds(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Print the largest number of rounds that fits a target with a given noise.
+    """Print how many rounds fit into a target epsilon with a given noise.
 
     Example: fedgs privacy rounds --recipe gs-wgan --num-clients 500
     --noise-multiplier 2 --target-epsilon 10
@@ -139,7 +169,7 @@ def rounds(
     for name in ("noise_multiplier", "target_epsilon"):
         if name not in settings:
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{name} is unset: give {flag}, the rounds follow from it")
+            raise UserError(f"{name} is unset: the rounds follow from it; give {flag}")
     stated = report.of_settings(
         recipe,
         config,

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import string
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,32 @@ from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
-from fedgs.privacy.accountant import AS_PUBLISHED, VALID, Statement, statements
+from fedgs.privacy.accountant import (
+    AS_PUBLISHED,
+    CHANGES,
+    VALID,
+    Statement,
+    statements,
+)
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.gaussian import LEAST_DELTA
 from fedgs.privacy.oracle import as_published
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.rounding import upper
 from fedgs.privacy.selection_cost import Target
+from fedgs.runs.data_card import to_outsiders
 from fedgs.runs.epsilons import by_round, with_cohort_condition
 from fedgs.runs.run_folder import RunFolder, is_baseline
 
 LAST_COLUMNS = ("guarantee", "theorem")
+MOST_EXPONENT = 100.0  # beyond it a factor is no number to print
+# What an epsilon is about, by adversary.
+SEEN_BY = {
+    "release": "is computed from the published generators",
+    "server": "the server computes from all that it receives",
+    "secagg": "the server computes from the sums that it receives",
+    "unmasked": "the server computes if the masks fail",
+}
 
 # ------------------------------------------------------------------ a plan
 
@@ -188,7 +203,8 @@ def show_by_round(runs: Sequence[Path]) -> None:
         lines.append(line)
     # Standard output is the CSV alone; what it holds under is said beside it.
     if folder.config.amplification:
-        say("without amplification by sampling", is_error=True)
+        text = "These epsilons do not count amplification by sampling."
+        say(text, is_error=True)
     for condition in folder.config.public_conditions:
         say(condition, is_error=True)
     # Later rounds may have rows that earlier ones lack, but not the other way round.
@@ -201,17 +217,63 @@ def show_by_round(runs: Sequence[Path]) -> None:
     table.writerows(lines)
 
 
+# ------------------------------------------------------------------ in words
+
+
+def explain(label: Mapping[str, Any]) -> None:
+    """Prints what the one epsilon of a run means, in sentences.
+
+    Args:
+        label: of the run; see `fedgs.privacy_label`.
+    """
+    for line in explained(label):
+        say(line)
+
+
+def explained(label: Mapping[str, Any]) -> list[str]:
+    """Returns what the one epsilon of a run means: a sentence an item.
+
+    Args:
+        label: of the run; see `fedgs.privacy_label`.
+    """
+    epsilon = label["epsilon"]
+    if epsilon is None:
+        return [f"This run has no epsilon to quote: {label['guarantee']}."]
+    adversary = label["adversary"]
+    relation = label["relation"]
+    unit = label["unit_of_privacy"]
+    delta = upper(label["delta"], 6)
+    if epsilon < MOST_EXPONENT:
+        factor = f"{upper(math.exp(epsilon), 3)} (e^epsilon)"
+    else:
+        factor = "e^epsilon"
+    lines = [
+        f"epsilon {upper(epsilon)} (adversary {adversary}, {relation}, delta {delta}, "
+        f"unit: {unit})",
+        f"This means: whether {unit} {CHANGES[relation]} changes the probability of "
+        f"anything that {SEEN_BY[adversary]} by a factor of at most {factor}, plus "
+        f"{delta} (delta). A smaller epsilon protects more.",
+        f"In public: {to_outsiders(label)}.",
+    ]
+    # Without its first part, which says only that there is a guarantee: so do these.
+    caveats = label["guarantee"].split("; ")[1:]
+    if caveats:
+        lines.append(f"Please note: {'; '.join(caveats)}.")
+    lines.append(f"Not protected, because public: {'; '.join(label['public'])}.")
+    return lines
+
+
 # ------------------------------------------------------------------ the table
 
 
 def show(statements: Sequence[Statement]) -> None:
     """Prints tables, and below them the conditions of their rows."""
     if not statements:
-        say("epsilon: none; the method guarantees nothing")
+        say("There is no epsilon: this method guarantees nothing.")
         return
     for table in tables(statements):
         table.show()
-    say("No row holds without its conditions:")
+    say("Each row holds only under these conditions (of the adversaries in brackets):")
     for condition in conditions_of(statements):
         say(f"- {condition}")
 

@@ -1,6 +1,5 @@
 """How commands that work for long begin and end: a new folder, and what continues."""
 
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,20 +15,18 @@ from fedgs.app.flags import INTERRUPTED
 from fedgs.app.tables import folded
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, refused_by_system, wrap_error
-from fedgs.privacy.accountant import CHANGES
 from fedgs.privacy.rounding import upper
 from fedgs.privacy_label import privacy_label
 from fedgs.round.run import RunStopped
-from fedgs.runs.data_card import to_outsiders
-from fedgs.runs.run_folder import RunFolder, check_free
+from fedgs.runs.run_folder import check_free
 from server.launch.control import FlowerFailed
 
-MOST_EXPONENT = 100.0  # beyond it a factor is no number to print
-SEEN_BY = {
-    "release": "is computed from the published generators",
-    "server": "the server computes from all that it receives",
-    "secagg": "the server computes from the sums that it receives",
-    "unmasked": "the server computes if the masks fail",
+# Against whom an epsilon holds, to be read after "against".
+AGAINST = {
+    "release": "everybody who sees only what is published",
+    "server": "a server that sees every answer",
+    "secagg": "a server that sees only sums of answers",
+    "unmasked": "a server that sees every answer because the masks failed",
 }
 
 
@@ -125,7 +122,7 @@ def near(path: Path) -> Path:
 
 
 def show_end(path: Path, typed: str = "") -> None:
-    """Prints how a training ends: the picture, the one epsilon, where the rest is.
+    """Prints how a training ends: the picture, the one epsilon, what to do next.
 
     Args:
         path: of the run folder.
@@ -133,21 +130,32 @@ def show_end(path: Path, typed: str = "") -> None:
     """
     grids = sorted((path / "samples").glob("*.png"))
     for grid in grids[-1:]:  # none where the disk was full
-        say(f"sample grid  {grid}")
-    folder = RunFolder.open(path)
-    ratios: dict[int, float] = {}
-    for line in folder.metrics():
-        ratio = line.get("signal_to_noise")
-        if ratio is not None:  # without noise there is none
-            ratios[line["round"]] = ratio
-    if ratios:
-        say(f"signal/noise {in_words(folder.config, ratios)}, in power")
+        say(f"Samples:     {grid}")
     label = privacy_label(path, typed)
-    say(f"epsilon      {to_quote(label)}")
-    say(f"public       {'; '.join(label['public'])}")
-    say(f"run folder   {path}")
-    say(f"to publish   fedgs publish {path} -o FOLDER; the run folder is yours alone")
-    say(f"all of it    fedgs report {path} -o report.html")
+    say(f"Privacy:     {protection(label)}; details: fedgs privacy of {path}")
+    say(f"Run folder:  {path}; keep it to yourself, for it holds private files")
+    say(f"To publish:  fedgs publish {path} -o FOLDER")
+    say(f"Report:      fedgs report {path} -o report.html")
+
+
+def protection(label: Mapping[str, Any]) -> str:
+    """Returns who is protected against whom, and how much, for a layman.
+
+    Args:
+        label: of the run; see `fedgs.privacy_label`.
+    """
+    epsilon = label["epsilon"]
+    if epsilon is None:
+        return f"none; {label['guarantee']}"
+    against = AGAINST[label["adversary"]]
+    unit = label["unit_of_privacy"]
+    text = (
+        f"epsilon {upper(epsilon)} for {unit}, against {against} (a smaller epsilon "
+        "protects more)"
+    )
+    # Without its first part, which says only that there is a guarantee: so does `text`.
+    caveats = label["guarantee"].split("; ")[1:]
+    return "; ".join([text, *caveats])
 
 
 def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
@@ -169,27 +177,3 @@ def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
         found.setdefault(kind, []).append(ratio)
     means = {kind: fmean(own) for kind, own in found.items()}
     return ", ".join(f"{kind} {mean:.3g}" for kind, mean in means.items())
-
-
-def to_quote(label: Mapping[str, Any]) -> str:
-    """Returns the epsilon of a run's own adversary and relation, and what it means."""
-    epsilon = label["epsilon"]
-    if epsilon is None:
-        return f"none to quote: {label['guarantee']}"
-    adversary = label["adversary"]
-    relation = label["relation"]
-    unit = label["unit_of_privacy"]
-    delta = upper(label["delta"], 6)
-    change = f"{unit} {CHANGES[relation]}"
-    if epsilon < MOST_EXPONENT:
-        factor = upper(math.exp(epsilon), 3)
-    else:
-        factor = "e^epsilon"
-    text = (
-        f"{upper(epsilon)} (adversary {adversary}, {relation}, delta {delta}, unit: "
-        f"{unit}): whether {change} changes the probability of anything that "
-        f"{SEEN_BY[adversary]} at most by a factor of {factor}, plus {delta}"
-    )
-    # Without its first part, which says only that there is a guarantee: so does `text`.
-    caveats = label["guarantee"].split("; ")[1:]
-    return "; ".join([text, to_outsiders(label), *caveats])

@@ -15,7 +15,8 @@ from command_line import printed, refused
 from experiments.baselines import BASELINES
 from experiments.baselines.baseline import Baseline
 from experiments.baselines.baseline_run import CURATOR, open_run
-from fedgs.app.commands.run_outcome import to_quote
+from fedgs.app.commands.privacy import explained
+from fedgs.app.commands.run_outcome import protection
 from fedgs.config.fields import flag
 from fedgs.config.method_settings import settings_with
 from fedgs.data.federated import to_float
@@ -197,9 +198,10 @@ def test_the_label_and_the_epsilon_to_quote_are_of_the_valid_line(run, class_mea
     none = privacy_label(run)
     assert none["guarantee"] == f"{NO_GUARANTEE}; the method claims none"
     assert (none["epsilon"], none["who_sees_what"]) == (None, [])
-    assert to_quote(none) == f"none to quote: {none['guarantee']}"
-    said = to_quote(label)
-    assert re.match(r"(8|7\.99\d) \(adversary release, zero-out, delta 1e-05, ", said)
+    assert protection(none) == f"none; {none['guarantee']}"
+    assert re.match(r"epsilon (8|7\.99\d) for one shard", protection(label))
+    said = explained(label)[0]
+    assert "(adversary release, zero-out, delta 1e-05, " in said
 
 
 def test_the_audit_of_the_methods_release_holds_and_comes_near(fedgs, class_means):

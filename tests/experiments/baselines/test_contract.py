@@ -15,7 +15,7 @@ from experiments.baselines import BASELINES, dp_sgd
 from experiments.baselines.baseline import SECRET
 from experiments.baselines.baseline_run import NUMBER, capped, open_run
 from experiments.baselines.loop import BaselineLedger, BaselineRelease
-from fedgs.app.commands.run_outcome import to_quote
+from fedgs.app.commands.run_outcome import protection
 from fedgs.data.load import load_data
 from fedgs.files import read_tensors
 from fedgs.privacy.accountant import CHANGES, SEEDED
@@ -154,7 +154,7 @@ def test_guarantees_are_of_the_ledger_and_name_the_methods_unit(name, finished):
         assert {f"noise: {SEEDED}", NUMBER} <= {*row.conditions}
     label = privacy_label(run.folder.path)
     assert label["guarantee"] == f"{NO_GUARANTEE}; noise {SEEDED}"
-    assert to_quote(label) == f"none to quote: {NO_GUARANTEE}; noise {SEEDED}"
+    assert protection(label) == f"none; {NO_GUARANTEE}; noise {SEEDED}"
     released = list(run.events)
 
     def epsilons(events):
