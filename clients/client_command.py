@@ -38,24 +38,30 @@ class ClientOptions(Access):
         settings: more of its data: data_dir, background, device, ...
     """
 
-    name: str = flag(MISSING, "As registered at the server.", metavar="")
-    data: str = flag(MISSING, "This client's own, as --data of train.")
-    key: Path | None = flag(None, "Private key of this client, NAME.key.")
+    name: str = flag(
+        MISSING, "Name of this client, as it is registered at the server.", metavar=""
+    )
+    data: str = flag(
+        MISSING, "Images of this client, written as for --data of `fedgs train`."
+    )
+    key: Path | None = flag(None, "Private key of this client: the file NAME.key.")
     state: Path | None = flag(
         None,
-        "Discriminators, own count; fedgs-client-NAME when unset.",
+        "Folder for what the client has to remember: its discriminators, and the "
+        "count of what it has released. Default: fedgs-client-NAME.",
         names=("--state-dir",),
     )
-    limits: Path | None = flag(None, "TOML file of what this client agrees to.")
+    limits: Path | None = flag(None, "TOML file that lists what this client permits.")
     peers: Path | None = flag(
         None,
-        "Folder with NAME.pub of the other clients: answers under masks only, in "
-        "runs with --secure-aggregation.",
+        "Folder with the public keys (NAME.pub) of the other clients. With it, this "
+        "client takes part only in runs with --secure-aggregation, whose masks hide "
+        "its answers.",
     )
     min_peers: int | None = flag(
         None,
-        "Nodes, this one included, that a sum under masks needs; all of --peers and "
-        "this one when unset.",
+        "Smallest number of nodes, this one included, whose answers may be summed "
+        "under masks. Default: all of --peers and this one.",
         at_least=2,
     )
     log_json: Path | None = flag(None, LOG_JSON)

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from experiments.baselines.baseline import Baseline
 
 LIST_NOTE = (
-    "By default settings; `fedgs baseline NAME --help` lists them. Who runs them sees "
-    "all images. A method of your own: module:object (docs/baselines.md)."
+    "The units are those of the default settings, which `fedgs baseline NAME --help` "
+    "lists. Whoever runs a method sees all images. To use a method of your own, give "
+    "module:object (docs/baselines.md)."
 )
 
 
@@ -44,7 +45,7 @@ class Methods(TyperGroup):
 app = typer.Typer(
     cls=Methods,
     no_args_is_help=True,
-    help="Train a method that others published, on the same data, in the same folders.",
+    help="Train a method that others published, on the same data as `fedgs train`.",
 )
 
 
@@ -62,7 +63,9 @@ def options(
     list_all: Annotated[
         bool,
         eager(
-            "--list", "Print the methods: unit, who is trusted, title.", _list_methods
+            "--list",
+            "Print the methods with the unit of privacy of each.",
+            _list_methods,
         ),
     ] = False,
 ) -> None:

@@ -15,9 +15,10 @@ from fedgs.app.flags import JsonOption, request_flags, settings_flags
 @settings_flags(*OF_DATA)
 @request_flags(CompareRequest)
 def compare(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Train and compare all methods at every epsilon; what is stored is printed.
+    """Train all methods at several epsilons, and print a table of their scores.
 
-    --data, and how it is read, is for a data set of your own in place of the three.
+    Results that are stored already are not computed again. With --data, the
+    methods are compared on your data instead of three public data sets.
     """
     request = CompareRequest(**given)
     # Loads torch.
@@ -26,8 +27,12 @@ def compare(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     compare(request, settings)
 
 
-def bench(device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu") -> None:
-    """Measure the speed of this machine; nothing is kept."""
+def bench(
+    device: Annotated[
+        str, typer.Option(help="Processor to measure: cpu or cuda.")
+    ] = "cpu",
+) -> None:
+    """Measure how fast this machine trains. Nothing is written."""
     # Loads torch.
     from experiments.speed.bench import bench as measure
 
@@ -35,7 +40,7 @@ def bench(device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu") -> 
 
 
 def reproduce(as_json: JsonOption = False) -> None:
-    """Recompute the numbers of the analysis, and compare them with the paper's."""
+    """Recompute the paper's privacy numbers, and compare them with the printed ones."""
     from experiments.paper import reproduce as reproduction
 
     reproduction.main(as_json)

@@ -34,8 +34,8 @@ QUIET = {
 # for what it reads is held twice before anybody can look at it.
 MOST_ANSWER_BYTES = 2**26
 FLOWER_REMEDY = "install the flwr that fedgs' uv.lock names"
-INSECURE = "No TLS, no authentication; on one machine only."
-LOG_JSON = "Append events as JSON lines: who, round, outcome, duration."
+INSECURE = "Use neither encryption nor authentication; on one machine only."
+LOG_JSON = "File to append events to as JSON lines: node, round, outcome, duration."
 THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _LABEL = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 # If the last label is a number, the name is an IP address in some other notation.
@@ -51,8 +51,8 @@ _ADDRESS_RULE = (
 class Access:
     """How a server is reached: its address, and the authority unless insecure."""
 
-    server: str = flag(MISSING, "HOST:PORT or [IPV6]:PORT of the server.")
-    ca: Path | None = flag(None, "Certificate of the authority, ca.crt.")
+    server: str = flag(MISSING, "Address of the server: HOST:PORT or [IPV6]:PORT.")
+    ca: Path | None = flag(None, "Certificate of the authority: the file ca.crt.")
     insecure: bool = flag(False, INSECURE)
 
     def __post_init__(self) -> None:

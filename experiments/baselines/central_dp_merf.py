@@ -62,18 +62,24 @@ class CentralDPMerfSettings:
     """Settings of both methods; those without a flag are of the published code."""
 
     noise_multiplier: float | None = flag(
-        None, "Noise of a sum of vectors of norm 1 / 2, as in `fedgs train`.", **NOISE
+        None,
+        "Standard deviation of the noise on a sum of vectors of norm 1 / 2, as in"
+        " `fedgs train`.",
+        **NOISE,
     )
-    num_features: int = flag(10_000, "Random features D, even.", at_least=2)
+    num_features: int = flag(
+        10_000, "Number of random features (D); an even number.", at_least=2
+    )
     # s of the features' kernel:
     kernel_variance: float = entry(105.0, at_least=1e-6, at_most=1e6)
     release: str = flag(
         "once",
-        "Release all data's embedding once, or one of a batch at every step.",
+        "Release to make: the embedding of all data once, or that of a batch at every"
+        " step.",
         choices=("once", "batches"),
     )
     sampling_rate: float = entry(1 / 120, above=0, at_most=1)  # of an image, by batches
-    generator_steps: int = flag(3000, "Steps of the generator.", at_least=1)
+    generator_steps: int = flag(3000, "Number of steps of the generator.", at_least=1)
     fakes_per_step: int = entry(100, at_least=1)
 
     @property
@@ -106,7 +112,9 @@ class AutoencoderDPMerfSettings(CentralDPMerfSettings):
     release: str = entry("batches", choices=("batches",))
     generator_steps: int = again(CentralDPMerfSettings, "generator_steps", 840)
     fakes_per_step: int = again(CentralDPMerfSettings, "fakes_per_step", 500)
-    autoencoder_steps: int = flag(1200, "Steps of the autoencoder.", at_least=1)
+    autoencoder_steps: int = flag(
+        1200, "Number of steps of the autoencoder.", at_least=1
+    )
     # Its noise / its clip bound, set by a target; else noise_multiplier, as published.
     autoencoder_noise: float | None = entry(None, **NOISE)
     autoencoder_learning_rate: float = entry(1e-3, above=0)

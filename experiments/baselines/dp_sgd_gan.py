@@ -57,13 +57,20 @@ class DPSGDGanSettings:
     """What `dp-sgd-gan` is asked for; learning rates are RunConfig's."""
 
     noise_per_clip: float | None = flag(
-        None, "Noise sigma / clip bound of the discriminator's gradients.", **NOISE
+        None,
+        "Noise on the discriminator's gradients: its standard deviation divided "
+        "by the clip bound.",
+        **NOISE,
     )
-    clip: float = flag(1.1, "Clip bound of an image's gradient.", above=0)
-    expected_batch: int = flag(600, "Images of a Poisson batch on average.", at_least=1)
-    steps: int = flag(30_000, "Steps of the discriminator: releases.", at_least=1)
+    clip: float = flag(1.1, "Clip bound of the gradient of one image.", above=0)
+    expected_batch: int = flag(
+        600, "Average number of images in a Poisson batch.", at_least=1
+    )
+    steps: int = flag(
+        30_000, "Number of steps of the discriminator; each is a release.", at_least=1
+    )
     steps_per_generator_step: int = flag(
-        1, "Discriminator steps for one of the generator.", at_least=1
+        1, "Number of discriminator steps for each step of the generator.", at_least=1
     )
     optimizer: str = entry("sgd", choices=("sgd", "adam"))  # of the discriminator
     beta1: float = entry(0.9, at_least=0, below=1)  # of Adam, for both networks

@@ -78,7 +78,10 @@ class GPateSettings(TeacherSettings):
     vote_threshold: float = entry(0.5, at_least=0, at_most=1)  # share of the top bin
     threshold_ratio: float = entry(6.0, above=0)  # noise of threshold / of a count
     answer_noise: float = flag(
-        100.0, "Noise of a count, std in votes; set by a target.", **NOISE
+        100.0,
+        "Standard deviation of the noise on a count of votes. A target epsilon "
+        "sets it.",
+        **NOISE,
     )
 
 

@@ -82,7 +82,8 @@ class PateGanSettings(TeacherSettings):
     student_steps: int = entry(1, at_least=1)  # n_S, of the student per step
     inverse_noise: float = flag(
         1.0,
-        "lambda: counts get Laplace noise of scale 1 / lambda; set by a target.",
+        "Inverse scale (lambda) of the Laplace noise on counts. A target epsilon sets"
+        " it.",
         at_least=1e-100,
         at_most=1e100,
     )

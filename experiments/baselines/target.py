@@ -51,12 +51,16 @@ class BaselineRequest:
     """What a baseline's run is asked for, beside the settings of the method."""
 
     target_epsilon: float | None = flag(
-        None, "Find the noise for this epsilon, in the method's own unit.", above=0
+        None,
+        "Privacy budget (epsilon) of the whole run, in the method's own unit. It "
+        "sets the noise.",
+        above=0,
     )
     max_images_per_user: int | None = flag(
         None,
-        "Drop images of a user over this public number, so that a record-level method "
-        "can state an epsilon of users, by group privacy.",
+        "Largest number of images of one user; further ones are not used. It lets a "
+        "method that protects single images state an epsilon for users. It must be "
+        "public.",
         at_least=1,
     )
 

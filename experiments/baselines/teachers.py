@@ -51,16 +51,18 @@ class TeacherSettings:
         UserError: a value outside its range.
     """
 
-    steps: int = flag(100, "Steps of the generator.", at_least=1)
+    steps: int = flag(100, "Number of steps of the generator.", at_least=1)
     teacher_steps: int = entry(1, at_least=1)  # of each teacher per step
     teacher_batch_size: int = entry(64, at_least=1)  # its real and fake images
     fakes_per_step: int = entry(256, at_least=1)  # that teachers learn from
     learning_rate: float = entry(1e-3, above=0)  # of Adam, for all networks
-    batch_size: int = flag(64, "B, fakes that teachers vote on.", at_least=1)
+    batch_size: int = flag(
+        64, "Number of fake images that teachers vote on in a step (B).", at_least=1
+    )
     reveal_votes: bool = flag(
         False,
-        "Write the accountant's sums as published into the ledger. They read the "
-        "votes: the run folder is private then.",
+        "Write the accountant's sums, computed as published, into the ledger. They "
+        "depend on the votes, so the run folder is then private.",
     )
 
 

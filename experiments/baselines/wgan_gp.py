@@ -38,14 +38,18 @@ _NOT_PRIVATE_STEP = "not-private"  # a step that read private images and added n
 class WganGpSettings:
     """What wgan-gp can be told; the rest are settings of `RunConfig`."""
 
-    steps: int = flag(20_000, "Updates of the generator.", at_least=1)
+    steps: int = flag(20_000, "Number of updates of the generator.", at_least=1)
     discriminator_steps: int = entry(5, at_least=1)  # n_dis
     batch_size: int = flag(
-        50, "Real and fake images of a discriminator step, and of a query.", at_least=1
+        50,
+        "Number of real and of fake images in a discriminator step, and in a query.",
+        at_least=1,
     )
-    learning_rate: float = flag(1e-4, "Adam's step size of both networks.", above=0)
+    learning_rate: float = flag(
+        1e-4, "Step size of the optimizer of both networks.", above=0
+    )
     ema_decay: float = flag(
-        0.999, "Decay of the averaged generator.", at_least=0, below=1
+        0.999, "Decay of the generator's moving average.", at_least=0, below=1
     )
 
 

@@ -23,14 +23,17 @@ class CompareRequest(TableRequest):
         UserError: an unknown metric.
     """
 
-    only: str = flag("", "Regular expression: the cells with such a name.")
-    output: Path = flag(Path("runs/compare"), "Its folder.")
+    only: str = flag(
+        "", "Regular expression; only cells with a matching name are computed."
+    )
+    output: Path = flag(Path("runs/compare"), "Folder of the results.")
     metrics: tuple[str, ...] = flag(
         ("cnn",),
-        "Of cnn (accuracy of a CNN), images (FID), classifiers (the thirteen; hours).",
+        "Scores to compute, separated by commas: cnn (accuracy of a CNN), images "
+        "(FID), classifiers (thirteen of them; takes hours).",
     )
     method: tuple[str, ...] = flag(
-        (), "More methods of fedgs baseline, each as module:object."
+        (), "Further methods, each as module:object as for `fedgs baseline`."
     )
 
     def __post_init__(self) -> None:

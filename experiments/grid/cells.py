@@ -166,9 +166,13 @@ class TableRequest:
         metrics: keys of `experiments.grid.runs.SCORES_OF_METRICS`.
     """
 
-    seeds: tuple[str, ...] = flag(("0", "1", "2"), "Of each row, at most.")
-    full: bool = flag(False, "Reduce no setting: for a GPU, with --device cuda.")
-    printed: bool = flag(False, "Compute nothing.", names=("--print",))
+    seeds: tuple[str, ...] = flag(
+        ("0", "1", "2"), "Seeds to train each row with, separated by commas."
+    )
+    full: bool = flag(False, "Use the full settings, which need a GPU (--device cuda).")
+    printed: bool = flag(
+        False, "Print what is stored, and compute nothing.", names=("--print",)
+    )
     only: str = ""
     output: Path = Path()
     metrics: tuple[str, ...] = ("cnn",)

@@ -57,7 +57,7 @@ class FigureRequest(TableRequest):
     figure: str = flag(
         MISSING, "Which.", metavar="FIGURE", choices=tuple(_CELLS_OF_FIGURES)
     )
-    output: Path = flag(Path("runs/figures"), "Its folder.")
+    output: Path = flag(Path("runs/figures"), "Folder of the results.")
     metrics: tuple[str, ...] = ("cnn", "images")
 
     def __post_init__(self) -> None:

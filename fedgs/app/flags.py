@@ -26,14 +26,21 @@ from fedgs.config.tree import assigned
 from fedgs.errors import UserError, reason_of, refused_by_system
 
 RecipeOption = Annotated[
-    str | None, typer.Option(help=f"Start from a recipe: {', '.join(RECIPES)}.")
+    str | None, typer.Option(help=f"Recipe to start from: {', '.join(RECIPES)}.")
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option(help="A TOML file of settings, over the recipe.")
+    Path | None, typer.Option(help="TOML file with settings. Example: own.toml.")
 ]
-OutputOption = Annotated[Path, typer.Option(help="Continued if it exists.")]
-DataDirOption = Annotated[str, typer.Option(help="Folder with the data sets.")]
-RunArgument = Annotated[Path, typer.Argument(help="The run folder.")]
+OutputOption = Annotated[
+    Path,
+    typer.Option(
+        help="Folder of the results. If it exists, the work in it is continued."
+    ),
+]
+DataDirOption = Annotated[str, typer.Option(help="Folder that contains the data sets.")]
+RunArgument = Annotated[
+    Path, typer.Argument(help="Run folder: the --output of the training.")
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON instead of a table.")
 ]
@@ -58,8 +65,8 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Any other setting, as privacy.delta=1e-6; again for more. `fedgs "
-        "settings` lists them.",
+        help="Any setting that `fedgs settings` lists; can be repeated. Example: "
+        "privacy.delta=1e-6.",
         rich_help_panel="Options",
     ),
 ]
@@ -251,7 +258,7 @@ def _setting_flag(spec: "dataclasses.Field[Any]", default: Any) -> inspect.Param
     kind, _ = field_type(spec.name)
     # typer's own default has to be None, which means "not given": a default that a user
     # did not type must not override a TOML file. So the help's default is written here.
-    if default in (None, ""):
+    if default in (None, "") or "Default:" in spec.metadata["help"]:
         shown = ""
     else:
         shown = f" \\[default: {default}]"

@@ -43,16 +43,23 @@ class Thresholds:
         UserError: a value out of range, or thresholds that contradict each other.
     """
 
-    below: float | None = flag(None, "Select clients of at most this accuracy.")
-    above: float | None = flag(None, "And those of more than this accuracy.")
+    below: float | None = flag(
+        None, "Accuracy, from 0 to 1, below which clients form the cohort `below`."
+    )
+    above: float | None = flag(
+        None, "Accuracy, from 0 to 1, above which clients form the cohort `above`."
+    )
     are_percentiles: bool = flag(
         False,
-        "Both are percentiles of all clients' accuracies.",
+        "Read --below and --above as percentiles of all clients' accuracies.",
         names=("--percentiles",),
     )
-    num_rounds: int = flag(40, "Of federated averaging.", at_least=1)
+    num_rounds: int = flag(40, "Number of rounds of federated averaging.", at_least=1)
     noise_per_clip: float | None = flag(
-        None, "Select privately: noise on a sum of updates / clip bound.", above=0
+        None,
+        "Noise of a private selection: its standard deviation divided by the clip"
+        " bound. Default: the selection is not private.",
+        above=0,
     )
 
     def __post_init__(self) -> None:
@@ -133,9 +140,11 @@ class Selection(Thresholds):
         UserError: as `Thresholds`.
     """
 
-    clients_per_round: int = flag(50, "In each of them.", at_least=1)
+    clients_per_round: int = flag(50, "Number of clients in each round.", at_least=1)
     train_corrupted: bool = flag(
-        False, "The planted bug is there in training, not only afterwards."
+        False,
+        "Train the classifier on images with the planted bug, too. Default: the "
+        "bug appears only afterwards.",
     )
 
     def cost(self, num_clients: int) -> "SelectionCost | None":

@@ -141,7 +141,8 @@ class LowFrequencySettings(FeatureSettings):
     moment_size: int = option(
         10,
         "Training",
-        "Side k of the k x k low frequencies (DCT) whose moments are released.",
+        "Number k: the moments of the k x k low frequencies (DCT) of an image are "
+        "released.",
         at_least=1,
     )
 
@@ -247,34 +248,43 @@ class GroupMeansSettings(LowFrequencySettings):
     healthy: str | None = option(
         None,
         "Debugging",
-        "The cohort to compare with: a value in the clients' files of cohorts. "
-        "Default: nodes are compared with each other.",
+        "Cohort to compare with: a value in the files that clients give with "
+        "--cohorts. Default: nodes are compared with each other.",
     )
     suspicious: str | None = option(
         None,
         "Debugging",
-        "The cohort that may have a bug: a value in the clients' files of cohorts, or "
-        "without --healthy the name of a node. Default: every node in turn.",
+        "Cohort that may have a bug: a value in the files that clients give with "
+        "--cohorts; or, without --healthy, the name of a node. Default: every node in"
+        " turn.",
     )
     groups: int = option(
         FEWEST_GROUPS,
         "Debugging",
-        "Groups that each cohort or node is divided into, 4 to 6.",
+        "Number of groups, from 4 to 6, into which each cohort or node is divided.",
         at_least=FEWEST_GROUPS,
         at_most=MOST_GROUPS,
     )
     clients_per_group: int | None = option(
         None,
         "Debugging",
-        "Clients of each group of a node; the others are not used. Default: as many as "
-        "the smallest node has.",
+        "Number of clients in each group of a node; further clients are not used. "
+        "Default: as many as the smallest node allows.",
         at_least=FEWEST_CLIENTS,
     )
     alpha: float = option(
-        0.05, "Debugging", "False-positive rate of a verdict.", above=0, below=1
+        0.05,
+        "Debugging",
+        "Largest probability that a bug is reported although there is none.",
+        above=0,
+        below=1,
     )
     min_effect: float = option(
-        0.25, "Debugging", "Share of owners that is a bug.", above=0, below=1
+        0.25,
+        "Debugging",
+        "Smallest share of affected clients that is reported as a bug.",
+        above=0,
+        below=1,
     )
 
     @property

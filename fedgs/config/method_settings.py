@@ -28,39 +28,42 @@ class NetworkSettings(Settings):
     discriminator_dim: int = option(
         64,
         "Model",
-        "Width d of the discriminator: channels d, 2d, 4d.",
+        "Width d of the discriminator, whose layers have d, 2d and 4d channels.",
         at_least=1,
         at_most=MOST_WIDTH,
     )
     spectral_norm: bool = option(
         True,
         "Model",
-        "Spectral normalisation of the discriminator, and ReLU; else leaky ReLU.",
+        "Normalise the discriminator spectrally, and use ReLU in it; without, it uses"
+        " leaky ReLU.",
     )
     generator_learning_rate: float = option(
-        1e-4, "Training", "Adam's step size for the generator.", above=0
+        1e-4, "Training", "Step size of the generator's optimizer.", above=0
     )
     discriminator_learning_rate: float = option(
-        1e-4, "Training", "Adam's step size for the discriminators.", above=0
+        1e-4, "Training", "Step size of the discriminators' optimizer.", above=0
     )
     ema_decay: float = option(
         0.999,
         "Training",
-        "Decay of the averaged generator, min(1 - 1/(t+1), ema_decay).",
+        "Largest decay of the generator's moving average: step t uses min(1 - "
+        "1/(t+1), ema_decay).",
         at_least=0,
         below=1,
     )
     discriminator_steps: int = option(
         5,
         "Training",
-        "n_dis, discriminator steps of a round.",
+        "Number of discriminator steps in a round (n_dis).",
         at_least=1,
         at_most=MOST_STEPS,
     )
     discriminator_batch_size: int = option(
         32,
         "Training",
-        "Real and fake images of a discriminator step; drawn with replacement.",
+        "Number of real and of fake images in a discriminator step, drawn with "
+        "replacement.",
         at_least=1,
         at_most=MOST_STEPS,
     )
@@ -78,7 +81,7 @@ class GsWganSettings(NetworkSettings):
     discriminator_training: str = option(
         "selected",
         "GS-WGAN",
-        "Whose discriminators train in a round: selected (the paper), "
+        "Clients whose discriminators train in a round: selected (as in the paper), "
         "every_round (all clients) or frozen (none after the warm start).",
         traits=("mechanism",),
         choices=("selected", "every_round", "frozen"),
@@ -86,29 +89,31 @@ class GsWganSettings(NetworkSettings):
     batch_size: int = option(
         32,
         "GS-WGAN",
-        "B, fakes answered by a release.",
+        "Number of fake images that a release answers (B).",
         traits=("mechanism",),
         at_least=1,
     )
     dct_size: int | None = option(
         None,
         "GS-WGAN",
-        "Clip and noise the k x k low frequencies (DCT) of a gradient, not its pixels "
-        "(the paper); never tuned on private data.",
+        "Number k: clip and noise the k x k low frequencies (DCT) of a gradient. "
+        "Default: clip and noise its pixels, as in the paper. Never choose it by "
+        "private results.",
         at_least=1,
     )
     fakes_per_round: int | None = option(
         None,
         "GS-WGAN",
-        "Size of the one set of fakes that a round's steps draw from, and those of the "
-        "warm start; unset: n_dis fresh batches, the last one answered, and a warm "
-        "start against an own generator that is thrown away (the paper).",
+        "Number of fake images that the server sends in a round; all discriminator "
+        "steps, and the warm start, draw from them. Default: a fresh batch for each "
+        "step, and a warm start against a generator of the client's own, as in the "
+        "paper.",
         at_least=1,
     )
     warm_start_rounds: int = option(
         REFERENCE_WARM_START_ROUNDS,
         "GS-WGAN",
-        "T_w, warm-start rounds of n_dis discriminator steps.",
+        "Number of warm-start rounds, each of discriminator_steps steps (T_w).",
         at_least=0,
     )
 

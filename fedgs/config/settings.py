@@ -70,66 +70,69 @@ class Settings:
     data: str = option(
         "digits",
         "Data",
-        "digits, fonts, mnist, fashion-mnist, mnist-by-writer, femnist, chest-xray, "
-        "femnist:PATH, chest-xray:PATH, folder:PATH, npz:PATH or hf:NAME, as "
-        "hf:NAME?label=fine_label.",
+        "Images to use: digits, fonts, mnist, fashion-mnist, mnist-by-writer, "
+        "femnist, chest-xray, femnist:PATH, chest-xray:PATH, folder:PATH, npz:PATH or"
+        " hf:NAME.",
         traits=("images", "owners", "clients", "reading", "of_client", "stays"),
     )
     data_dir: str | None = option(
         None,
         "Data",
-        "Folder with the data, as MNIST/raw or ChestXRay; for femnist and hf:NAME the "
-        "Hugging Face cache.",
+        "Folder with MNIST/raw, ChestXRay or other data sets; for femnist and hf:NAME"
+        " the Hugging Face cache.",
         traits=("clients", "reading", "of_client", "stays", "path", "machine"),
     )
     download: bool = option(
         False,
         "Data",
-        "Download a missing data set into data_dir.",
+        "Download the data set into data_dir if it is missing.",
         traits=("reading", "of_client", "machine"),
     )
     background: str = option(
         "auto",
         "Data",
         "Background of the source images. Images with a light background are "
-        "inverted. auto is light for femnist, else dark.",
+        "inverted. auto means light for femnist and dark for all other data.",
         traits=("images", "reading", "of_client"),
         choices=("auto", "dark", "light"),
     )
     fit: str = option(
         PAD,
         "Data",
-        "How a picture becomes square: pad adds background, crop keeps the middle, "
-        "stretch distorts it.",
+        "Way in which a picture is made square: pad adds background, crop keeps the "
+        "middle, stretch distorts the picture.",
         traits=("images", "reading", "of_client"),
         choices=FITS,
     )
     window: str | None = option(
         None,
         "Data",
-        "Values of a picture that become black and white, LOW,HIGH, as 0,4095. "
-        "Pictures of 16 bits need it. Default: 0,255, and a DICOM file's own window.",
+        "Pixel values LOW,HIGH that become black and white. Pictures of 16 bits need "
+        "them. Default: 0,255, or the window that a DICOM file contains. Example: "
+        "0,4095.",
         traits=("images", "reading", "of_client"),
     )
     normalize: bool = option(
         False,
         "Data",
-        "Take each picture's own 1st and 99th percentile as its black and white.",
+        "Stretch the contrast of each picture: its 1st percentile becomes black and "
+        "its 99th white.",
         traits=("images", "reading", "of_client"),
     )
     classes: str = option(
         "all",
         "Data",
-        "Classes of femnist: all (62), merged (36, one case), digits (10), letters "
-        "(52) or merged-letters (26). Of folder:PATH and hf:NAME: the names of the "
-        "classes in the order of their labels. Example: cat,dog.",
+        "Classes to use. For femnist: all (62), merged (36; upper and lower case are "
+        "one class), digits (10), letters (52) or merged-letters (26). For "
+        "folder:PATH and hf:NAME: the names of the classes in the order of their "
+        "labels. Example: cat,dog.",
         traits=("images", "owners", "clients", "reading", "of_client"),
     )
     test_fraction: float = option(
         0.0,
         "Data",
-        "Share of every owner's images held out of training. Default: 0.1 of data "
-        "without a test split, and 0 with test_owners.",
+        "Share of each owner's images to keep for evaluation. Default: 0.1 if the "
+        "data have no test split and test_owners is 0; else 0.",
         traits=("owners", "clients", "reading", "of_client"),
         at_least=0,
         below=1,
@@ -137,8 +140,8 @@ class Settings:
     test_owners: float = option(
         0.0,
         "Data",
-        "Share of owners held out of training, by a hash of their names. Default: 0.2 "
-        "of chest-xray, whose patients have few images; else 0.",
+        "Share of owners to keep for evaluation, by a hash of their names. Default: "
+        "0.2 for chest-xray, else 0.",
         traits=("owners", "clients", "reading", "of_client"),
         at_least=0,
         below=1,
@@ -146,22 +149,25 @@ class Settings:
     partition: str = option(
         "auto",
         "Data",
-        "How records become clients; auto is by-client where the data has clients.",
+        "Way in which images are dealt to clients: by-client (each owner is a "
+        "client), iid or dirichlet (random shards). auto means by-client if the data "
+        "name their owners.",
         traits=("clients", "of_client"),
         choices=("auto", "iid", "by-client", "dirichlet"),
     )
     image_size: int | None = option(
         None,
         "Data",
-        "Side of the square images: 16, 28, 32 or 64. Default: that of the data's "
-        "pictures. Give it where these differ in size, or have another one.",
+        "Side of the square images, 16, 28, 32 or 64, to which pictures are resized. "
+        "Default: their own.",
         traits=("images",),
         at_least=16,
     )
     image_channels: int | None = option(
         None,
         "Data",
-        "1 for grey, 3 for RGB. Default: 1 if all pictures of the data are grey.",
+        "Number of colour channels: 1 for grey, 3 for RGB. Default: 1 if all pictures"
+        " are grey, else 3.",
         traits=("images",),
         at_least=1,
         at_most=3,
@@ -169,7 +175,7 @@ class Settings:
     num_classes: int | None = option(
         None,
         "Data",
-        "Number of labels. Default: that of the data.",
+        "Number of classes. Default: the number in the data.",
         traits=("images", "reading"),
         at_least=1,
         at_most=1_000_000,
@@ -177,23 +183,24 @@ class Settings:
     cohort: str | None = option(
         None,
         "Data",
-        "Use only the clients that this text file names, one a line; num_clients "
-        "counts them.",
+        "Text file with the names of the clients to use, one on each line. "
+        "num_clients then counts only these.",
         traits=("of_client", "stays", "path"),
     )
 
     cohorts: str | None = option(
         None,
         "Data",
-        "CSV file with a line `owner,cohort` for each client, after that header: a "
-        "value of its own, such as the version of its app. No server reads it.",
+        "CSV file that assigns each owner to a cohort, such as the version of an app."
+        " It begins with the line `owner,cohort`. It stays with the client: no server"
+        " reads it.",
         traits=("of_client", "stays", "path"),
     )
     cohort_value: str | None = option(
         None,
         "Data",
-        "Use only the clients with this value in the file of cohorts; num_clients "
-        "counts them.",
+        "Cohort to use: a value in the file that --cohorts names. num_clients then "
+        "counts only the clients of this cohort.",
         traits=("clients",),
     )
 
@@ -208,53 +215,62 @@ class Settings:
     clients_per_round: int | None = option(
         1,
         "Federation",
-        "Number of clients that take part in a round, m, from 1 to K.",
+        "Number of clients that take part in a round, from 1 to num_clients. Default:"
+        " all clients if client_selection is all.",
         traits=("mechanism",),
         at_least=1,
     )
     client_selection: str = option(
         "uniform",
         "Federation",
-        "Who participates: uniform (the paper), balanced (equally often) or all.",
+        "Rule that selects the clients of a round: uniform (random, as in the paper),"
+        " balanced (each equally often) or all.",
         traits=("mechanism",),
         choices=("uniform", "balanced", "all"),
     )
     clients_per_node: int = option(
         1,
         "Federation",
-        "Number of clients on one node, which adds noise once to their sum.",
+        "Number of clients on one node. A node adds noise once, to the sum over its "
+        "clients.",
         traits=("mechanism",),
         at_least=1,
     )
     node_sizes: str | None = option(
         None,
         "Federation",
-        "Clients of each node, comma-separated, where nodes differ: 120,45,300. "
-        "Replaces clients_per_node; num_clients is their sum.",
+        "Number of clients on each node, if nodes differ. This replaces "
+        "clients_per_node, and the sum is num_clients. Example: 120,45,300.",
         traits=("mechanism",),
     )
     privacy_unit: str = option(
         "client",
         "Federation",
-        "What one client stands for in the guarantee.",
+        "What the guarantee protects as a whole: one client with all of its images, "
+        "or one record (an image with its label).",
         traits=("mechanism",),
         choices=("client", "record"),
     )
     min_answers: int | None = option(
         None,
         "Federation",
-        "Number of nodes that must answer for a round to count. Default: all of them.",
+        "Number of nodes that must answer, else the round is discarded. Default: all "
+        "nodes.",
         traits=("mechanism",),
         at_least=1,
     )
     round_timeout: float = option(
-        600.0, "Federation", "Seconds to wait for the nodes of a round.", above=0
+        600.0,
+        "Federation",
+        "Number of seconds to wait for the nodes in a round.",
+        above=0,
     )
     message_precision: str = option(
         "exact",
         "Federation",
-        "How tensors travel: exact (float32), or compact: fakes in 8 bits, sanitized "
-        "gradients in eighths of the noise, compressed. Changes the result.",
+        "Precision of messages: exact (float32) or compact (fewer bytes: fakes in 8 "
+        "bits, sanitized gradients rounded to eighths of the noise). It changes the "
+        "result.",
         choices=("exact", "compact"),
     )
 
@@ -262,61 +278,66 @@ class Settings:
     noise_multiplier: float | None = option(
         None,
         "Privacy",
-        "Noise of each node's release: noise_std = 2 * clip_bound * noise_multiplier.",
+        "Strength of the noise, if no target epsilon sets it: its standard deviation "
+        "is 2 * clip_bound * noise_multiplier.",
         traits=("mechanism",),
         **NOISE,
     )
     target_epsilon: float | None = option(
         None,
         "Privacy",
-        "Privacy budget (epsilon) of the whole run. The noise is calibrated to it.",
+        "Privacy budget (epsilon) of the whole run; it sets the noise. A smaller one "
+        "protects more.",
         above=0,
     )
     adversary: str = option(
         "release",
         "Privacy",
-        "The adversary against whom target_epsilon holds.",
+        "Adversary against whom target_epsilon holds: release (sees what is "
+        "published), server (sees each answer), secagg (a server that sees only sums)"
+        " or unmasked (secagg, but masks fail).",
         choices=("release", "server", "secagg", "unmasked"),
     )
     relation: str = option(
         "replace-one",
         "Privacy",
-        "Neighbouring relation of target_epsilon.",
+        "Change of a client that epsilon hides: to other data, or to none (zero-out).",
         choices=("replace-one", "zero-out"),
     )
     delta: float = option(
         1e-5,
         "Privacy",
-        "Delta of every epsilon that is stated.",
+        "Delta that belongs to every epsilon. It should be far below 1 / num_clients.",
         at_least=1e-300,
         below=1,
     )
     clip_bound: float = option(
         1.0,
         "Privacy",
-        "C, the largest L2 norm of one fake's gradient, or of one client's embedding.",
+        "Clip bound C: the largest L2 norm of the gradient for one fake image, or of "
+        "one client's embedding.",
         traits=("mechanism",),
         above=0,
     )
     amplification: bool = option(
         False,
         "Privacy",
-        "Count the random selection as protection (release adversary only): promises "
-        "that nobody outside the server learns who was selected.",
+        "Count the random selection of clients as protection (adversary release "
+        "only). You promise that nobody outside the server learns who was selected.",
         traits=("mechanism",),
     )
     secure_aggregation: bool = option(
         False,
         "Privacy",
-        "The server learns only the sum over a round's nodes: integers, discrete noise "
-        "and masks.",
+        "Hide single answers from the server by masks, so that it learns only their "
+        "sum.",
         traits=("mechanism",),
     )
     noise_seed: int | None = option(
         None,
         "Privacy",
-        "Seed of the noise, for reproduction only: a seeded run is not private. Who is "
-        "selected then follows from seed.",
+        "Seed of the noise, for reproduction only: a run with it is not private. The "
+        "selection of clients then follows from seed.",
         at_least=0,
     )
 
@@ -324,15 +345,15 @@ class Settings:
     phases: tuple[Phase, ...] = option(
         (Phase(GS_WGAN),),
         "Training",
-        "Phases of the run, each of one method, in their order: METHOD, "
-        "METHOD:SHARE or METHOD*ROUNDS:SHARE, comma-separated, as "
-        "means:0.25,scatter:0.25,moments:0.5. SHARE is of the privacy spent (mu^2), "
-        "relative to other phases. In a TOML file [[phases]] are tables.",
+        "Phases of the run in their order, each with one method: METHOD, METHOD:SHARE"
+        " or METHOD*ROUNDS:SHARE, separated by commas. SHARE is the phase's share of "
+        "the privacy that the run spends (mu^2). In a TOML file, each phase is a "
+        "table [[phases]]. Example: means:0.25,scatter:0.25,moments:0.5.",
     )
     num_rounds: int = option(
         REFERENCE_NUM_ROUNDS,
         "Training",
-        "Number of rounds, T, of all phases together.",
+        "Number of rounds of all phases together.",
         traits=("mechanism",),
         at_least=1,
     )
@@ -340,17 +361,18 @@ class Settings:
     public_data: str | None = option(
         None,
         "Training",
-        "Public images that moments start from, with the run's labels: a value of "
-        "data, such as fonts. The server reads them, clients do not.",
+        "Public images from which the moments start, with the same classes as the "
+        "private ones: a value of data. Only the server reads them. Example: fonts.",
     )
 
     # Model
     generator: str = option(
         "resnet",
         "Model",
-        "Generator: resnet or dcgan (the paper), the light upsample, gaussian: one "
-        "Gaussian for each class, which moments determine, refined: a U-net behind "
-        "it, or coded: linear layers through a short code.",
+        "Kind of generator: resnet or dcgan (as in the paper), upsample (small and "
+        "fast), gaussian (one Gaussian for each class, determined by moments), "
+        "refined (a gaussian followed by a U-net) or coded (linear layers through a "
+        "short code).",
         choices=("resnet", "dcgan", "upsample", "gaussian", "refined", "coded"),
     )
     generator_dim: int = option(
@@ -359,39 +381,46 @@ class Settings:
     latent: str = option(
         "bernoulli",
         "Model",
-        "Latent z: bernoulli bits (the paper; 10 bits and 10 labels give at most "
-        "10,240 distinct images), normal, or uniform on [0, 1) (PATE-GAN).",
+        "Distribution of the generator's random input z: bernoulli (bits, as in the "
+        "paper; 10 bits and 10 classes give at most 10,240 different images), normal,"
+        " or uniform on [0, 1).",
         choices=("bernoulli", "normal", "uniform"),
     )
-    latent_dim: int = option(10, "Model", "Length of z.", at_least=1)
+    latent_dim: int = option(
+        10, "Model", "Length of the generator's random input z.", at_least=1
+    )
 
     # Runtime
     engine: str = option(
         "local",
         "Runtime",
-        "local (one process) or flower (a simulation on Ray).",
+        "Place where clients run: this process, or a Flower simulation.",
         traits=("mechanism", "machine"),
         choices=("local", "flower"),
     )
     output: str = option(
-        "", "Runtime", "The run folder to create.", traits=("stays", "path", "machine")
+        "",
+        "Runtime",
+        "Run folder to create. Example: runs/mine.",
+        traits=("stays", "path", "machine"),
     )
     seed: int | None = option(
         None,
         "Runtime",
-        "Seed of initialisation, latents and data order. Default: drawn and recorded.",
+        "Seed of first weights, latents and data order, but not of the noise. "
+        "Default: drawn and recorded.",
         at_least=0,
     )
     device: str = option(
         "cpu",
         "Runtime",
-        "cpu or cuda, for discriminators and generator.",
+        "Processor that trains: cpu or cuda.",
         traits=("of_client", "machine"),
     )
     num_workers: int = option(
         2,
         "Runtime",
-        "Threads (local) or Ray actors (flower) that nodes are spread over; "
+        "Number of threads (local) or Ray actors (flower) that share the nodes. It "
         "does not change the result.",
         traits=("free", "machine"),
         at_least=1,
@@ -400,7 +429,8 @@ class Settings:
     precision: str = option(
         "float32",
         "Runtime",
-        "Of convolutions; bfloat16 is faster where processors have it, else slower.",
+        "Precision of convolutions. bfloat16 is faster if the processor supports it, "
+        "else slower.",
         choices=("float32", "bfloat16"),
     )
 

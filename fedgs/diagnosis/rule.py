@@ -23,8 +23,18 @@ class Rule:
         UserError: a value that is not above 0 and below 1.
     """
 
-    alpha: float = flag(0.05, "False-positive rate.", above=0, below=1)
-    min_effect: float = flag(0.25, "Share of owners that is a bug.", above=0, below=1)
+    alpha: float = flag(
+        0.05,
+        "Largest probability that a bug is reported although there is none.",
+        above=0,
+        below=1,
+    )
+    min_effect: float = flag(
+        0.25,
+        "Smallest share of affected clients that is reported as a bug.",
+        above=0,
+        below=1,
+    )
 
     def __post_init__(self) -> None:
         """Checks the ranges."""

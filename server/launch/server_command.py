@@ -38,10 +38,18 @@ class ServerOptions:
         certs: not looked at if insecure.
     """
 
-    state: Path = flag(Path("fedgs-server"), "Run folders.", names=("--state-dir",))
-    host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 is all.")
-    port: int = flag(8000, "The only port.", at_least=1, at_most=65535)
-    certs: Path = flag(Path("certs"), "Of `fedgs deploy certs`.")
+    state: Path = flag(
+        Path("fedgs-server"),
+        "Folder of the server, with its run folders.",
+        names=("--state-dir",),
+    )
+    host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 means all addresses.")
+    port: int = flag(
+        8000, "Port that clients and submitters connect to.", at_least=1, at_most=65535
+    )
+    certs: Path = flag(
+        Path("certs"), "Folder with the certificates, made by `fedgs deploy certs`."
+    )
     insecure: bool = flag(False, INSECURE)
     log_json: Path | None = flag(None, LOG_JSON)
 

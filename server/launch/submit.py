@@ -43,11 +43,13 @@ class Submission(Access):
 
     client: list[str] | None = flag(
         None,
-        "NAME=KEY.pub of a client, or NAME if registered since the server's start; "
-        "one for each, in the order of the clients of the data.",
+        "Client as NAME=KEY.pub, or NAME if it was registered since the server "
+        "started. Repeat for each client, in the order of --node-sizes.",
     )
-    follow: bool = flag(True, "Wait for the run's end.")
-    resume: str | None = flag(None, "Continue this run of the server instead.")
+    follow: bool = flag(True, "Wait until the run ends.")
+    resume: str | None = flag(
+        None, "Name of a run on the server to continue, instead of a new one."
+    )
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

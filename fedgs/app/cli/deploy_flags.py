@@ -24,7 +24,7 @@ from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
 
 app = typer.Typer(
-    no_args_is_help=True, help="Train with server and clients on different machines."
+    no_args_is_help=True, help="Train with a server and clients on different machines."
 )
 
 OF_CLIENT = settings_with("of_client")
@@ -44,16 +44,23 @@ CLIENT_DATA = tuple(name for name in OF_CLIENT if name != "data")
 
 @app.command()
 def certs(
-    folder: Annotated[Path, typer.Argument(help="Where to.")] = Path("certs"),
+    folder: Annotated[Path, typer.Argument(help="Folder to write into.")] = Path(
+        "certs"
+    ),
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Name or address of the server; again for more."),
+        typer.Option(help="Name or address of the server. Can be repeated."),
     ] = None,
     client: Annotated[
-        list[str] | None, typer.Option(help="Name of a client; again for more.")
+        list[str] | None, typer.Option(help="Name of a client. Can be repeated.")
     ] = None,
 ) -> None:
-    """Make what is missing: authority, server certificate, clients' key pairs."""
+    """Make the certificates and keys that are still missing in a folder.
+
+    These are the authority, the server's certificate and the clients' key pairs.
+
+    Example: fedgs deploy certs --host 10.0.0.1 --client ward1 --client ward2
+    """
     from server.launch.certs import make_certificates
 
     for path in make_certificates(folder, host or [], client or []):
@@ -67,8 +74,11 @@ def certs(
 def server(*, given: dict[str, Any]) -> None:
     """Run the server (a Flower SuperLink and SuperExec) in the foreground.
 
-    SIGTERM ends it within 30 seconds, runs at their next round. If one of its processes
-    ends, all end with exit code 1: let systemd or Docker start it again.
+    SIGTERM ends it within 30 seconds; runs stop at their next round. If one
+    of its processes ends, all end with exit code 1, so that systemd or Docker
+    can start it again.
+
+    Example: fedgs deploy server --host 0.0.0.0 --certs certs
     """
     from fedgs.app.commands import deploy
 
@@ -79,7 +89,11 @@ def server(*, given: dict[str, Any]) -> None:
 @settings_flags(*CLIENT_DATA)
 @request_flags(ClientOptions)
 def client(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Run a client (a Flower SuperNode) in the foreground."""
+    """Run a client (a Flower SuperNode) in the foreground.
+
+    Example: fedgs deploy client ward1 --server 10.0.0.1:8000 --ca ca.crt
+    --data folder:images --key ward1.key --limits limits.toml
+    """
     from fedgs.app.commands import deploy
 
     deploy.join(ClientOptions(**given, settings=settings))
@@ -94,15 +108,20 @@ def submit(
     cohort: Annotated[
         str | None,
         typer.Option(
-            help="Train on the owners with this value in the clients' files of "
-            "--cohorts alone; --node-sizes says how many each client has."
+            help="Cohort to train on: a value in the clients' files of --cohorts. "
+            "--node-sizes gives the number of its owners at each client."
         ),
     ] = None,
     *,
     given: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
-    """Register clients and start a run; exit code 1 unless it completes."""
+    """Register clients at a server and start a run; fail unless the run completes.
+
+    Example: fedgs deploy submit --server 10.0.0.1:8000 --ca certs/ca.crt
+    --client ward1=certs/ward1.pub --client ward2=certs/ward2.pub
+    --node-sizes 120,80 --num-classes 2 --image-size 28
+    """
     if cohort is not None:
         settings["cohort_value"] = cohort
     from fedgs.app.commands import deploy
@@ -116,16 +135,19 @@ def submit(
 def debug(
     config: ConfigOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what can be found; send nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print which bugs can be found, and send nothing."
+        ),
     ] = False,
     *,
     given: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
-    """Compare the clients as sites, or cohorts that only they know, for a bug.
+    """Find out whether a client's images, or those of a cohort, have a bug.
 
-    The verdicts are in the run's log and, with a picture, in its folder on the server.
-    The recipe is group-means.
+    The verdicts are printed, and written with a picture into the run folder
+    on the server. The recipe is group-means.
     """
     names = {spec.name for spec in fields(Compared)}
     asked = given | settings  # --set has some of them, too
@@ -155,10 +177,11 @@ def debug(
 @settings_flags(*SELECTING, has_set=True)
 @request_flags(Submission, Thresholds)
 def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Select clients by accuracy, privately; who is in which cohort stays with them.
+    """Divide owners into cohorts by how well a classifier does on their images.
 
-    The run's cohorts.json has thresholds and noisy counts, a client's cohorts.csv the
-    cohort of each owner. `deploy submit --resume RUN` continues it.
+    Only the client learns in which cohort an owner is, from its cohorts.csv.
+    The run's cohorts.json on the server contains thresholds and noisy counts.
+    To resume, use `fedgs deploy submit --resume RUN`.
     """
     from fedgs.app.commands import deploy
 
@@ -170,13 +193,18 @@ def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
 @app.command()
 def status(
     run: Annotated[
-        Path, typer.Argument(help="A run folder, or a folder of them, on the server.")
+        Path,
+        typer.Argument(
+            help="Run folder on the server, or a folder that contains run folders."
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Print round, releases, epsilon and the nodes' last answers of a server's runs.
+    """Print how the runs of a server stand: round, epsilon and last answers.
 
     The exit code is 1 if a run cannot be read.
+
+    Example: fedgs deploy status fedgs-server
     """
     from fedgs.app.commands import deploy
 

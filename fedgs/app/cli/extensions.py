@@ -48,5 +48,6 @@ def _loaded(entry: EntryPoint) -> Any:
     def broken() -> NoReturn:
         raise UserError(f"{problem}; install its package again, or remove it")
 
-    broken.__doc__ = "This command cannot be loaded."  # typer's help
+    # typer's help
+    broken.__doc__ = "This command cannot be loaded; call it to see why."
     return broken

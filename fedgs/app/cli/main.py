@@ -54,9 +54,13 @@ app = typer.Typer(
     # A traceback that shows the values of variables could show private data.
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",  # so help texts have to escape brackets
-    help="Trains a generator on images that never leave their owners.",
+    help="Train a generator of images that never leave their owners, and find out what"
+    " it costs in privacy.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at private images you own.")
+data_app = typer.Typer(
+    no_args_is_help=True,
+    help="Check private images that you own before you train on them.",
+)
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_flags.app, name="privacy")
 app.add_typer(deploy_flags.app, name="deploy")
@@ -82,7 +86,7 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, eager("--version", "Print the version.", _print_version)
+        bool, eager("--version", "Print the version of fedgs.", _print_version)
     ] = False,
 ) -> None:
     """Holds the options of `fedgs` itself; the help text is the app's."""
@@ -108,14 +112,18 @@ def train(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what a run does and costs; no run.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print what the run would do and cost, and stop."
+        ),
     ] = False,
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Train a generator.
+    """Train a generator, and keep it in a new run folder.
 
-    Settings are those of the recipe, then of the TOML file, then of the flags.
+    Flags replace settings of --config, which replace those of the recipe.
+    Example: fedgs train --data npz:mine.npz --output runs/mine
     """
     # Before torch is imported, which takes seconds: most errors are typing errors.
     configured = configure(recipe, config, settings)
@@ -130,15 +138,25 @@ def train(
 
 @app.command()
 def resume(run: RunArgument) -> None:
-    """Continue an interrupted run from its last checkpoint."""
+    """Continue an interrupted run from its last checkpoint.
+
+    Example: fedgs resume runs/mine
+    """
     from fedgs.app.commands import train as running
 
     running.resume(run)
 
 
 @app.command()
-def demo(output: Annotated[str, typer.Option(help="Folder of the run.")] = "") -> None:
-    """Train on handwritten digits, through Flower: `train --recipe demo`."""
+def demo(
+    output: Annotated[
+        str, typer.Option(help="Run folder to create. Default: a new folder in runs/.")
+    ] = "",
+) -> None:
+    """Train on handwritten digits in a Flower simulation, to see how a run looks.
+
+    The same as `fedgs train --recipe demo --engine flower`.
+    """
     from fedgs.app.commands import train as running
 
     # Through Flower, because the demo is to show messages between processes.
@@ -149,7 +167,10 @@ def demo(output: Annotated[str, typer.Option(help="Folder of the run.")] = "") -
 @app.command()
 @request_flags(SampleRequest)
 def sample(*, given: dict[str, Any]) -> None:
-    """Draw images from a run's generator; costs no privacy."""
+    """Draw images from the generator of a run. This costs no privacy.
+
+    Example: fedgs sample runs/mine --per-class 100 -o folder:drawn
+    """
     request = SampleRequest(**given)
     from fedgs.app.commands import train as running
 
@@ -159,12 +180,17 @@ def sample(*, given: dict[str, Any]) -> None:
 @app.command()
 def publish(
     run: RunArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to create.")],
     count: Annotated[
-        int, typer.Option("-n", "--count", help="Samples in it.", min=1)
+        int, typer.Option("-n", "--count", help="Number of images to publish.", min=1)
     ] = 1000,
 ) -> None:
-    """Write what may go out, and nothing else: generator, samples, label, card."""
+    """Write into a new folder what you may publish, and nothing private.
+
+    That is the generator, images, the privacy label and a card.
+
+    Example: fedgs publish runs/mine -o for-others
+    """
     from fedgs.app.commands import train as running
 
     running.publish(run, output, count)
@@ -176,9 +202,11 @@ def publish(
 def evaluate(
     as_json: JsonOption = False, *, given: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    """Compare synthetic images with real ones, and train classifiers on them.
+    """Measure how good synthetic images are, by comparison with real ones.
 
-    The numbers are computed from real images: no epsilon covers them.
+    The scores are computed from real images, so no epsilon covers them.
+
+    Example: fedgs evaluate runs/mine --metrics cnn
     """
     # `data` is a field of its own; the other settings say how its images are read.
     data = settings.pop("data", "")
@@ -191,12 +219,14 @@ def evaluate(
 @app.command("settings")
 @settings_flags(has_set=True)
 def show_settings(
-    source: Annotated[str, typer.Argument(help="A recipe, or a run folder.")] = DEFAULT,
+    source: Annotated[
+        str, typer.Argument(help="Name of a recipe, or a run folder.")
+    ] = DEFAULT,
     config: ConfigOption = None,
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Print all settings as a TOML file that --config reads, with their help.
+    """Print all settings of a recipe or a run, with help, as a file for --config.
 
     Example: fedgs settings gs-wgan > my.toml
     """
@@ -221,7 +251,12 @@ def show_settings(
 @app.command()
 @request_flags(AuditRequest)
 def audit(as_json: JsonOption = False, *, given: dict[str, Any]) -> None:
-    """Attack a run's guarantee; exit code 1 if a lower bound exceeds its epsilon."""
+    """Test by attacks whether the guarantee of a run holds.
+
+    The exit code is 1 if an attack proves that epsilon is larger than stated.
+
+    Example: fedgs audit runs/mine
+    """
     request = AuditRequest(**given)
     from fedgs.app.commands import audit as attacks
 
@@ -234,13 +269,16 @@ def audit(as_json: JsonOption = False, *, given: dict[str, Any]) -> None:
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders."),
+        typer.Argument(metavar="RUN...", help="Run folders to show on one page."),
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="FILE.html, one file.")
+        Path, typer.Option("-o", "--output", help="HTML file to write.")
     ] = Path("report.html"),
 ) -> None:
-    """Write one page about runs: pictures, curves, privacy, settings."""
+    """Write one HTML page about runs: pictures, curves, privacy and settings.
+
+    Example: fedgs report runs/mine -o report.html
+    """
     from fedgs.app.report import page as reporting
 
     reporting.report(folders, output)
@@ -249,15 +287,23 @@ def report(
 @data_app.command("inspect")
 @settings_flags("Data", "num_clients", "seed", has_set=True)
 def inspect_data(
-    source: Annotated[str, typer.Argument(help="What --data of train takes.")],
+    source: Annotated[
+        str,
+        typer.Argument(help="Images to check, written as for --data of `fedgs train`."),
+    ],
     sheet: Annotated[
-        Path, typer.Option(help="PNG to write, of private images.")
+        Path, typer.Option(help="PNG file to write; it shows private images.")
     ] = Path("contact-sheet.png"),
     as_json: JsonOption = False,
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Print what a source holds and write a contact sheet; for its owner's eyes."""
+    """Print what a data source contains, and write a sheet of its first images.
+
+    Both are private: only the owner of the images may see them.
+
+    Example: fedgs data inspect npz:mine.npz
+    """
     # --data is among the flags of reading, but here the argument is the source.
     reject({"data": settings.pop("data", None)}, "SOURCE says it; leave out")
     config = RunConfig(data=source, **settings)
@@ -272,17 +318,20 @@ def inspect_data(
 def debug(
     config: ConfigOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what can be found at all; no run.")
+        bool, typer.Option("--dry-run", help="Print which bugs can be found, and stop.")
     ] = False,
     *,
     given: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
-    """Compare groups of clients, or nodes: which bug explains how they differ?
+    """Find out whether the images of some clients have a bug, and which.
 
-    One release of the class means of every group: the recipe is group-means. With
-    --output of an earlier call alone: go on, or judge it again by --alpha and
-    --min-effect.
+    Compares two groups of clients, or each node with all others, by private
+    mean images (recipe group-means). To resume, give only --output of the
+    earlier call; add --alpha or --min-effect to judge it by another rule.
+
+    Example: fedgs debug --data npz:bug.npz --healthy old.txt --suspicious new.txt
+    --output runs/verdict
     """
     from fedgs.app.debug import bug_detection
 
@@ -293,10 +342,13 @@ def debug(
 @settings_flags("Data", *SELECTING, has_set=True)
 @request_flags(PlantedBug, Selection, has_defaults=False)
 def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Select clients by the accuracy of a federated classifier on their images.
+    """Select clients on whose images a federated classifier is good, or bad.
 
-    --output is the folder to create. The engine is Flower, with 2 workers, unless
-    given.
+    Writes the names of each group's clients into files for `fedgs debug`.
+    --output is the folder to create. The default engine is flower.
+
+    Example: fedgs select-clients --data mnist-by-writer --data-dir DATA
+    --percentiles --below 25 --above 75 --output runs/cohorts
     """
     own = {"engine": "flower", "num_workers": 2} | planted(given)
     config = RunConfig(**own | settings)

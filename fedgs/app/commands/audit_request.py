@@ -17,21 +17,24 @@ class AuditRequest:
         UserError: a number out of range, or one that only --full takes.
     """
 
-    run: Path = flag(MISSING, "The run folder.", metavar="")
+    run: Path = flag(MISSING, "Run folder: the --output of the training.", metavar="")
     full: bool = flag(
         False,
-        "Train again with canaries as well, and test with more rounds where many nodes "
-        "add noise; takes long.",
+        "Also train again with canaries (images made to be recognised), and test more"
+        " rounds if many nodes add noise. This takes long.",
         names=("--full/--quick",),
     )
     trials: int = flag(
         1_000_000,
-        "Most rounds of a test of the mechanism; fewer where many nodes add noise.",
+        "Largest number of rounds in a test of the mechanism. Fewer are used if many "
+        "nodes add noise.",
         at_least=1000,
         at_most=10_000_000,
     )
     rounds: int | None = flag(
-        None, "Rounds of --full; the run's when unset.", at_least=1
+        None,
+        "Number of rounds to train with --full. Default: as many as the run has.",
+        at_least=1,
     )
 
     def __post_init__(self) -> None:

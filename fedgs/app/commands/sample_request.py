@@ -19,21 +19,26 @@ class SampleRequest:
         UserError: a number out of range, or both --count and --per-class.
     """
 
-    run: Path = flag(MISSING, "The run folder.", metavar="")
+    run: Path = flag(MISSING, "Run folder: the --output of the training.", metavar="")
     output: str = flag(
         MISSING,
-        "npz:FILE, png:FILE (one grid), folder:DIR (CLASS/NUMBER.png) or hf:DIR "
-        "(Hugging Face); or a name that ends in .npz or .png, or of a new folder.",
+        "File or folder to create: npz:FILE, png:FILE (one grid), folder:DIR "
+        "(CLASS/NUMBER.png) or hf:DIR (Hugging Face data set). FILE.npz, FILE.png and"
+        " DIR alone mean the same.",
         names=("-o", "--output"),
     )
     count: int | None = flag(
-        None, "Images; 80 when unset.", names=("-n", "--count"), at_least=1
+        None, "Number of images. Default: 80.", names=("-n", "--count"), at_least=1
     )
     per_class: int | None = flag(
-        None, "Images of every class, or of every one of --labels.", at_least=1
+        None,
+        "Number of images of each class, or of each label in --labels.",
+        at_least=1,
     )
-    labels: str | None = flag(None, "Labels in turn, e.g. 3,7; uniform when unset.")
-    seed: int = flag(0, "Seed of the latents.")
+    labels: str | None = flag(
+        None, "Labels to draw in turn. Default: random ones. Example: 3,7."
+    )
+    seed: int = flag(0, "Seed of the generator's random input.")
 
     def __post_init__(self) -> None:
         """Checks what needs no run."""

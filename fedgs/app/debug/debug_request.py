@@ -32,9 +32,13 @@ class PlantedBug:
     """The experiment: whose images are spoilt on purpose, and how."""
 
     bug: str | None = flag(
-        None, "An experiment: plant flip, rotate, mirror, blur, ... or none."
+        None,
+        "Bug to plant on purpose, as an experiment: flip, rotate, mirror, blur, "
+        "... or none.",
     )
-    fraction: float | None = flag(None, "Of the clients; 0.5 when unset.")
+    fraction: float | None = flag(
+        None, "Share of the clients that get the bug of --bug. Default: 0.5."
+    )
 
 
 def planted(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +69,9 @@ class OwnSuspects:
     """Beside the catalogue; no part of a folder, for it is code that will run."""
 
     suspect: list[str] | None = flag(
-        None, "MODULE:FUNCTION that changes images, looked for too; can be repeated."
+        None,
+        "Bug of your own to look for as well: a function MODULE:FUNCTION that "
+        "changes images as the bug would. Can be repeated.",
     )
 
 
@@ -79,15 +85,15 @@ class Compared:
 
     healthy: str | None = flag(
         None,
-        "The cohort to compare with: a value in the clients' --cohorts; in a "
-        "simulation also a file of client names.",
+        "Cohort to compare with: a value in the clients' files of --cohorts; in a "
+        "simulation also a text file of client names.",
     )
     suspicious: str | None = flag(
         None,
-        "The cohort that may have a bug, likewise; or alone the name of a node, which "
-        "is compared with all others.",
+        "Cohort that may have a bug, given as for --healthy. Without --healthy: name "
+        "of a node to compare with all others.",
     )
-    each: bool = flag(False, "Compare every node with all others.")
+    each: bool = flag(False, "Compare each node with all other nodes.")
 
     def __post_init__(self) -> None:
         """Checks that it is one question."""

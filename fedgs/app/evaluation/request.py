@@ -31,26 +31,42 @@ class EvaluationRequest:
 
     source: str = flag(
         MISSING,
-        "A run folder, FILE.npz with images and labels, or a yardstick: real (the "
-        "training split), real-test, fonts or noise.",
+        "Synthetic images: a run folder, or FILE.npz with images and labels. Or "
+        "images to compare with: real (training images), real-test, fonts or noise.",
         metavar="RUN_OR_NPZ",
     )
     data: str = ""
     reading: Mapping[str, Any] = field(default_factory=dict)
-    test: str | None = flag(None, "Test images of your own: npz:FILE or folder:PATH.")
+    test: str | None = flag(
+        None, "Real test images of your own: npz:FILE or folder:PATH."
+    )
     count: int | None = flag(
         None,
-        "Synthetic images; else those used, at most 60000.",
+        "Number of synthetic images. Default: as many as the run trained on, at most "
+        "60000.",
         names=("-n", "--count"),
         at_most=100_000,  # all are in memory, and each is compared with many
     )
     seed: int = flag(
-        0, "Of latents, subsets, classifiers.", at_least=0, at_most=2**32 - 1
+        0,
+        "Seed of drawing images and of training classifiers.",
+        at_least=0,
+        at_most=2**32 - 1,
     )
-    metrics: tuple[str, ...] = flag(METRICS, f"Of {', '.join(METRICS)}.")
-    fast: bool = flag(False, "2000 synthetic, 10000 + 2000 real images.")
-    device: str = flag("cpu", "Of the networks.", choices=("cpu", "cuda"))
-    output: Path | None = flag(None, "Folder of the results instead of RUN.")
+    metrics: tuple[str, ...] = flag(
+        METRICS, f"Scores to compute, of {', '.join(METRICS)}."
+    )
+    fast: bool = flag(
+        False,
+        "Use fewer images: 2000 synthetic ones, 10000 and 2000 real ones for training"
+        " and test.",
+    )
+    device: str = flag(
+        "cpu", "Processor that computes: cpu or cuda.", choices=("cpu", "cuda")
+    )
+    output: Path | None = flag(
+        None, "Folder to write the results into. Default: the run folder."
+    )
 
     def __post_init__(self) -> None:
         """Checks every field by itself."""
