@@ -34,17 +34,17 @@ def agreement(title: str, node: Node) -> str:
     spent = limits.epsilon_of(count.largest())
     return "\n".join(
         (
-            f"{title} takes part in a run; what is agreed:",
+            f"{title} takes part in a run, on these terms:",
             f"  phases {written(config.phases)}, {noise}, clip_bound "
             f"{config.clip_bound:g}, batch_size {_largest_batch(config)}, "
             f"{config.num_rounds} rounds",
             f"  unit: {_unit(node)}",
             *_phases(config),
             *_masks(node),
-            f"  against the server: {cost_in_words(config, limits)}",
+            f"  cost against the server: {cost_in_words(config, limits)}",
             f"  limits: {_in_force(limits)}",
-            f"  released so far: epsilon {upper(spent)}, over all runs counted in "
-            f"{count.folder}",
+            f"  released so far: epsilon {upper(spent)} in all runs that are counted "
+            f"in {count.folder}",
         )
     )
 
@@ -84,7 +84,7 @@ def _phases(config: ResolvedConfig) -> list[str]:
     if not noises:
         return []
     return [
-        f"  of these, {len(noises)} release embeddings: "
+        f"  {len(noises)} of the rounds release embeddings, with "
         f"noise_multiplier {', '.join(noises)}"
     ]
 
@@ -103,8 +103,8 @@ def cost_in_words(config: ResolvedConfig, limits: Limits) -> str:
         bound = f"up to client_epsilon = {limits.client_epsilon:g}"
     return (
         f"epsilon {upper(epsilon)} ({limits.relation}, delta {limits.delta:g}) if the "
-        f"server asks it once in each of {config.num_rounds} rounds; a round that is "
-        f"asked again adds to it, {bound}"
+        f"server asks once in each of {config.num_rounds} rounds; each repetition of a "
+        f"round adds to it, {bound}"
     )
 
 

@@ -23,5 +23,5 @@ def train_baseline(name: str, given: Mapping[str, Any]) -> None:
     run, data = new_run(name, given)
     for warning in forecast.warnings_of(run.config, data, run.target_epsilon):
         say(f"Warning: {warning}", is_error=True)
-    say(f"scores: {forecast.evaluation_note(run.config, data)}")
+    say(forecast.evaluation_note(run.config, data))
     run_to_end(run.folder, data, run)

@@ -116,11 +116,16 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
     except UserError as error:
         problem = _FLAG.sub(_as_set, str(error))
     except OSError as error:  # what no command explains better
-        problem = f"{refused_by_system(error)}; look at its path, rights and disk"
+        problem = (
+            f"{refused_by_system(error)}; check its path, its permissions and the disk"
+        )
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise  # torch has no other word for a full memory
-        problem = f"memory is full ({reason_of(error)}); ask for less"
+        problem = (
+            f"memory is full ({reason_of(error)}); use fewer or smaller images or "
+            "networks"
+        )
     # What the command printed last may still wait in a buffer: only now is it known
     # whether all of it arrived.
     lost_output = lost()
@@ -226,7 +231,9 @@ def _with_flags(
         others = assigned(given.pop("set", ()))
         for name in sorted(others):
             if name in given:
-                raise UserError(f"{name}: is given twice; leave out --set {name}=...")
+                raise UserError(
+                    f"{name}: it is given twice; leave out --set {name}=..."
+                )
         own[receiver] = given | others
         command(**own)
 

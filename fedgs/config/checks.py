@@ -47,7 +47,7 @@ def model_problems(config: Settings) -> Iterator[Problem]:
     if config.image_channels not in (None, 1, 3):
         yield "image_channels", "give --image-channels 1 or 3"
     if not re.fullmatch(DEVICE, config.device):
-        yield "device", "give --device cpu or cuda; cuda:1 is the second GPU"
+        yield "device", "give --device cpu, cuda, or cuda:1 for the second GPU"
 
 
 def _class_problems(config: Settings, kind: str) -> Iterator[Problem]:
@@ -123,7 +123,7 @@ def data_problems(config: Settings) -> Iterator[Problem]:
         why = f"partition = {config.partition} makes clients that no file can name"
         yield "cohort", f"{why}; leave one of the two out"
     if config.cohort_value is not None and not (config.cohorts or config.nodes):
-        yield "cohort_value", "give --cohorts, the file that says who has it"
+        yield "cohort_value", "give --cohorts, the file that assigns owners to cohorts"
     if config.cohorts is not None and is_shuffled:
         why = f"partition = {config.partition} makes clients that no file can name"
         yield "cohorts", f"{why}; leave one of the two out"
@@ -210,8 +210,8 @@ def privacy_problems(config: Settings) -> Iterator[Problem]:
     if config.privacy_unit == "record" and config.relation == "zero-out":
         yield (
             "relation",
-            "a record that contributes nothing moves all that its shard answers, so no "
-            "better bound than replace-one's holds for it; give --relation replace-one",
+            "if one record contributes nothing, the whole answer of its shard may "
+            "change, so only replace-one can be bounded; give --relation replace-one",
         )
     if config.amplification:
         yield from _amplification_problems(config)
@@ -298,8 +298,8 @@ def same_source_problems(config: Settings) -> Iterator[Problem]:
     if public is not None and _source(public) == _source(config.data):
         yield (
             "public_data",
-            f"has images of data = {config.data!r}, as far as the names tell, which a "
-            "start without noise would show; give data of other people",
+            f"by its name, it contains images of data = {config.data!r}, which the run "
+            "would show without noise; give data of other people",
         )
 
 

@@ -115,14 +115,17 @@ class FeatureSettings(Settings):
         if self.client_selection != "all":
             yield (
                 "phases",
-                f"every client takes part in {self.method}, client_selection = "
+                f"every client takes part in {self.method}, but client_selection is "
                 f"{self.client_selection}; give --client-selection all",
             )
         if self.clip_bound > MASS:
-            why = f"an embedding may be as short as {MASS:g}, beyond that is only noise"
+            why = (
+                f"embeddings may be as short as {MASS:g}, so a larger bound adds only "
+                "noise"
+            )
             yield "clip_bound", f"{why}; give --clip-bound at most {MASS:g}"
         if self.latent != "normal":
-            yield "latent", f"{self.method} determines it; give --latent normal"
+            yield "latent", f"{self.method} needs normal latents; give --latent normal"
         # The Gaussians are set by releases and not trained, and a refiner is fitted to
         # features, so no other generator can learn anything from these phases.
         if any(phase.method in OF_TRUNKS for phase in self.phases):
@@ -130,7 +133,7 @@ class FeatureSettings(Settings):
         else:
             generator = "gaussian"
         if self.generator != generator:
-            why = "the phases of mean features determine it"
+            why = "the phases of mean features need another one"
             yield "generator", f"{why}; give --generator {generator}"
 
 
@@ -199,7 +202,7 @@ class MomentSettings(LowFrequencySettings):
                 name = "moment_size"
             else:
                 name = "latent_dim"
-            why = f"more than {MOST_FEATURES} products of two coordinates"
+            why = f"it makes more than {MOST_FEATURES} products of two coordinates"
             yield name, f"{why}; give a smaller --{name.replace('_', '-')}"
         # Each needs what the phase before found. Public data stand in for the first
         # two, of which the model is then made.
@@ -215,7 +218,10 @@ class MomentSettings(LowFrequencySettings):
             is_in_order = before[: len(first)] == first and set(later) <= {"moments"}
         if not is_in_order:
             order = ", ".join([*first, "any number of moments, parts once, features"])
-            yield "phases", f"moments come in the order {order}; give them so"
+            yield (
+                "phases",
+                f"these phases must come in the order {order}; give them in this order",
+            )
 
 
 @dataclass(frozen=True)
@@ -227,7 +233,11 @@ class TrunkSettings(FeatureSettings):
         yield from super().problems()
         before = {phase.method for phase in self.earlier_phases}
         if not before or not before <= {*OF_MOMENTS}:
-            yield "phases", f"{self.method} comes after moments alone; give them so"
+            yield (
+                "phases",
+                f"{self.method} must come after moments, and after nothing else; give "
+                "the phases in this order",
+            )
 
 
 @dataclass(frozen=True)
@@ -338,11 +348,14 @@ class GroupMeansSettings(LowFrequencySettings):
         """Yields which settings do not say what is compared with what."""
         yield from super().problems()
         if len(self.phases) > 1:
-            yield "phases", f"{self.method} is a run by itself; give it alone"
+            why = f"{self.method} cannot be combined with other phases"
+            yield "phases", f"{why}; give it alone"
         if self.healthy is not None and self.suspicious is None:
-            yield "healthy", "needs the cohort to compare; give --suspicious too"
+            why = "a second cohort is needed to compare it with"
+            yield "healthy", f"{why}; give --suspicious too"
         if self.healthy is not None and self.healthy == self.suspicious:
-            yield "suspicious", "is the healthy cohort; give --suspicious another one"
+            why = "it is the same cohort as healthy"
+            yield "suspicious", f"{why}; give another --suspicious"
         for name in ("healthy", "suspicious"):
             value = getattr(self, name)
             if value is not None and not is_plain_name(value):
@@ -350,14 +363,14 @@ class GroupMeansSettings(LowFrequencySettings):
         if self.compares_nodes:
             yield from self._problems_of_nodes()
         elif self.nodes is None and self.cohorts is None:
-            yield "healthy", "give --cohorts, the file that says who is in which cohort"
+            yield "healthy", "give --cohorts, the file that assigns owners to cohorts"
 
     def _problems_of_nodes(self) -> Iterator[Problem]:
         why = "nodes are compared with each other"
         if self.secure_aggregation:
             yield (
                 "secure_aggregation",
-                f"{why}, and the sum over all of them shows none; leave it out, or "
+                f"{why}, which their sum does not allow; leave it out, or "
                 "give --healthy and --suspicious",
             )
         if self.min_answers is not None:
@@ -367,7 +380,7 @@ class GroupMeansSettings(LowFrequencySettings):
         if self.num_nodes < 2:
             yield (
                 "num_clients",
-                f"{why}, and there is one; give --clients-per-node less",
+                f"{why}, but there is only one; give a smaller --clients-per-node",
             )
         titles = self.site_names
         if self.suspicious is not None and self.suspicious not in titles:
@@ -378,7 +391,7 @@ class GroupMeansSettings(LowFrequencySettings):
             yield (
                 "clients_per_group",
                 f"the smallest node has {smallest} clients for {self.groups} groups; "
-                "give --clients-per-group less, or leave that node out",
+                "give a smaller --clients-per-group, or leave that node out",
             )
 
     @property

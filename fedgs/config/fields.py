@@ -124,21 +124,26 @@ def coerced(name: str, annotation: Any, value: Any) -> Any:
     if optional and (value is None or value == ""):
         return None
     if value is None or (value == "" and kind is not str):
-        raise UserError(f"{name} is unset: give --{name.replace('_', '-')}")
+        raise UserError(
+            f"{name} is unset: it needs a value; give --{name.replace('_', '-')}"
+        )
     # TOML and JSON have 1 where 1.0 is meant. But a bool is an int in Python, and no
     # number that somebody means.
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     is_bool = isinstance(value, bool)
     if not isinstance(value, kind) or (is_bool and kind is not bool):
-        raise UserError(f"{name} = {value!r}: must be of type {kind.__name__}")
+        raise UserError(f"{name} = {value!r}: it must be of type {kind.__name__}")
     if isinstance(value, str):
         check_utf8(name, value)
     # No more fits into a message of Flower or an array of numpy.
     if isinstance(value, int) and value.bit_length() > 63:
         raise UserError(f"{name} = {shortened(str(value))}: give at most 2^63 - 1")
     if isinstance(value, str) and "\0" in value:  # no name of a file has one
-        raise UserError(f"{name} = {shortened(repr(value))}: leave out the character 0")
+        raise UserError(
+            f"{name} = {shortened(repr(value))}: it contains the character 0; leave "
+            "that out"
+        )
     return value
 
 

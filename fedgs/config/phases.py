@@ -105,7 +105,10 @@ def read_phases(value: object) -> tuple[Phase, ...]:
 @lru_cache(maxsize=64)
 def _read_text(text: str) -> tuple[Phase, ...]:
     if len(text) > MOST_TEXT:
-        raise UserError(f"phases = {shortened(text)!r}: has too many characters")
+        raise UserError(
+            f"phases = {shortened(text)!r}: it has too many characters; give fewer "
+            "phases"
+        )
     if text.startswith("["):
         # Brackets in brackets in brackets end in the second error.
         errors = (ValueError, RecursionError)

@@ -102,8 +102,8 @@ def load(
     trusted = os.environ.get(TRUSTED_VARIABLE, "").split(",")
     if name not in places and not is_typed and name not in trusted:
         raise UserError(
-            f"{what} = {shown!r}: names code that is not of fedgs; if you trust it, "
-            f"set {TRUSTED_VARIABLE}={shown}"
+            f"{what} = {shown!r}: this is code that is not part of fedgs; if you "
+            f"trust it, set {TRUSTED_VARIABLE}={shown}"
         )
     module, _, attribute = place.partition(":")
     remedy = "give a method that can be imported (PYTHONPATH), module:object"

@@ -292,8 +292,8 @@ def recipe(name: str) -> RunConfig:
 def described(config: RunConfig) -> str:
     """Returns the recipe of a run and its phases, in words: its first line.
 
-    Example: recipe moments: means (25 %), scatter (25 %), moments (50 % of the
-    privacy); all of 539 clients in each
+    Example: Recipe moments: means (25 % of the privacy), scatter (25 %), moments
+    (50 %). Each round asks all of 539 clients.
     """
     starts = config.first_rounds
     shares = shares_of(config)
@@ -309,14 +309,14 @@ def described(config: RunConfig) -> str:
         if len(config.phases) > 1:
             text += f" ({100 * shares[index]:.3g} %)"
         texts.append(text)
-    if len(config.phases) > 1:
-        texts[-1] = texts[-1].replace(" %)", " % of the privacy)")
+    texts[0] = texts[0].replace(" %)", " % of the privacy)")
     num_clients = config.num_clients or "the data's"
     who = config.clients_per_round
     if config.client_selection == "all":
         who = "all"
     name = config.recipe or config.methods
-    return f"recipe {name}: {', '.join(texts)}; {who} of {num_clients} clients in each"
+    phases = ", ".join(texts)
+    return f"Recipe {name}: {phases}. Each round asks {who} of {num_clients} clients."
 
 
 def shares_of(config: RunConfig) -> list[float]:

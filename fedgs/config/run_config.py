@@ -266,8 +266,8 @@ def _at_phase(config: ConfigT, index: int) -> ConfigT:
     for name, _ in phase.settings:
         if name in shared:
             raise UserError(
-                f"{name}: is in a table of phases, but all phases have it; give it "
-                "outside of them"
+                f"{name}: it is in a table of phases, but belongs to all phases; give "
+                "it outside of these tables"
             )
     check_names(dict(phase.settings), names - {*BESIDE}, (phase,))
     values: dict[str, Any] = {
@@ -298,8 +298,8 @@ def _cost_at_run_noise(config: RunConfig) -> float:
         terms = plain.phase_terms(round)
         if not terms.noise_multiplier:
             raise UserError(
-                f"phases: {config.method} has no noise in its round {round}, so it has "
-                "no share of the privacy; leave its share out"
+                f"phases: {config.method} adds no noise in its round {round}, so it "
+                "spends no share of the privacy; leave its share out"
             )
         total += terms.batch_size / terms.noise_multiplier**2
     return total
@@ -312,7 +312,10 @@ def of_gs_wgan(config: RunConfig) -> "GsWganConfig":
         UserError: it is of another method.
     """
     if not isinstance(config, GsWganConfig):
-        raise UserError(f"phases = {config.methods}: is not {GS_WGAN} alone")
+        raise UserError(
+            f"phases = {config.methods}: this needs the one phase {GS_WGAN}; give "
+            f"--phases {GS_WGAN}"
+        )
     return config
 
 

@@ -550,7 +550,8 @@ class Settings:
         """
         if self.noise_multiplier is None:
             raise UserError(
-                "noise_multiplier is unset: give --noise-multiplier or --target-epsilon"
+                "noise_multiplier is unset: the noise depends on it; give "
+                "--noise-multiplier or --target-epsilon"
             )
         return self.noise_multiplier
 
@@ -696,7 +697,8 @@ def first_rounds(phases: tuple[Phase, ...], num_rounds: int) -> tuple[int, ...]:
     names = ", ".join(phase.method for phase in phases)
     if rounds.count(None) > 1:
         raise UserError(
-            f"phases = {names}: two have no number of rounds; give METHOD*ROUNDS"
+            f"phases = {names}: two of them have no number of rounds; give "
+            "METHOD*ROUNDS"
         )
     left = num_rounds - known
     if None in rounds and left < 1:

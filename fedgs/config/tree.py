@@ -59,15 +59,18 @@ def flattened(
             continue
         if key not in TABLES and key not in methods:
             known = ", ".join(f"[{name}]" for name in (*TABLES, *methods))
-            raise UserError(f"{where}: [{shortened(key)}] is no table; give {known}")
+            raise UserError(
+                f"{where}: [{shortened(key)}] is no table of settings; give {known}"
+            )
         for name, setting in value.items():
             own = table_of(name)
             # A setting in the wrong table is refused, not moved: the file would say
             # something else than what holds.
             if own is None and key in TABLES:
                 raise UserError(
-                    f"{name}: is no setting of [{key}], in {where}; `fedgs settings` "
-                    "lists them, and a method of your own has a table of its name"
+                    f"{name}: it is no setting of [{key}], in {where}; `fedgs "
+                    "settings` lists all settings, and a method of your own has a "
+                    "table of its name"
                 )
             if own is not None and own != key:
                 raise UserError(

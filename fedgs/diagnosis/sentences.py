@@ -31,9 +31,9 @@ def sentence(diagnosis: Diagnosis, suspicious: str, healthy: str) -> str:
         healthy: what the other one is called.
     """
     rate = (
-        "Where both are alike, any bug is named with probability at most "
-        f"{diagnosis.false_positive_rate:.3g} (exact, 1 of {diagnosis.num_splits} "
-        f"splits of the groups is {1 / diagnosis.num_splits:.3g})."
+        "If both are alike, a bug is named with probability at most "
+        f"{diagnosis.false_positive_rate:.3g} (exact; the test compares "
+        f"{diagnosis.num_splits} splits of the groups)."
     )
     verdict = _verdict(diagnosis, suspicious, healthy)
     return f"{verdict} {rate} {_not_tested(diagnosis)}"
@@ -82,8 +82,8 @@ def _verdict(
         )
     if diagnosis.verdict == OTHER:
         return (
-            f"{suspicious} and {healthy} are different, but not by anything that is "
-            f"known here: {where(diagnosis)}.{_closest(diagnosis)} "
+            f"{suspicious} and {healthy} differ, but not by a bug of the "
+            f"catalogue: {where(diagnosis)}.{_closest(diagnosis)} "
             f"{_excluded(diagnosis)}"
         )
     return f"Undecided: {_why(diagnosis)}."
@@ -104,7 +104,7 @@ def _excluded(diagnosis: Diagnosis) -> str:
     # looked for in parts of the clients, and its share is one of clients.
     cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == CLEARED]
     limit = f"{diagnosis.rule.min_effect:.0%} of the clients or more"
-    return f"Excluded, each in {limit}: {', '.join(cleared) or 'nothing'}."
+    return f"Excluded are, each in {limit}: {', '.join(cleared) or 'nothing'}."
 
 
 def _why(diagnosis: Diagnosis) -> str:
@@ -112,7 +112,8 @@ def _why(diagnosis: Diagnosis) -> str:
     least = 1 / diagnosis.num_splits
     if diagnosis.rule.alpha < least:
         return (
-            f"alpha = {diagnosis.rule.alpha:g} is below the attainable p, {least:.3g}"
+            f"alpha = {diagnosis.rule.alpha:g} is below the least p that is possible, "
+            f"{least:.3g}"
         )
     why = "the samples neither show nor exclude a bug"
     if not diagnosis.shows_data:
@@ -137,7 +138,7 @@ def _not_tested(diagnosis: Diagnosis) -> str:
     """Returns what the verdict does not speak about."""
     open_ones = [title(s.bug) for s in diagnosis.ranking if s.decision == UNDECIDED]
     # Without this, a reader would take a verdict for a statement about every bug.
-    text = "Not tested: anything that is not in the catalogue"
+    text = "Not tested: bugs that are not in the catalogue"
     if any(s.decision == NAMED for s in diagnosis.ranking):
         text += ", and a smaller bug beside this one"
     if open_ones and diagnosis.verdict in ("none", OTHER):
@@ -175,8 +176,8 @@ def _effect(suspect: Suspect) -> str:
     # In averages, noise makes the strength of a bug smaller by an unknown amount. So it
     # is no share, and its interval must not be read as one of 95 %.
     if suspect.effect is None:
-        return "strength as drawn unknown"
-    text = f"strength as drawn {suspect.effect:.2f}"
+        return "measured strength unknown"
+    text = f"measured strength {suspect.effect:.2f}"
     if suspect.interval is None:
         return text
     low, high = suspect.interval

@@ -186,7 +186,7 @@ def _check_public(config: ResolvedConfig, data: FederatedImages) -> None:
     if count:
         raise UserError(
             f"public_data = {config.public_data!r}: {count} of its images occur in the "
-            "private data, and a start without noise would show them; give data of "
+            "private data, and the run would show them without noise; give data of "
             "other people"
         )
 
@@ -230,8 +230,8 @@ def check_answer(config: ResolvedConfig) -> None:
     weight = 4 * max(map(math.prod, shapes))  # numbers of 32 bits
     if weight > MOST_ANSWER_BYTES:
         raise UserError(
-            f"batch_size = {config.batch_size}: an answer of this run weighs "
-            f"{weight / 2**20:.0f} MiB, a server reads at most "
+            f"batch_size = {config.batch_size}: an answer of this run has "
+            f"{weight / 2**20:.0f} MiB, but a server reads at most "
             f"{MOST_ANSWER_BYTES / 2**20:.0f}; give smaller batches, images or networks"
         )
 

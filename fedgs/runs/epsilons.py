@@ -78,13 +78,15 @@ def of_runs(
         UserError: no run folder, a broken ledger, or runs that do not belong together.
     """
     if at_epsilon is not None and "delta" in settings:
-        raise UserError("delta: --at-epsilon computes it; leave out one of the two")
+        raise UserError(
+            "delta: --at-epsilon asks for the delta; leave out one of the two"
+        )
     folders = [RunFolder.open(path) for path in paths]
     # Resolved: a link to a run is the same run.
     names = [str(folder.path.resolve()) for folder in folders]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"{name}: given twice; every run counts once")
+            raise UserError(f"{name}: it is given twice; name each run once")
     runs = [_run(folder.config, folder.read_ledger().events) for folder in folders]
     # The runs keep their own settings: whether a budget ended one is a question of the
     # delta that it had.
@@ -210,9 +212,9 @@ def _check_same_clients(configs: dict[str, RunConfig], is_reshuffled: bool) -> N
             one = getattr(known, name)
             other = getattr(config, name)
             raise UserError(
-                f"{name} = {one} in {first}, {other} in {path}: other clients, as "
-                "far as the folders show; account the runs apart, or give "
-                "--same-clients if you know that they are the same"
+                f"{name} = {one} in {first}, {other} in {path}: these are other "
+                "clients, as far as the folders show; state the runs one by one, or "
+                "give --same-clients if you know that they are the same"
             )
 
 

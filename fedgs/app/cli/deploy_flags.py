@@ -156,7 +156,7 @@ def debug(
     of_run = {name: value for name, value in given.items() if name not in names}
     submission = Submission(**of_run)
     if submission.resume is not None:
-        reject(compared, "--resume compares what the run does; leave out")
+        reject(compared, "a resumed run compares what it compared before; leave out")
         recipe = None
     else:
         recipe = GROUP_MEANS
@@ -164,8 +164,8 @@ def debug(
         # What can be found depends on it, so the recipe's own number would mislead.
         if config is None and not {"node_sizes", "clients_per_node"} & settings.keys():
             raise UserError(
-                "node_sizes is unset: give --node-sizes, how many owners each client "
-                "has, such as 120,45,300"
+                "node_sizes is unset: what can be found depends on it; give "
+                "--node-sizes, the number of owners at each client, such as 120,45,300"
             )
     from fedgs.app.commands import deploy
     from fedgs.app.debug import power

@@ -236,7 +236,10 @@ def show_settings(
         from fedgs.runs.run_folder import RunFolder
 
         # A run's settings are what it was made with; nothing can be put over them.
-        reject({"config": config, **settings}, "SOURCE is a run; leave out")
+        reject(
+            {"config": config, **settings},
+            "SOURCE is a run, whose settings are fixed; leave out",
+        )
         lines = as_toml(RunFolder.open(source).config)
     else:
         configured = configure(source, config, settings)
@@ -305,7 +308,9 @@ def inspect_data(
     Example: fedgs data inspect npz:mine.npz
     """
     # --data is among the flags of reading, but here the argument is the source.
-    reject({"data": settings.pop("data", None)}, "SOURCE says it; leave out")
+    reject(
+        {"data": settings.pop("data", None)}, "SOURCE names the data already; leave out"
+    )
     config = RunConfig(data=source, **settings)
     from fedgs.app.commands import data as data_report
 

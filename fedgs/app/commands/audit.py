@@ -73,19 +73,22 @@ def _attack_baseline(
     """Attacks one release of each kind; the worst case is the method's own."""
     run = open_other(folder.path)
     if request.full:
-        raise UserError("full: is for runs of `fedgs train`; leave out --full")
+        raise UserError(
+            "full = True: only a run of `fedgs train` can be trained again; leave "
+            "out --full"
+        )
     guarantees = run.guarantees()
     if not guarantees:
         raise UserError(
-            f"RUN = {folder.path}: {run.name} claims no epsilon, so there is none to "
-            "attack"
+            f"RUN = {folder.path}: {run.name} states no epsilon that an attack "
+            "could refute; give a run that does"
         )
-    progress.say(f"A: {request.trials} releases of each kind")
+    progress.say(f"Attack A: {request.trials} releases of each kind")
     findings = list(run.attack(request.trials))
     if not findings:
         raise UserError(
-            f"RUN = {folder.path}: {run.name} has no attack yet; `fedgs privacy RUN` "
-            "states its epsilons"
+            f"RUN = {folder.path}: {run.name} has no attack yet; `fedgs privacy of "
+            "RUN` states its epsilons"
         )
     whole = upper(guarantees[0].epsilon)
     notes = [f"one release each; the whole run claims {whole}"]
@@ -99,7 +102,7 @@ def _attack_run(
     clients = folder.config.num_clients
     if request.full and clients < FEWEST_CANARIES:
         raise UserError(
-            f"num_clients = {clients}: --full needs a run of at least "
+            f"num_clients = {clients}: --full needs a run with at least "
             f"{FEWEST_CANARIES} clients; leave it out"
         )
     config = folder.config
@@ -110,11 +113,11 @@ def _attack_run(
     # only phase is GS-WGAN.
     is_possible = isinstance(config, GsWganConfig) and len(config.phases) == 1
     has_b = request.full and is_possible
-    progress.say(f"A: up to {request.trials} rounds of each kind")
+    progress.say(f"Attack A: up to {request.trials} rounds of each kind")
     # The bounds of A and B are to hold together with the stated confidence, so A has to
     # know that B's bounds stand beside its own.
     findings, notes_of_a = _one_round(config, events, request, num_more=int(has_b))
-    progress.say("noise and clipping, and the method with made-up clients")
+    progress.say("Checks of noise, clipping and the method, with invented clients")
     checks, notes = _checks(config, events)
     notes += notes_of_a
     data = None
@@ -137,7 +140,7 @@ def _attack_run(
     if isinstance(membership, str):  # the reason why C could not run
         notes.append(f"C, membership inference: {membership}")
     if is_seeded:
-        say(f"Note: the noise of this run was {SEEDED}", is_error=True)
+        say(f"Note: the noise of this run was {SEEDED}.", is_error=True)
     return findings, checks, report, notes
 
 
@@ -197,7 +200,7 @@ def _one_run(
     config = dataclasses.replace(config, selection_key=secret())
     count = min(CANARIES, config.num_clients)
     drawn = Canaries.draw(config, count, config.relation, np.random.default_rng())
-    progress.say(f"B: training again with {count} canaries")
+    progress.say(f"Attack B: training again with {count} canaries")
     with (
         # The second run trains on private data without being charged to anybody, so
         # nothing of it may stay. It lies in the run folder, which is its owner's alone.
@@ -226,7 +229,7 @@ def _membership(
     folder: RunFolder, data: FederatedImages | None, progress: Progress
 ) -> dict[str, Any] | str:
     """Attack C; why not, if it cannot run."""
-    progress.say("C: membership inference on samples")
+    progress.say("Attack C: membership inference on samples")
     config = folder.config
     try:
         generator = samples.load_generator(folder)

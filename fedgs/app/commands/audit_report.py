@@ -54,7 +54,7 @@ def conclude(
         membership = report.get("membership")
         if isinstance(membership, dict):
             _membership(membership).show()
-        say(f"audit folder {output}")
+        say(f"Audit folder: {output}")
     # On standard error, so that a reader of the JSON or of a log cannot miss them.
     for finding in refuted:
         found = lower(finding.lower_bound)
@@ -78,7 +78,7 @@ def _table_of_checks(checks: Sequence[Check]) -> Table:
         allowed = f"{check.allowed:.4g}"
         row = (check.check, found, allowed, check.verdict, check.tested)
         rows.append(row)
-    caption = "what every claim rests on, with clients that are made up"
+    caption = "checks that every claim rests on, made with invented clients"
     return Table(caption, HEAD_OF_CHECKS, rows, numeric=False)
 
 

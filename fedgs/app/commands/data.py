@@ -142,21 +142,24 @@ def _show(report: dict[str, Any]) -> None:
     most = per_client["max"]
     shape = " x ".join(map(str, report["image_shape"]))
     per_class = report["images_per_class"]
+    background = report["background"]
+    guess = report["background_guess"]
     shown = {
         "clients": report["clients"],
         "images": f"{report['images']}, each {shape}",
         "held out": _held_out(report),
-        "of no client": report["without_client"],
+        "used by no client": report["without_client"],
         "per client": f"{least} to {most}, median {median:g}",
         "classes": report["classes"],
         "per class": f"{min(per_class)} to {max(per_class)} images",
-        "source is": f"{report['background']}, looks {report['background_guess']}",
+        "background": f"read as {background}, looks {guess}",
         "memory": f"{report['memory_bytes'] / 2**20:.0f} MiB",
     }
     shown |= _shown_pictures(report["pictures"])
     rows = [[name, str(value)] for name, value in shown.items()]
     Table(report["data"], ["what", "now"], rows, numeric=False).show()
-    say(f"contact sheet  {report['contact_sheet']} (private images: a row per client)")
+    sheet = report["contact_sheet"]
+    say(f"Contact sheet: {sheet} (private images, one row for each client)")
 
 
 def _held_out(report: dict[str, Any]) -> str:
@@ -175,7 +178,7 @@ def _shown_pictures(pictures: dict[str, Any] | None) -> dict[str, str]:
     shown = {
         "picture sizes": f"{first_n(sizes)} ({len(sizes)} of them)",
         "picture values": first_n(f"{n} of {k}" for k, n in pictures["values"].items()),
-        "not square": f"{pictures['not_square']}, --fit {pictures['fit']}",
+        "not square": f"{pictures['not_square']} (--fit {pictures['fit']})",
         "black and white": "as each file says",
     }
     if pictures["window"] is not None:

@@ -92,7 +92,7 @@ def submit(
     if submission.resume is not None:
         given = {"recipe": recipe, "config": config, **settings}
         given["dry_run"] = is_dry or None
-        reject(given, "--resume takes the run's own settings; leave out")
+        reject(given, "a resumed run keeps its own settings; leave out")
     else:
         names = _names(submission)
         given = {"engine": "flower", "nodes": ",".join(names), **settings}
@@ -127,13 +127,15 @@ def select_clients(
         typer.Exit: the run did not complete (code 1).
     """
     resume = {"resume": submission.resume}
-    reject(resume, "`fedgs deploy submit --resume` goes on with a selection; leave out")
+    reject(
+        resume, "use `fedgs deploy submit --resume` to continue a selection; leave out"
+    )
     num_nodes = len(_names(submission))
     plain = RunConfig.from_flat(settings)
     num_clients = plain.num_clients or num_nodes * plain.clients_per_node
     decided = deployed_settings(Thresholds(**selection), num_clients, num_nodes)
     twice = {name: settings.get(name) for name in decided}
-    reject(twice, "the selection decides it; leave out")
+    reject(twice, "the selection decides this setting; leave out")
     submit(submission, COHORT_COUNTS, None, settings | decided)
 
 
@@ -141,8 +143,9 @@ def _names(submission: Submission) -> list[str]:
     """Returns the names of a new run's clients, at least one."""
     names = [name for name, _ in submission.clients]
     if not names:
-        problem = "give --client NAME=KEY.pub for every client"
-        raise UserError(f"client is unset: {problem}")
+        raise UserError(
+            "client is unset: a run needs clients; give --client NAME=KEY.pub for each"
+        )
     return names
 
 
@@ -185,7 +188,7 @@ def _named(config: RunConfig, name: str) -> RunConfig:
 def _submit(submission: Submission) -> None:
     run = submission.resume or submission.settings["output"]
     # Before the run starts: a submitter whose connection breaks needs the name.
-    print(f"run folder: {run}, in the server's state directory", flush=True)
+    print(f"run folder: {run} in the server's state directory", flush=True)
     try:
         submitting.submit(submission)
     except FlowerFailed as error:
@@ -194,7 +197,7 @@ def _submit(submission: Submission) -> None:
             "--client NAME=KEY.pub ..."
         )
         # The run may have failed before the server made its folder.
-        begun = "where the run has begun; else submit it again"
+        begun = "if the run has begun; else submit it again"
         print(f"{error}\ncontinue with: {again} ({begun})", file=sys.stderr)
         raise typer.Exit(1) from error
 

@@ -110,11 +110,11 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
         yield "cannot be read", status["error"]
         return
     if status["phase"]:
-        yield "phase", f"{status['phase']}, said {_clock(status['time'])}"
+        yield "phase", f"{status['phase']}, as of {_clock(status['time'])}"
     yield "round", f"{status['round']} of {status['num_rounds']}"
     if status["waiting_for"]:
         yield "waiting for", ", ".join(status["waiting_for"])
-    yield "releases", f"{status['released']} (repeated rounds count again)"
+    yield "releases", f"{status['released']} (a repeated round counts again)"
     for row in status["epsilons"]:
         title = f"epsilon, {row['adversary']}, {row['relation']}"
         value = f"{upper(row['epsilon'])} at delta {upper(row['delta'], 6)}"
@@ -123,7 +123,7 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
             value += " (NO guarantee)"
         yield title, value
     yield "unit", status["unit"]
-    yield "conditions", "fedgs privacy RUN prints what each epsilon depends on"
+    yield "conditions", "fedgs privacy of RUN explains what each epsilon depends on"
 
 
 def _node_cells(node: Mapping[str, Any]) -> tuple[str, ...]:

@@ -42,14 +42,14 @@ TIMED_SECONDS = 1.0  # of a few clients' rounds, by which all rounds are estimat
 SECONDS_OF_PRODUCT = 4 / (60_000 * 100**2)
 SECONDS_OF_FIT = 420 / 28**2  # of all steps, on two cores; 300 to 525 s at 28 pixels
 ABSURD_EPSILON = 100.0
-OUTSIDE = "scores on private data lie outside every epsilon"
+OUTSIDE = "No epsilon covers the scores, because they are computed from private images."
 
 
 def choice(config: ResolvedConfig, data: FederatedImages) -> str:
     """Returns the line that says what was fitted to the clients, and the time."""
     return (
-        f"{_moments(config)} by {config.num_clients} clients and "
-        f"{target(config)}; {duration(config, data)}"
+        f"Fitted to {config.num_clients} clients and {target(config)}: "
+        f"{_moments(config)}. The run takes {duration(config, data)}."
     )
 
 
@@ -76,29 +76,30 @@ def unit_of(config: ResolvedConfig) -> str:
 def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
     """Returns what a run can be evaluated on, or what to do so that it can."""
     if has_test_split(config.data):
-        return "possible, on the data's own test images"
+        return "The run can be evaluated on the data's own test images."
     if config.test_owners:
         return _note_on_owners(config, data)
     if not config.test_fraction:
         return (
-            "nothing is held out: give --test-owners or --test-fraction, or have other "
-            f"images for fedgs evaluate RUN --test npz:FILE ({OUTSIDE})"
+            "No images are held out, so the run can be evaluated only on other images "
+            "(`fedgs evaluate RUN --test npz:FILE`). To hold some out, give "
+            f"--test-owners or --test-fraction. {OUTSIDE}"
         )
     held_out = data.client_test_records
     # A share of an owner's few images is rounded down, so it may hold out none.
     if held_out and not sum(map(len, held_out)):
         return (
-            f"evaluation will not be possible: test_fraction {config.test_fraction:g} "
-            "of so few images is none; give --test-owners, or a larger "
-            f"--test-fraction ({OUTSIDE})"
+            "Evaluation will not be possible, because test_fraction "
+            f"{config.test_fraction:g} of so few images is less than one. Give "
+            f"--test-owners, or a larger --test-fraction. {OUTSIDE}"
         )
     if held_out:
         whose = "every owner's"
     else:
         whose = "the"
     return (
-        f"possible, on {config.test_fraction:g} of {whose} images: {OUTSIDE}; "
-        "--test-fraction 0 trains on all"
+        f"The run can be evaluated on {config.test_fraction:g} of {whose} images, "
+        f"which it does not see (--test-fraction 0 trains on all). {OUTSIDE}"
     )
 
 
@@ -107,15 +108,16 @@ def _note_on_owners(config: ResolvedConfig, data: FederatedImages) -> str:
     count = len(data.test_owner_records)
     if count == 0:
         return (
-            f"evaluation will not be possible: test_owners {config.test_owners:g} of "
-            f"so few owners is none; give a larger --test-owners ({OUTSIDE})"
+            f"Evaluation will not be possible, because test_owners "
+            f"{config.test_owners:g} of so few owners is less than one. Give a larger "
+            f"--test-owners. {OUTSIDE}"
         )
     owners = f"{len(data.test_owners)} owners"
     if not data.test_owners:  # the data name none, so each image is its own owner's
         owners = f"{count} images"
     return (
-        f"possible, on {owners} whom the run never sees: {OUTSIDE}; --test-owners 0 "
-        "trains on all"
+        f"The run can be evaluated on {owners} that it never sees (--test-owners 0 "
+        f"trains on all). {OUTSIDE}"
     )
 
 
@@ -134,13 +136,13 @@ def warnings_of(
     yield from large_delta(config.delta, config.num_clients)
     epsilon = target or config.target_epsilon or 0.0
     if epsilon > ABSURD_EPSILON:
-        yield f"target_epsilon = {epsilon:g} protects nobody; 1 to 10 are usual"
+        yield f"target_epsilon = {epsilon:g} protects nobody; usual are 1 to 10"
     if config.num_clients == 1:
-        yield "num_clients = 1: one owner alone, among no others to be hidden by"
+        yield "num_clients = 1: with one owner there is no privacy"
     if config.num_classes == 1:
         yield (
-            "num_classes = 1: there are no labels; of a folder, the outer names are "
-            "owners and the inner ones labels"
+            "num_classes = 1: the data have no labels. In a folder, the outer names "
+            "must be owners and the inner ones labels."
         )
     # Only images that are trained on count: a partition may leave others to nobody.
     owned = data.labels[np.concatenate(data.client_records)]
@@ -149,9 +151,9 @@ def warnings_of(
     empty = np.flatnonzero(~is_used)
     # Label 0 alone is missing: most likely the labels count from 1.
     if len(empty) and empty[0] == 0 and is_used[1:].all():
-        yield "no image has label 0: labels count from 0; subtract 1 if yours do not"
+        yield "No image has label 0. Labels count from 0; subtract 1 if yours do not."
     elif len(empty):
-        yield f"no image has label {first_n(empty)}: such a class is drawn from noise"
+        yield f"No image has label {first_n(empty)}, so such a class is only noise."
 
 
 def duration(config: ResolvedConfig, data: FederatedImages) -> str:
@@ -173,7 +175,7 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
             seconds += SECONDS_OF_FIT * own.image_size**2
         elif own.method not in OF_MOMENTS:
             seconds += seconds_of_rounds(config, phase, data)
-            by = ", by rounds of a few clients timed here, if the cores are idle"
+            by = " on idle cores, to judge by a few clients that were timed here"
     # Rounded up, in the largest unit of which there are more than two: an estimate with
     # more digits would promise more than it can keep.
     for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
@@ -266,11 +268,11 @@ def timed_round(
 def show(config: ResolvedConfig, data: FederatedImages) -> None:
     """Prints what a run would do; nothing is written, nothing is spent."""
     for name, value in lines(config, data).items():
-        say(f"{name + ':':12}{value}")
+        say(f"{name + ':':14}{value}")
     rows = stated(config)
     caption = f"epsilon at delta {upper(config.delta, 6)}, unit: {unit_of(config)}"
     Table(caption, ["adversary", "relation", "epsilon"], rows).show()
-    say("no run: --dry-run writes nothing and spends no epsilon")
+    say("This was a dry run: nothing was written, and no privacy was spent.")
 
 
 def signal_note(config: ResolvedConfig) -> str:
@@ -280,7 +282,7 @@ def signal_note(config: ResolvedConfig) -> str:
     """
     firsts = config.first_rounds[:-1]  # of each phase
     most = {round: most_signal_to_noise(config, round) for round in firsts}
-    return f"at most {in_words(config, most)} of the noise's power, if all agree"
+    return f"at most {in_words(config, most)} (in power), if all clients agree"
 
 
 def stated(config: ResolvedConfig) -> list[list[str]]:
@@ -321,16 +323,16 @@ def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
     megabytes = math.ceil(3 * state / 1e6) + 10
     folder = near(Path(config.output))
     return {
-        "does": (
-            f"{config.num_rounds} rounds, {config.clients_per_round} of "
-            f"{config.num_clients} clients each, engine {config.engine}"
+        "rounds": (
+            f"{config.num_rounds}, each with {config.clients_per_round} of "
+            f"{config.num_clients} clients; engine {config.engine}"
         ),
         "images": f"{shape}, {config.num_classes} classes",
         "time": duration(config, data),
         "memory": f"about {held / 1e9:.1f} GB",
         "disk": f"about {megabytes} MB in {folder}",
-        "unit": unit_of(config),
+        "protected": unit_of(config),
         "public": "; ".join(config.public_conditions) or "nothing but the settings",
-        "signal": signal_note(config),
-        "scores": evaluation_note(config, data),
+        "signal/noise": signal_note(config),
+        "evaluation": evaluation_note(config, data),
     }

@@ -75,12 +75,14 @@ def of_settings(
     target = config.target_epsilon
     if not is_limited and noise is not None and target is not None:
         raise UserError(
-            f"noise_multiplier = {noise:g}: target_epsilon = {target:g} finds the "
+            f"noise_multiplier = {noise:g}: target_epsilon = {target:g} decides the "
             "noise; leave one of the two out, or ask `fedgs privacy rounds` how many "
             "rounds fit"
         )
     if at_epsilon is not None and "delta" in settings and target is None:
-        raise UserError("delta: --at-epsilon computes it; leave out one of the two")
+        raise UserError(
+            "delta: --at-epsilon asks for the delta; leave out one of the two"
+        )
     # 0 stands for noise that is unset: it is calibrated below, or refused.
     plan = Plan.from_config(dataclasses.replace(config, noise_multiplier=noise or 0.0))
     if is_limited:
@@ -91,7 +93,8 @@ def of_settings(
         plan = dataclasses.replace(plan, noise_multiplier=calibrated)
     elif noise is None:
         raise UserError(
-            "noise_multiplier is unset: give --noise-multiplier or --target-epsilon"
+            "noise_multiplier is unset: epsilon depends on it; give --noise-multiplier "
+            "or --target-epsilon"
         )
     costs = selection_costs([config])
     stated = statements(plan, config.delta, colluding, at_epsilon, costs)
@@ -128,11 +131,12 @@ def _largest(config: RunConfig, plan: Plan, colluding: int) -> int:
     target = _target_text(config)
     if most == 0:
         raise UserError(
-            f"noise_multiplier = {noise}: one round alone exceeds {target}; give a "
+            f"noise_multiplier = {noise}: a single round exceeds {target}; give a "
             "larger --noise-multiplier"
         )
     say(
-        f"num_rounds {most} is the largest with noise_multiplier {noise} for {target}",
+        f"num_rounds {most} is the largest number with noise_multiplier {noise} for "
+        f"{target}",
         is_error=True,
     )
     return most
@@ -164,8 +168,9 @@ def of_baseline(runs: Sequence[Path], delta: float | None) -> list[Statement]:
     """
     if len(runs) > 1:
         raise UserError(
-            f"RUN = {', '.join(map(str, runs))}: a baseline's run is accounted "
-            "alone; give one RUN, and add epsilons and deltas of one unit and relation"
+            f"RUN = {', '.join(map(str, runs))}: a run of `fedgs baseline` cannot be "
+            "counted with others here; give one RUN at a time, and add up the epsilons "
+            "and deltas of the same unit and relation"
         )
     from fedgs.runs.other_runs import open_other  # loads torch
 
@@ -185,7 +190,9 @@ def show_by_round(runs: Sequence[Path]) -> None:
     """
     if len(runs) != 1 or is_baseline(runs[0]):
         given = ", ".join(map(str, runs)) or "unset"
-        raise UserError(f"RUN = {given}: --csv needs one run of `fedgs train`; give it")
+        raise UserError(
+            f"RUN = {given}: --csv needs exactly one run of `fedgs train`; give one"
+        )
     folder = RunFolder.open(runs[0])
     events = folder.read_ledger().events
     lines: list[dict[str, float]] = []

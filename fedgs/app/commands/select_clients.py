@@ -105,8 +105,8 @@ def resume(path: Path) -> None:
     is_asked = selection.is_private and (path / ASKED_FILE).exists()
     if is_asked or (path / SUMMARY).exists():
         raise UserError(
-            f"{path}: its clients have been asked for their cohorts; select again "
-            "into another --output"
+            f"{path}: its clients were asked for their cohorts already; select "
+            "again, with another --output"
         )
     data = split_selectable(config, sources.load_records(config))
     _select(path, config, selection, data)
@@ -149,14 +149,15 @@ def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
     """
     if records.clients is None or config.partition in ("iid", "dirichlet"):
         raise UserError(
-            f"data = {config.data}: cohorts are of people, and these clients are "
-            "shards; give data that names its clients, such as mnist-by-writer, and no "
+            f"data = {config.data}: a cohort consists of people, but these clients are "
+            "shards; give data that names its owners, such as mnist-by-writer, and no "
             "--partition"
         )
     data = split_records(config, records)
     if data.num_classes < 2:
         raise UserError(
-            f"data = {config.data}: has one class only; a classifier needs labels"
+            f"data = {config.data}: has only one class, but a classifier needs two; "
+            "give labels"
         )
     cohort_file.check_names(data.client_names)
     return data
@@ -326,11 +327,13 @@ def _show(path: Path, rows: Sequence[Statement], summary: dict[str, Any]) -> Non
             row += [str(planted[cohort][column]) for column in ("corrupted", "intact")]
         cells.append(row)
         if not count:
-            say(f"{cohort} is empty: no file; give another threshold")
+            say(
+                f"The cohort {cohort} is empty and has no file; give another threshold."
+            )
     Table(f"{summary['num_clients']} clients", head, cells).show()
     if rows:
         privacy_report.show(rows)
     else:
-        say("NOT PRIVATE: the cohorts tell about the data of who is in them.")
-    say(f"A run on one of them: {summary['condition_of_runs']}.")
-    say(f"cohorts      {path}")
+        say("NOT PRIVATE: a cohort reveals something about the data of its clients.")
+    say(f"Condition of every run on a cohort: {summary['condition_of_runs']}.")
+    say(f"Cohorts: {path}")

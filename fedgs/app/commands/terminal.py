@@ -68,7 +68,7 @@ class Progress:
     def rounds(self, total: int, title: str = "round") -> Callable[[Any], None]:
         """Returns what a run of so many rounds calls with each round's metrics."""
         stage = self.stage(title, unit=title.split()[-1])
-        fit = self.stage("fit: step")
+        fit = self.stage("fitting the generator: step")
 
         def show(metrics: dict[str, Any]) -> None:
             if "fit_step" in metrics:

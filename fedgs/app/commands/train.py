@@ -97,7 +97,7 @@ def _planned(
     if folder is None:
         forecast.show(resolved, data)
         return None
-    say(f"scores: {forecast.evaluation_note(resolved, data)}")
+    say(forecast.evaluation_note(resolved, data))
     if resolved.engine == "local":
         return folder, data
     return folder, None
@@ -118,7 +118,7 @@ def resume(path: Path, typed: str = "") -> None:
         return select_clients.resume(path)
     folder = RunFolder.open(path)
     if folder.is_finished:
-        say(f"{path}: is finished, its generator is written")
+        say(f"{path} is finished; its generator is written.")
     elif folder.is_baseline:
         other = open_other(path, typed)
         run_to_end(folder, other.load_data(), other)
@@ -222,7 +222,7 @@ def run_to_end(
             # left to continue, so that is no failure.
             if other or not folder.is_finished:
                 raise
-            say(f"the budget is spent, so the run is complete: {end}")
+            say(f"The privacy budget is spent, so the run is complete: {end}")
         conclude(folder)  # writes a diagnosis where groups are compared
     show_end(path, trusted)
 
@@ -234,9 +234,9 @@ def _description(config: RunConfig) -> str:
     elif config.noise_seed is not None:
         noise += f" ({SEEDED})"
     return (
-        f"{config.num_clients} clients on {config.num_nodes} nodes, "
-        f"{config.clients_per_round} per round, {config.num_rounds} rounds, {noise}, "
-        f"engine {config.engine}"
+        f"Training {config.num_clients} clients on {config.num_nodes} nodes, with "
+        f"{config.clients_per_round} of them in each of {config.num_rounds} rounds; "
+        f"{noise}, engine {config.engine}"
     )
 
 
@@ -248,7 +248,7 @@ def publish(path: Path, output: Path, count: int) -> None:
     """
     label = privacy_label(path)
     publication.publish(RunFolder.open(path), output, label, count)
-    say(f"published in {output}: {label['guarantee']}")
+    say(f"Published in {output}. Guarantee: {label['guarantee']}.")
 
 
 def sample(asked: SampleRequest) -> None:
@@ -270,4 +270,4 @@ def sample(asked: SampleRequest) -> None:
         wanted = wanted or [*range(folder.config.num_classes)]
         count = asked.per_class * len(wanted)
     draw_samples(folder, count, wanted, asked.seed).write(asked.output)
-    say(f"{count} images in {Output.of(asked.output).path}")
+    say(f"Wrote {count} images to {Output.of(asked.output).path}")

@@ -70,7 +70,10 @@ def from_flags(
     if is_alone or (output and (path / "config.json").is_file()):
         of_run = {**given, **others, "config": config, "dry_run": dry_run or None}
         del of_run["output"]
-        why = f"{output} exists and goes on as it was started; choose another --output"
+        why = (
+            f"{output} exists, and is continued as it was started; choose another "
+            "--output"
+        )
         reject(of_run, f"{why}, or leave out")
         return resume(path, suspects, rule)
     names = [spec.name for spec in dataclasses.fields(Compared)]
@@ -85,7 +88,7 @@ def from_flags(
     if compared.healthy is not None and not {*PLACES} & told:
         values["clients_per_node"] = ONE_NODE
     configured = configure(GROUP_MEANS, config, values)
-    why = "--healthy and --suspicious say who takes part; leave out"
+    why = "--healthy and --suspicious decide who takes part; leave out"
     reject({"cohort": configured.cohort}, why)
     return debug(configured, compared, suspects, dry_run)
 
@@ -121,8 +124,8 @@ def debug(
         # than that of a selection would spoil others than its cohorts were made for.
         if compared.healthy is not None and config.corruption != "none":
             raise UserError(
-                "seed is unset: a bug in cohorts of your own is in the clients that "
-                "--seed draws; give the --seed that they were selected with"
+                "seed is unset: it decides which clients get the bug of --bug; give "
+                "the --seed that your cohorts were selected with"
             )
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
 
@@ -184,8 +187,8 @@ def _shown(
             content = read_json(folder.path / DIAGNOSIS)
     if content is None:
         raise UserError(
-            f"{folder.path}: is no finished run of {GROUP_MEANS}; give the --output of "
-            "a `fedgs debug`"
+            f"{folder.path}: it is not a finished run of `fedgs debug`; give the "
+            "--output of one"
         )
     verdict.show(folder, content)
     return content

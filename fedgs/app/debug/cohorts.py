@@ -112,8 +112,8 @@ def _check_apart(files: dict[str, Path], cohorts: dict[str, Cohort]) -> None:
         raise UserError(
             f"suspicious = {files[SUSPICIOUS]}: selection {suspicious.selection}; "
             f"healthy = {files[HEALTHY]}: selection {healthy.selection}, or another "
-            "one: their epsilons cannot be stated together; take both cohorts from one "
-            "selection, or both from your own files"
+            "one: the epsilons of two selections cannot be added; take both cohorts "
+            "from one selection, or both from your own files"
         )
     both = sorted(set(healthy.names) & set(suspicious.names))
     if both:

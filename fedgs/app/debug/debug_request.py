@@ -54,7 +54,7 @@ def planted(given: Mapping[str, Any]) -> dict[str, Any]:
     fraction = given.get("fraction")
     if bug is None:
         # A fraction alone would plant nothing, and the verdict would look like a test.
-        reject({"fraction": fraction}, "needs --bug; give it or leave out")
+        reject({"fraction": fraction}, "it needs --bug; give --bug, or leave out")
         return {}
     if bug not in BUGS:
         raise UserError(f"bug = {bug!r}: give --bug one of {', '.join(BUGS)}")
@@ -102,12 +102,15 @@ class Compared:
             reject(own, "--each compares every node with all others; leave out")
         elif self.suspicious is None:
             if self.healthy is not None:
-                raise UserError(f"healthy = {self.healthy}: give --suspicious too")
+                raise UserError(
+                    f"healthy = {self.healthy}: a second cohort is needed to compare "
+                    "it with; give --suspicious too"
+                )
             raise UserError(
-                "suspicious is unset: give --healthy and --suspicious, two files of "
-                "client names (`fedgs select-clients` makes them) or two values of "
-                "the clients' files of cohorts; or --each, to compare every node with "
-                "all others"
+                "suspicious is unset: it is not known what to compare; give --healthy "
+                "and --suspicious, two files of client names (`fedgs select-clients` "
+                "makes them) or two values of the clients' files of cohorts; or give "
+                "--each, to compare every node with all others"
             )
 
     @property

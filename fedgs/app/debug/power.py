@@ -27,10 +27,10 @@ from fedgs.privacy.rounding import upper
 POWER_FILE = Path(__file__).with_name("power.json")
 CLASSES = 10  # of the table's data
 MOST_EPSILON = 100.0  # a larger one protects nobody
-YES = "found"
-ALIKE = "found, or one that looks like it"
-PERHAPS = "perhaps"
-NO = "not found"
+YES = "always found"
+ALIKE = "always found, or taken for a bug that looks like it"
+PERHAPS = "sometimes found"
+NO = "never found"
 
 
 class Power(NamedTuple):
@@ -109,7 +109,7 @@ def show(config: ResolvedConfig) -> None:
         UserError: it can find none.
     """
     if not is_measured(config):
-        say(f"power: not measured for these settings, only for {GROUP_MEANS}")
+        say(f"Which bugs can be found was measured for {GROUP_MEANS} only.")
         return
     table = stored()
     powers = of_plan(_signal(config), table)
@@ -119,10 +119,9 @@ def show(config: ResolvedConfig) -> None:
     # Training would spend the clients' epsilon for a verdict that is known already.
     if all(power.now == NO for power in powers.values()):
         raise UserError(
-            f"target_epsilon = {config.target_epsilon or 'unset'}: with "
-            f"{group_size(config)} clients in a group the noise hides every bug "
-            "(docs/debugging.md); the least that suffices for one is "
-            f"{_plan(config, least)}"
+            f"target_epsilon = {config.target_epsilon or 'unset'}: the noise hides "
+            f"every bug if a group has {group_size(config)} clients; to find at least "
+            f"one kind of bug, use {_plan(config, least)} (docs/debugging.md)"
         )
     for line in _lines(config, powers, clean, table):
         say(line)
@@ -145,10 +144,10 @@ def _lines(
     if config.target_epsilon is not None:
         noise = target(config)
     yield (
-        f"power: {group_size(config)} clients in each group, {noise}"
-        f"{_of_nodes(config)}. By {trials} "
-        "trials a bug on digits and clothes with this noise, the bug in all images of "
-        "one cohort:"
+        f"What can be found with {group_size(config)} clients in each group and "
+        f"{noise}{_of_nodes(config)}. So it was in {trials} trials of each bug on "
+        "digits and clothes with as much noise, with the bug in all images of one "
+        "cohort:"
     )
     for now in (YES, ALIKE, PERHAPS, NO):
         bugs = [bug for bug, power in powers.items() if power.now == now]
@@ -156,8 +155,8 @@ def _lines(
     half_table = {**table, **table["of_half"]}
     of_half = of_plan(_signal(config), half_table)
     bugs = [bug for bug, power in of_half.items() if power.now == YES]
-    yield f"  found in half of the clients as well: {', '.join(bugs) or 'nothing'}"
-    yield f"  two cohorts alike: {CLEAN[clean.now]}"
+    yield f"  always found even in half of the clients: {', '.join(bugs) or 'nothing'}"
+    yield f"  if both cohorts are alike, {CLEAN[clean.now]}"
     # Bugs that need the same signal share a line.
     levels: dict[float | None, list[str]] = {}
     for bug, power in powers.items():
@@ -165,9 +164,9 @@ def _lines(
             levels.setdefault(power.needed, []).append(bug)
     never = levels.pop(None, [])
     for level in sorted(filter(None, levels)):
-        yield f"  enough for {', '.join(levels[level])}: {_plan(config, level)}"
+        yield f"  to find {', '.join(levels[level])}: use {_plan(config, level)}"
     if never:
-        yield f"  not always found at any noise that was tried: {', '.join(never)}"
+        yield f"  not always found, however little noise was tried: {', '.join(never)}"
 
 
 CLEAN = {
@@ -210,8 +209,8 @@ def _of_nodes(config: ResolvedConfig) -> str:
     if factor <= 1:
         return ""
     return (
-        f", {factor:.3g} times it in every group, since each of the {config.num_nodes} "
-        "nodes adds its own"
+        f" (in each group {factor:.3g} times this noise, because each of the "
+        f"{config.num_nodes} nodes adds its own)"
     )
 
 
@@ -233,7 +232,7 @@ def _plan(config: ResolvedConfig, level: float) -> str:
     text = f"{clients} clients in each group"
     if epsilon is None or epsilon > MOST_EPSILON:
         return text
-    return f"{text}, or epsilon {upper(epsilon, 2)} with {group_size(config)}"
+    return f"{text}, or epsilon {upper(epsilon, 2)} with {group_size(config)} clients"
 
 
 def epsilon_of(config: ResolvedConfig, noise_multiplier: float) -> float | None:

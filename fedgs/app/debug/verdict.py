@@ -29,15 +29,15 @@ def show(folder: RunFolder, content: Mapping[str, Any]) -> None:
         for table in diagnosis_tables(comparisons[0]):
             table.show()
     for comparison in comparisons:
-        say(f"{comparison['suspicious']}: {comparison['verdict']}")
+        say(f"Verdict on {comparison['suspicious']}: {comparison['verdict']}")
         say(comparison["sentence"])
         step = next_step(folder.config, comparison, str(near(folder.path)))
         if step:
             say(step)
     planted = content["planted"]
     if planted is not None:
-        say(f"planted: {planted['bug']} in {planted['where']}")
-    say(f"picture      {near(folder.path)}/{content['picture']}")
+        say(f"Planted bug: {planted['bug']} in {planted['where']}")
+    say(f"Picture: {near(folder.path)}/{content['picture']}")
 
 
 def sites_table(content: Mapping[str, Any]) -> Table:
@@ -85,17 +85,17 @@ def next_step(config: RunConfig, comparison: Mapping[str, Any], output: str) -> 
         # A round number below the interval, in steps of 0.05.
         less = math.floor(20 * low) / 20 or low / 2
         return (
-            f"Next step: {best['title']} is significant, but not surely in "
-            f"{least:.0%}. The same release may name it in fewer, at no epsilon and at "
-            f"the same error rate: fedgs debug --output {output} "
-            f"--min-effect {less:.2g}"
+            f"Next step: {best['title']} is significant, but perhaps in less than "
+            f"{least:.0%} of the clients. Ask the same release for a smaller share, at "
+            "no cost in privacy and at the same error rate: "
+            f"fedgs debug --output {output} --min-effect {less:.2g}"
         )
     more = "--noise-multiplier LESS"
     if config.target_epsilon:
         more = f"--target-epsilon {2 * config.target_epsilon:g}"
     return (
-        "Next step: more clients, or the same command again with less noise, whose "
-        f"epsilon comes on top: {more} and another --output"
+        "Next step: use more clients, or give the same command less noise "
+        f"({more} and another --output); its epsilon is added to this run's"
     )
 
 
@@ -134,8 +134,8 @@ def _suspects(diagnosis: Mapping[str, Any]) -> Table:
     note = ""
     if hidden:
         excluded = sum(row["decision"] == "excluded" for row in hidden)
-        note = f"{len(hidden)} more explain less, {excluded} of them are excluded."
-    head = ["suspected", "decision", "explains", "strength as drawn", "adjusted p"]
+        note = f"{len(hidden)} more bugs explain less; {excluded} of them are excluded."
+    head = ["suspected", "decision", "explains", "measured strength", "adjusted p"]
     return Table("Suspected bugs, strongest first", head, rows, note)
 
 

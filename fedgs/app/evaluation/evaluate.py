@@ -111,7 +111,9 @@ def with_data(request: EvaluationRequest) -> EvaluationRequest:
     if request.data:
         return request
     if not _is_run(request):
-        raise UserError("data is unset: give --data, real data with a test split")
+        raise UserError(
+            "data is unset: synthetic images are compared with real ones; give --data"
+        )
     data = RunFolder.open(request.source).config.data
     return dataclasses.replace(request, data=data)
 
@@ -187,8 +189,8 @@ def _check_synthetic(request: EvaluationRequest, synthetic: LabelledImages) -> N
     classes = np.unique(synthetic.labels)
     if len(classes) < 2 and set(request.metrics) != {"images"}:
         raise UserError(
-            f"{request.source}: one class only (label {classes[0]}), classifiers need "
-            "two; give --metrics images"
+            f"{request.source}: it has only one class (label {classes[0]}), but "
+            "classifiers need two; give --metrics images"
         )
 
 
@@ -206,8 +208,8 @@ def _check_shape(request: EvaluationRequest, source: RunConfig) -> None:
         if given != value:
             reject(
                 {name: given},
-                f"{request.source} has {value}, and real images must be alike; give "
-                "other --data, or leave out",
+                f"{request.source} has {value}, and the real images must have the "
+                "same; give other --data, or leave out",
             )
 
 
@@ -227,8 +229,8 @@ def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
     has_held_out = any(shares.values())
     if has_held_out and data != run.data:
         raise UserError(
-            f"data = {data}: is read in another way than {run.data}, so other images "
-            "would be held out; leave out --data"
+            f"data = {data}: the run read its data in another way ({run.data}), so you "
+            "would test on images that it was trained on; leave out --data"
         )
     for name, share in shares.items():
         flag = f"--{name.replace('_', '-')}"
@@ -237,8 +239,8 @@ def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
         if given > share:
             raise UserError(
                 f"{name} = {given}: the run held out {share} and was trained on all "
-                f"others, so they cannot test it; leave out {flag}, give other --data, "
-                "or train with it"
+                f"other images, so that these cannot test it; leave out {flag}, give "
+                "other --data, or train again with it"
             )
     # Owners are held out at random among all of them. If the images had other owners,
     # the test would contain images of owners that the run was trained on.
@@ -246,9 +248,9 @@ def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
         value = getattr(run, name)
         if has_held_out and request.reading.get(name, value) != value:
             raise UserError(
-                f"{name} = {request.reading[name]!r}: with another than the run's, "
-                f"{value!r}, other images would be held out; leave out "
-                f"--{name.replace('_', '-')}"
+                f"{name} = {request.reading[name]!r}: the run held out images with "
+                f"{value!r}, and another value would test on images that it was "
+                f"trained on; leave out --{name.replace('_', '-')}"
             )
 
 

@@ -164,7 +164,9 @@ def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> N
     # The FID that other papers state. Ours by another network is no substitute, so a
     # reader is told that it is missing.
     if "fid_inception_v3_pool3" not in result and "images" in request.metrics:
-        say("fid_inception_v3_pool3: not computed, needs the weights in torch hub")
+        say(
+            "fid_inception_v3_pool3 was not computed: its weights are not in torch hub."
+        )
     if "classifiers" in result:
         found = result["classifiers"]
         classifier_table("classifiers", request.data, found).show()
@@ -172,17 +174,19 @@ def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> N
     if "label_efficiency" in result:
         label_table("label efficiency", result["label_efficiency"]).show()
     lines, folder = places(request)
-    say(f"results   {lines}\npictures  {folder}")
-    say("privacy   computed from real images: no epsilon covers these scores")
+    say(f"Results:   {lines}\nPictures:  {folder}")
+    say("Privacy:   none; the scores are computed from real images. Keep them private.")
 
 
 def _show_notes(result: dict[str, Any]) -> None:
     if len(result["calibrated"]) < len(result["accuracy"]):
         say(
-            "calibrated: needs the same classifiers trained on the real images, once: "
-            "`fedgs evaluate real --metrics classifiers` on the same data"
+            "Scores are calibrated only after the same classifiers were trained on the "
+            "real images: run `fedgs evaluate real --metrics classifiers` on the same "
+            "data once."
         )
     for reason in result["failed"].values():
         say(reason)
     if result["unconverged"]:
-        say(f"stopped at their limit of iterations: {', '.join(result['unconverged'])}")
+        names = ", ".join(result["unconverged"])
+        say(f"These classifiers stopped at their limit of iterations: {names}")

@@ -75,7 +75,7 @@ def read_page(paths: Sequence[Path]) -> Page:
     places = [str(path.resolve()) for path in paths]
     for path, place in zip(paths, places, strict=True):
         if places.count(place) > 1:
-            raise UserError(f"{path}: given twice; name every folder once")
+            raise UserError(f"{path}: it is given twice; name each folder once")
     runs = _with_unique_names([read_run(path) for path in paths])
     _check_same_data(runs)
     return Page(runs, _together(paths))

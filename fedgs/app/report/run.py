@@ -200,8 +200,8 @@ def _grids(run: Path) -> list[Grid]:
     paths = sorted((run / "samples").glob("round-*.png"))
     if not paths:
         raise UserError(
-            f"{run}: no samples yet (samples/ has no round-*.png); train on with "
-            f"`fedgs resume {run}`"
+            f"{run}: it has no samples yet (samples/ has no round-*.png); continue it "
+            f"with `fedgs resume {run}`"
         )
     return [_grid(paths[place]) for place in spread(len(paths), MOST_GRIDS)]
 

@@ -189,9 +189,9 @@ def _privacy(page: Page) -> Section:
     if len(page.runs) > 1 and not page.together:
         texts.append(
             "Not added up: every table is of its own run. Where runs have clients in "
-            "common, all that they released together has a larger epsilon "
-            "than any of them; fedgs privacy RUN RUN --same-clients states it for runs "
-            "of fedgs train."
+            "common, all that they released together has a larger epsilon than any "
+            "of them; fedgs privacy of RUN RUN --same-clients states it for runs of "
+            "fedgs train."
         )
     cards = [card for facts in page.runs for card in cards_of_run(facts)]
     if page.together:
