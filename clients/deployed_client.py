@@ -188,7 +188,7 @@ class DeploymentConfig:
                 it.
         """
         make_private("state-dir", self.state_dir)
-        problem = f"state-dir = {self.state_dir}: cannot be locked"
+        problem = f"state-dir = {self.state_dir}: it cannot be locked"
         with wrap_error(OSError, problem, "give one that this user can write to"):
             _hold(self.state_dir / ".client.lock")
 
@@ -400,7 +400,7 @@ class DeployedClient:
         # Settings that are left out have their default.
         if ResolvedConfig.from_flat(known) != ResolvedConfig.from_flat(settings):
             raise UserError(
-                f"{self._settings_file}: the server sends other settings under the "
+                f"{self._settings_file}: the server now sends other settings for the "
                 "same run; it must start a new run folder"
             )
 
@@ -437,8 +437,8 @@ class DeployedClient:
         names = [data.client_names[client] for client in hosted]
         if config.method == COHORT_COUNTS and len(set(names)) < len(names):
             raise UserError(
-                f"data = {config.data}: cohorts are of people, and these clients are "
-                "shards; give data that name their owners"
+                f"data = {config.data}: a cohort consists of people, but these "
+                "clients are shards; give data that name their owners"
             )
         count = ClientLedger(limits.state_dir or self.folder, names)
         first_release = release_event(
@@ -565,9 +565,9 @@ def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
     data = keep_cohort(own, split_records(for_all_clients(own), records))
     if data.num_clients != len(hosted):
         raise UserError(
-            f"data = {own.data}: has {data.num_clients} clients, the run gives this "
-            f"node {len(hosted)}; give data of that many, or have the server set "
-            "num_clients and clients_per_node or node_sizes"
+            f"data = {own.data}: it has {data.num_clients} clients, but the run "
+            f"expects {len(hosted)} on this node; give data of that many, or have the "
+            "server set num_clients and clients_per_node or node_sizes"
         )
     names = [SHARDED_DATASET] * len(hosted)
     if are_named:

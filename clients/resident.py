@@ -86,7 +86,7 @@ def _site(text: str | None) -> DeploymentConfig:
 
     if text is None:
         raise UserError("--node-config is missing: give name, data and state-dir")
-    problem = f"--node-config {text}: cannot be read"
+    problem = f"--node-config {text}: it cannot be read"
     with wrap_error(Exception, problem, 'give name="..." data="..." ...'):
         return DeploymentConfig.read(parse_config_args([text]))
 

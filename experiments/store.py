@@ -46,7 +46,7 @@ class Store:
             UserError: it cannot be written.
         """
         line = {"cell": name, **content}
-        problem = f"output = {self.path.parent}: cannot be written"
+        problem = f"output = {self.path.parent}: it cannot be written"
         with wrap_error(OSError, problem, "free the disk"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:

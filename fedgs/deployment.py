@@ -174,7 +174,7 @@ def file_of(name: str, path: Path | None) -> str:
         raise UserError(f"{name} is unset: give {flag}, or --insecure on one machine")
     path = path.expanduser().absolute()
     if not path.is_file():
-        raise UserError(f"{name} = {path}: no such file; give {flag} a file")
+        raise UserError(f"{name} = {path}: there is no such file; give {flag} a file")
     return str(path)
 
 
@@ -188,7 +188,7 @@ def private_key(where: str, path: Path) -> "ec.EllipticCurvePrivateKey":
         if isinstance(key, ec.EllipticCurvePrivateKey):
             return key
     raise UserError(
-        f"{where}: is no private key of `fedgs deploy certs`; give NAME.key"
+        f"{where}: it is no private key of `fedgs deploy certs`; give NAME.key"
     )
 
 
@@ -201,7 +201,9 @@ def public_key(where: str, path: Path) -> "ec.EllipticCurvePublicKey":
         key = load_ssh_public_key(read_bytes(path))
         if isinstance(key, ec.EllipticCurvePublicKey):
             return key
-    raise UserError(f"{where}: is no public key of `fedgs deploy certs`; give NAME.pub")
+    raise UserError(
+        f"{where}: it is no public key of `fedgs deploy certs`; give NAME.pub"
+    )
 
 
 def toml_value(name: str, value: str | int | float | bool) -> str:

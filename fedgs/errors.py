@@ -59,7 +59,7 @@ def check_utf8(what: str, name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{what} = {name!r}: is no UTF-8; rename it") from error
+        raise UserError(f"{what} = {name!r}: it is no UTF-8; rename it") from error
 
 
 def raise_if_any(where: str, problems: Iterable[str]) -> None:
@@ -137,4 +137,4 @@ def imported(module: str, setting: str, install: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         remedy = f"run `pip install {install}`"
-        raise UserError(f"{setting}: needs {error.name}; {remedy}") from error
+        raise UserError(f"{setting}: it needs {error.name}; {remedy}") from error

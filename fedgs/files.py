@@ -135,7 +135,7 @@ def check_entries(folder: Path) -> None:
         for name in (*folders, *names):
             if _leads_out(os.path.join(place, name), root):
                 raise UserError(
-                    f"{place}/{name}: is a link that leads out of {folder}, or no "
+                    f"{place}/{name}: it is a link that leads out of {folder}, or no "
                     "file; put what it leads to in its place, or remove it"
                 )
 
@@ -259,7 +259,7 @@ def read_toml(setting: str, path: Path) -> dict[str, Any]:
         UserError: missing or malformed.
     """
     remedy = f"give a TOML file as --{setting}"
-    with wrap_error(Exception, f"{setting} = {path}: cannot be read", remedy):
+    with wrap_error(Exception, f"{setting} = {path}: it cannot be read", remedy):
         return tomllib.loads(read_text(path))
 
 
@@ -298,10 +298,10 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: missing or malformed.
     """
-    with wrap_error(Exception, f"{path}: cannot be read", RESTORE):
+    with wrap_error(Exception, f"{path}: it cannot be read", RESTORE):
         content = json.loads(read_text(path))
     if not isinstance(content, dict):
-        raise UserError(f"{path}: is not a JSON object; {RESTORE}")
+        raise UserError(f"{path}: it is not a JSON object; {RESTORE}")
     return content
 
 
@@ -316,7 +316,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     remedy = "move it away"
-    with wrap_error(Exception, f"{path}: cannot be read", remedy):
+    with wrap_error(Exception, f"{path}: it cannot be read", remedy):
         texts = read_text(path).split("\n")
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(texts[:-1], start=1):  # behind the last "\n": torn
@@ -425,7 +425,7 @@ def check_tensors(path: Path) -> None:
 
 @contextlib.contextmanager
 def _opened_tensors(path: Path, framework: str = "pt") -> Iterator[Any]:
-    with wrap_error(Exception, f"{path}: cannot be read", RESTORE):
+    with wrap_error(Exception, f"{path}: it cannot be read", RESTORE):
         check_regular(path)
         with safe_open(path, framework=framework) as file:
             yield file

@@ -123,7 +123,8 @@ def planned(
         config = overridden(config, {"data": GIVEN, **given})
         if config.data != GIVEN:
             raise UserError(
-                f"data = {config.data!r}: images are given; leave out one of the two"
+                f"data = {config.data!r}: images are given as well; leave out one of "
+                "the two"
             )
         load_images = _reader(config, images, labels, clients)
     config = overridden(config, given)
@@ -259,7 +260,8 @@ class TrainingRun:
         if wanted not in known:
             stated = "; ".join(", ".join(pair) for pair in known)
             raise UserError(
-                f"adversary, relation = {', '.join(wanted)}: this run states {stated}"
+                f"adversary, relation = {', '.join(wanted)}: this run has no such "
+                f"epsilon; ask for one of {stated}"
             )
         return min(known[wanted], default=math.inf)
 

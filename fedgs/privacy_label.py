@@ -200,7 +200,7 @@ def _audited(path: Path, first: Statement) -> tuple[dict[str, Any] | None, bool]
     if not report.exists():
         return None, True
     content = read_json(report)
-    with wrap_error(Exception, f"{report}: cannot be read", "audit the run again"):
+    with wrap_error(Exception, f"{report}: it cannot be read", "audit the run again"):
         # The attacks B and C read images: what A found alone is public.
         found = [
             row

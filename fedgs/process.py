@@ -62,12 +62,14 @@ def make_private(setting: str, folder: Path) -> None:
         UserError: it cannot be made, or others can look into it.
     """
     where = f"{setting} = {folder}"
-    with wrap_error(OSError, f"{where}: cannot be made", f"choose another {setting}"):
+    with wrap_error(
+        OSError, f"{where}: it cannot be made", f"choose another {setting}"
+    ):
         make_folder(folder, 0o700)
         mode = folder.stat().st_mode & 0o777
     if mode & 0o077:
         remedy = f"others can look into it; run chmod 700 {folder}"
-        raise UserError(f"{where}: has mode {mode:o}, {remedy}")
+        raise UserError(f"{where}: it has mode {mode:o}, {remedy}")
 
 
 def check_protocol(who: str, theirs: object, we: str) -> None:

@@ -23,7 +23,10 @@ def kept_of(folder: RunFolder) -> dict[str, Any]:
     if not path.exists():
         # With a new run_id its clients would take it for another run.
         if folder.read_ledger().length:
-            raise UserError(f"{path}: is missing, the run has released; {RESTORE}")
+            raise UserError(
+                f"{path}: it is missing, although the run has released something; "
+                f"{RESTORE}"
+            )
         nodes = list(folder.config.node_names)
         write_json(path, {"run_id": secrets.token_hex(8), "nodes": nodes})
     return read_json(path)

@@ -278,7 +278,7 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
         other = "choose another output"
         if config.node_names:
             other = f"continue it with --resume {path.name}, or {other}"
-        raise UserError(f"output = {path}: exists already; {other}")
+        raise UserError(f"output = {path}: it exists already; {other}")
     make_folder(path.parent)
     if config.node_names:
         return RunFolder.create(resolve_deployed(config))

@@ -350,8 +350,8 @@ def check_run(method: type[Baseline[Any]], config: RunConfig) -> None:
         value = getattr(config, name)
         if value != only:
             raise UserError(
-                f"{name} = {value}: {title} is central, who runs it sees all images "
-                "and is trusted; leave it out, or use `fedgs train`"
+                f"{name} = {value}: {title} is central: whoever runs it sees all "
+                "images; leave this setting out, or use `fedgs train`"
             )
 
 
@@ -418,7 +418,7 @@ def open_run(path: str | Path, typed: str = "") -> BaselineRun:
     folder = RunFolder.open(path)
     if not folder.is_baseline:
         raise UserError(
-            f"{path}: is no run of `fedgs baseline` ({BASELINE} is missing)"
+            f"{path}: it is no run of `fedgs baseline` ({BASELINE} is missing)"
         )
     content = read_json(folder.path / BASELINE)
     with wrap_error(Exception, f"{folder.path / BASELINE}: corrupted", RESTORE):

@@ -168,8 +168,8 @@ def read_norms(folder: RunFolder) -> list[Norms]:
     """
     if not (folder.path / WARNING_FILE).exists():
         raise UserError(
-            f"{folder.path}: is no probe ({WARNING_FILE} is missing); norms are only "
-            "taken from runs that are marked as not private"
+            f"{folder.path}: it is no probe ({WARNING_FILE} is missing); norms are "
+            "only taken from runs that are marked as not private"
         )
     found: dict[int, Norms] = {}
     for line in read_json_lines(folder.path / NORMS_FILE):

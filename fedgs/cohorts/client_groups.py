@@ -74,7 +74,7 @@ def read_client_cohorts(path: Path) -> dict[str, CohortOfClient]:
     """
     where = f"cohorts = {path}"
     remedy = "give --cohorts a CSV file whose first line is owner,cohort"
-    with wrap_error(Exception, f"{where}: cannot be read", remedy):
+    with wrap_error(Exception, f"{where}: it cannot be read", remedy):
         header, *rows = csv.reader(read_text(path).splitlines(), strict=True)
     if header not in (HEADER, [*HEADER, PART]):
         raise UserError(f"{where}: the first line is {','.join(header)!r}; {remedy}")
@@ -89,7 +89,7 @@ def read_client_cohorts(path: Path) -> dict[str, CohortOfClient]:
             raise UserError(f"{where}: line {number}: give part a number from 0 on")
         found[owner] = CohortOfClient(value, *map(int, part))
     if not found:
-        raise UserError(f"{where}: names no owner; give a line for each")
+        raise UserError(f"{where}: it names no owner; give a line for each")
     return found
 
 

@@ -113,7 +113,7 @@ def read_cohort(path: Path, setting: str = "cohort") -> Cohort:
     """
     where = f"{setting} = {path}"
     remedy = f"give --{setting} a text file with one client name a line"
-    with wrap_error(Exception, f"{where}: cannot be read", remedy):
+    with wrap_error(Exception, f"{where}: it cannot be read", remedy):
         text = read_text(path)
     cohort = Cohort(())
     names: list[str] = []
@@ -125,7 +125,7 @@ def read_cohort(path: Path, setting: str = "cohort") -> Cohort:
         elif line and not line.startswith("#"):
             names.append(line)
     if not names:
-        raise UserError(f"{where}: names no client; give one name a line")
+        raise UserError(f"{where}: it names no client; give one name a line")
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise UserError(

@@ -364,7 +364,7 @@ def read_plan(folder: Path) -> tuple[ResolvedConfig, Selection]:
         UserError: missing or malformed.
     """
     values: dict[str, Any] = read_json(folder / PLAN)
-    problem = f"{folder / PLAN}: cannot be read"
+    problem = f"{folder / PLAN}: it cannot be read"
     with wrap_error(Exception, problem, "select the cohorts again"):
         config = ResolvedConfig.from_flat(values["config"])
         return config, Selection(**values["selection"])

@@ -56,7 +56,7 @@ def _class_problems(config: Settings, kind: str) -> Iterator[Problem]:
         yield "classes", f"give --classes one of {names} for femnist"
     if config.classes != "all" and kind not in ("femnist", "folder", "hf"):
         what = "only femnist, folder:PATH and hf:NAME have classes to choose"
-        yield "classes", f"{what}, data = {config.data!r} has not; leave out --classes"
+        yield "classes", f"{what}, and data is {config.data!r}; leave out --classes"
     # A label is the place of its class in this list, so a name has to be there once.
     names = config.class_names
     if len(set(names)) < len(names) or "" in names:
@@ -95,9 +95,10 @@ def _held_out_problems(config: Settings) -> Iterator[Problem]:
         if getattr(config, name):
             yield (
                 name,
-                f"{config.partitioner} shuffles who has which image, and an evaluation "
-                f"could not find those held out; leave out --{name.replace('_', '-')}, "
-                "or name a column of clients: --data hf:NAME?client=COLUMN",
+                f"{config.partitioner} deals images in random order, so that an "
+                "evaluation could not find the ones held out; leave out "
+                f"--{name.replace('_', '-')}, or name a column of clients: --data "
+                "hf:NAME?client=COLUMN",
             )
 
 
@@ -128,7 +129,7 @@ def data_problems(config: Settings) -> Iterator[Problem]:
         why = f"partition = {config.partition} makes clients that no file can name"
         yield "cohorts", f"{why}; leave one of the two out"
     if config.partitioner is not None and is_shuffled:
-        why = f"would replace the clients of {config.partitioner}"
+        why = f"it would replace the clients of {config.partitioner}"
         yield "partition", f"{why}; leave one of the two out"
 
 
@@ -140,8 +141,9 @@ def node_size_problems(config: Settings) -> Iterator[Problem]:
     if hosted != config.num_clients:
         yield (
             "node_sizes",
-            f"these nodes host {hosted} clients, num_clients = {config.num_clients}; "
-            f"give --node-sizes whose sum is that number, or --num-clients {hosted}",
+            f"these nodes host {hosted} clients, but num_clients is "
+            f"{config.num_clients}; give --node-sizes whose sum is that number, or "
+            f"--num-clients {hosted}",
         )
 
 
@@ -190,9 +192,9 @@ def node_problems(config: Settings) -> Iterator[Problem]:
     if config.num_clients is not None and config.num_nodes != len(names):
         yield (
             "nodes",
-            f"{len(names)} names, but num_clients = {config.num_clients} with "
-            f"{_nodes(config)} needs {config.num_nodes} nodes; give --num-clients and "
-            "--clients-per-node, or --node-sizes, that fit",
+            f"there are {len(names)} names, but num_clients = {config.num_clients} "
+            f"with {_nodes(config)} needs {config.num_nodes} nodes; give "
+            "--num-clients and --clients-per-node, or --node-sizes, that fit",
         )
 
 
@@ -244,7 +246,10 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
     """Yields why the server would learn more than a sum, or a sum too coarse."""
     remedy = "leave out --secure-aggregation, or change that"
     if config.amplification:
-        why = "nodes learn who else is asked, amplification needs that nobody does"
+        why = (
+            "nodes learn who else is asked, but amplification needs that nobody "
+            "learns it"
+        )
         yield "secure_aggregation", f"{why}; {remedy}"
     clients = config.clients_per_round
     if config.client_selection == "all" or clients is None:
@@ -254,7 +259,7 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
     # The local engine adds in one process, which sees everything anyway.
     fewest = config.hosting.fewest_nodes(clients)
     if config.engine != "local" and min(fewest, config.min_answers or fewest) < 2:
-        why = "a round may be of one node, whose release no other one hides"
+        why = "a round may have only one node, so that no sum hides its answer"
         yield "secure_aggregation", f"{why}; {remedy}"
     if config.noise_multiplier is None:
         return

@@ -58,7 +58,7 @@ def read_hub(data: str) -> HubSource | None:
     if not data.startswith(KIND):
         return None
     name, mark, query = data.removeprefix(KIND).partition("?")
-    with wrap_error(ValueError, f"data = {data!r}: cannot be read", EXAMPLE):
+    with wrap_error(ValueError, f"data = {data!r}: it cannot be read", EXAMPLE):
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(mark))
     # What is no option of fedgs is an argument of the partitioner, whose names only
     # `flwr_datasets` knows.

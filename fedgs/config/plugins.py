@@ -115,6 +115,6 @@ def load(
     # run.
     missing = [part for part in parts if not hasattr(method, part)]
     if missing:
-        problem = f"is no method, it has no {missing[0]} (docs/baselines.md)"
+        problem = f"it is no method, it has no {missing[0]} (docs/baselines.md)"
         raise UserError(f"{what} = {name!r}: {problem}; {remedy}")
     return method

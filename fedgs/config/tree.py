@@ -74,7 +74,8 @@ def flattened(
                 )
             if own is not None and own != key:
                 raise UserError(
-                    f"{name}: is in [{shortened(key)}] of {where}; give it in [{own}]"
+                    f"{name}: it is in [{shortened(key)}] of {where}; give it in "
+                    f"[{own}]"
                 )
             found[name] = setting
     return found

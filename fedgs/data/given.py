@@ -52,7 +52,7 @@ def read_given(
     # Outside the guard below: what a Dataset's own code raises stays as it is.
     if isinstance(images, Dataset):
         columns = _of_torch(config, reader, images) | columns
-    with wrap_error(Exception, f"{where}: cannot be read", _REMEDY):
+    with wrap_error(Exception, f"{where}: it cannot be read", _REMEDY):
         if hasattr(images, "column_names"):  # without importing `datasets`
             columns, num_classes = _of_hugging_face(config, reader, images, columns)
         columns.setdefault("images", images)
@@ -111,9 +111,9 @@ def _of_hugging_face(
         shown = first_n(map(repr, named.values())) or None
         # One picture a row, and columns that are there.
         raise UserError(
-            f"data = {config.data!r}: has the columns {first_n(kinds, 9)}, of which "
-            f"{len(pictures)} hold pictures; keep one of these, and give labels and "
-            f"clients names of columns, not {shown}"
+            f"data = {config.data!r}: it has the columns {first_n(kinds, 9)}, of "
+            f"which {len(pictures)} hold pictures; keep one of these, and give labels "
+            f"and clients names of columns, not {shown}"
         )
     columns |= {name: dataset[column][:] for name, column in named.items()}
     rows = (row[pictures[0]] for row in dataset.select_columns(pictures))

@@ -186,7 +186,7 @@ def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.i
         numbers = np.flatnonzero(partition.held_out(config, records))
     else:
         raise UserError(
-            f"data = {config.data!r}: has no test split, and nothing was held out; "
+            f"data = {config.data!r}: it has no test split, and nothing was held out; "
             "give data that has one, such as mnist, or train and evaluate with "
             "--test-fraction or --test-owners"
         )

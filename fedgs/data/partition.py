@@ -211,8 +211,9 @@ def _num_clients(config: RunConfig, num_records: int) -> int:
     if config.partition == "auto":  # the user has not asked for shards
         way = _way_to_clients(config)
     raise UserError(
-        f"num_clients is unset: data = {config.data} names no number of clients "
-        f"for this partition; {way}give --num-clients for shards, no people"
+        f"num_clients is unset: data = {config.data} names no number of clients for "
+        f"this partition; {way}give --num-clients to divide the images into shards, "
+        "which are not people"
     )
 
 

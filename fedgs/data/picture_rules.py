@@ -115,7 +115,7 @@ class PictureRules:
             limits = (float(lowest), float(highest))
         if limits is None:
             raise UserError(
-                f"{where}: has {values.dtype.itemsize * 8} bits, and nothing says "
+                f"{where}: it has {values.dtype.itemsize * 8} bits, and nothing says "
                 f"which values are black and white; {SAY_THE_RANGE}"
             )
         low, high = limits

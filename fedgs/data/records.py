@@ -107,7 +107,7 @@ def gathered(
         labels[part] = numbers
         end = part.stop
     if not end:
-        raise UserError(f"data = {data!r}: has no images; give other data")
+        raise UserError(f"data = {data!r}: it has no images; give other data")
     users = np.array(list(sizes))
     owners = np.repeat(users, list(sizes.values()))
     _warn_of_users_without(data, users, owners[labels[:end] != LEFT_OUT])
@@ -148,9 +148,9 @@ def _unset_size(data: str, *sides: int) -> UserError:
     """Returns the error of pictures whose size cannot be that of a run's images."""
     found = " and of ".join(f"{side} x {side}" for side in sides)
     return UserError(
-        f"image_size is unset: data = {data!r} has pictures of {found} pixels, and "
-        "images are generated of 16, 28, 32 or 64 pixels a side; give --image-size, "
-        "to which pictures are resized"
+        f"image_size is unset: data = {data!r} has pictures of {found} pixels, but "
+        "generated images have 16, 28, 32 or 64 pixels on each side; give "
+        "--image-size, to which the pictures are then resized"
     )
 
 

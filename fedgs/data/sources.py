@@ -107,7 +107,7 @@ def _guarded(config: RunConfig) -> AbstractContextManager[None]:
 
     What a reader foresees it refuses itself, by file, user and image.
     """
-    return wrap_error(Exception, f"data = {config.data!r}: cannot be read", _REMEDY)
+    return wrap_error(Exception, f"data = {config.data!r}: it cannot be read", _REMEDY)
 
 
 def has_test_split(data: str) -> bool:
@@ -251,8 +251,9 @@ def _writers(path: Path, labels: NDArray[np.integer]) -> NDArray[np.integer]:
     is_shape = rows.shape == (len(labels), 8)
     if not is_shape or (rows[:, QMNIST_LABEL] != labels).any():
         raise UserError(
-            f"{path}: does not describe the {len(labels)} images of MNIST's training "
-            "split in their order (its labels differ); give files that belong together"
+            f"{path}: it does not describe the {len(labels)} images of MNIST's "
+            "training split in their order (its labels differ); give files that "
+            "belong together"
         )
     return rows[:, QMNIST_WRITER].astype(np.int64)
 

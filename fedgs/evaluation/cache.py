@@ -31,7 +31,7 @@ def cache_folder() -> Path:
     chosen = os.environ.get("FEDGS_CACHE_DIR") or f"{base}/fedgs"
     folder = Path(chosen).expanduser()
     remedy = "set it to a folder that can be written"
-    with wrap_error(OSError, f"FEDGS_CACHE_DIR = {folder}: cannot be made", remedy):
+    with wrap_error(OSError, f"FEDGS_CACHE_DIR = {folder}: it cannot be made", remedy):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 

@@ -196,7 +196,7 @@ def train_and_test(task: Task, name: str) -> Result:
     # A classifier wants labels from 0 without gaps; synthetic images may lack a class.
     known, y = np.unique(task.train.labels, return_inverse=True)
     classifier = build(name, shape, len(known), task.seed)
-    problem = f"classifiers = {name}: cannot be trained on {len(y)} images"
+    problem = f"classifiers = {name}: it cannot be trained on {len(y)} images"
     with wrap_error((ValueError, np.linalg.LinAlgError), problem, "give more images"):
         classifier.fit(x, y)
         guesses = np.asarray(classifier.predict(test_x))

@@ -115,7 +115,7 @@ def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledIma
     kind = source.partition(":")[0]
     if is_trained_on or kind not in ("npz", "folder"):
         raise UserError(f"{where}: {remedy}, of images that no run was trained on")
-    with wrap_error(UserError, f"{where}: cannot be used", remedy):
+    with wrap_error(UserError, f"{where}: it cannot be used", remedy):
         own = dataclasses.replace(config, data=source, num_classes=None)
         found = _floats(load_records(own))
     check_labels(where, found, classes)

@@ -40,8 +40,9 @@ def find_weights() -> Path | None:
     content = hashlib.sha256(weights.read_bytes()).hexdigest()
     if content != WEIGHTS_SHA256:
         raise UserError(
-            f"{weights}: is not {WEIGHTS_NAME} (SHA-256 {content[:8]}..., not "
-            f"{WEIGHTS_SHA256[:8]}...); download it from {WEIGHTS_SOURCE}, or remove it"
+            f"{weights}: it is not {WEIGHTS_NAME} (SHA-256 {content[:8]}..., not "
+            f"{WEIGHTS_SHA256[:8]}...); download it from {WEIGHTS_SOURCE}, or remove "
+            "it"
         )
     return weights
 
@@ -72,7 +73,7 @@ def fid_inception_v3_pool3(
     from torchmetrics.image.fid import FrechetInceptionDistance
 
     remedy = "run `pip install torch-fidelity`"
-    with wrap_error(ModuleNotFoundError, f"{weights}: needs torch-fidelity", remedy):
+    with wrap_error(ModuleNotFoundError, f"{weights}: it needs torch-fidelity", remedy):
         metric = FrechetInceptionDistance(
             feature=_NUM_FEATURES,
             feature_extractor_weights_path=str(weights),

@@ -280,9 +280,9 @@ def mask(
     own = node_sum.node_id
     listed = attempt.keys.get(own)
     if listed is None or listed.public != key.public:
-        raise UserError(f"node {own}: is not listed with its own key: refused")
+        raise UserError(f"node {own}: it is not listed with its own key: refused")
     if len(attempt.keys) < LEAST_NODES:
-        raise UserError(f"node {own}: is alone in the list of keys: refused")
+        raise UserError(f"node {own}: it is alone in the list of keys: refused")
     shape = tuple(node_sum.values.shape)
     total = node_sum.values.numpy().astype(np.uint32).ravel()  # modulo 2^32
     for other, announced in attempt.keys.items():

@@ -67,7 +67,7 @@ class Peers:
                 pinned[peer] = public_key(f"peers: {file}", file)
         most = len(pinned) + 1
         if most < LEAST_NODES:
-            raise UserError(f"peers = {folder}: has no other node's NAME.pub")
+            raise UserError(f"peers = {folder}: it has no other node's NAME.pub")
         # One key under two names would count as two nodes in `least`.
         points: set[tuple[int, int]] = set()
         all_keys = [own.public_key(), *pinned.values()]

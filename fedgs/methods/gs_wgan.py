@@ -232,7 +232,7 @@ def _stack_of(clients: Sequence[OneClient]) -> tuple[Discriminators, Positions]:
     """Returns the stack of these clients' discriminators, and their places in it."""
     nets = clients[0].discriminators
     if nets is None:
-        raise UserError(f"client {clients[0].number}: has no discriminator yet")
+        raise UserError(f"client {clients[0].number}: it has no discriminator yet")
     positions = [client.position for client in clients]
     places = torch.tensor(positions, dtype=torch.int64)
     return nets, places.to(nets.steps.device)

@@ -47,9 +47,9 @@ def public_start(config: ResolvedConfig) -> tuple[Model | None, frozenset[bytes]
     if len(counts) > config.num_classes or not counts.all():
         num_found = np.count_nonzero(counts)
         raise UserError(
-            f"public_data = {public!r}: has images of {num_found} "
-            f"classes, the run has {config.num_classes}; give public data with images "
-            "of the same classes"
+            f"public_data = {public!r}: it has images of {num_found} classes, but the "
+            f"run has {config.num_classes}; give public data with images of the same "
+            "classes"
         )
     model = start_of(cast(MomentConfig, config), images, torch.tensor(labels))
     return model, found

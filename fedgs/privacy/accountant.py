@@ -427,7 +427,10 @@ def statements_of_runs(
     """
     units = sorted({run.config.privacy_unit for run in runs})
     if len(units) != 1:
-        raise UserError(f"privacy_unit = {' and '.join(units)}: account the runs apart")
+        raise UserError(
+            f"privacy_unit = {' and '.join(units)}: runs of different units cannot be "
+            "added; state them one by one"
+        )
     question = _Question(delta, at_epsilon, colluding, tuple(selections))
     question.check()
     released = _released(runs, units[0], colluding, is_reshuffled)

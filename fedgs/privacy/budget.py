@@ -75,8 +75,9 @@ def _checked(plan: Plan, target: Target, colluding: int) -> str:
         raise UserError("client_selection is unknown: give --client-selection")
     if plan.amplification and adversary != "release":
         raise UserError(
-            f"adversary = {adversary}: sees who takes part, so amplification is not "
-            "for it; give --adversary release or leave out --amplification"
+            f"adversary = {adversary}: this adversary sees who takes part, so "
+            "amplification does not hold against it; give --adversary release or "
+            "leave out --amplification"
         )
     check_numbers(colluding=colluding, delta=target.delta)
     return plan.client_selection

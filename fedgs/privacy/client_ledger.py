@@ -310,7 +310,7 @@ class ClientLedger:
         for name, clients in index.items():
             path = inside(self.folder, name, "clients.json")
             if not path.exists():
-                raise UserError(f"{path}: is missing; {COUNT_REMEDY}")
+                raise UserError(f"{path}: it is missing; {COUNT_REMEDY}")
             if name not in self._ledgers:
                 self._add_ledger(path, clients)
             ledger, _ = self._ledgers[name]

@@ -150,8 +150,8 @@ class Limits:
         if given and given != together:
             names = ", ".join(sorted(given))
             raise UserError(
-                f"{where}: {names} alone; give client_epsilon, "
-                "delta and relation together"
+                f"{where}: {names} cannot be given alone; give client_epsilon, delta "
+                "and relation together"
             )
         folder = values.get("state_dir")
         if isinstance(folder, str):
@@ -163,7 +163,9 @@ class Limits:
             raise UserError(f"{where}: {error}") from error
         state_dir = limits.state_dir
         if state_dir is not None and not state_dir.is_dir():
-            raise UserError(f"{where}: state_dir = {folder!r}: no such folder; make it")
+            raise UserError(
+                f"{where}: state_dir = {folder!r}: there is no such folder; make it"
+            )
         return limits
 
     @property

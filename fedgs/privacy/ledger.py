@@ -275,7 +275,7 @@ class Chain(Generic[EventT]):
                 continue
             kinds = (UserError, ValueError, TypeError, AttributeError)
             remedy = "use the version of fedgs that wrote it"
-            with wrap_error(kinds, f"{where}: is no event", remedy):
+            with wrap_error(kinds, f"{where}: it is no event", remedy):
                 event = self._parse(text)
             self._events.append(event)
             self._hashes.append(digest)
@@ -327,7 +327,7 @@ class Chain(Generic[EventT]):
         Raises:
             UserError: as `open`; or the file is shorter than it was.
         """
-        with wrap_error(OSError, f"{self.path}: cannot be opened", "check --output"):
+        with wrap_error(OSError, f"{self.path}: it cannot be opened", "check --output"):
             # Unbuffered: one write is one call, and tells how much the disk took.
             file = cast(BinaryIO, open(self.path, "a+b", buffering=0))  # noqa: SIM115
         is_first = self._size == 0
@@ -362,7 +362,7 @@ class Chain(Generic[EventT]):
             UserError: the file is broken (a torn last line is ignored) or missing.
         """
         path = Path(path)
-        with wrap_error(OSError, f"{path}: cannot be read", "give a run folder"):
+        with wrap_error(OSError, f"{path}: it cannot be read", "give a run folder"):
             return cls(path, read_bytes(path))
 
     @property

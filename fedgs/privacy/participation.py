@@ -194,7 +194,10 @@ class RunsOnSameClients:
         self.is_reshuffled = is_reshuffled
         sizes = {run.num_clients for run in self.runs}
         if len(sizes) > 1:
-            raise UserError(f"num_clients = {sorted(sizes)}: account the runs apart")
+            raise UserError(
+                f"num_clients = {sorted(sizes)}: runs of different numbers cannot be "
+                "added; state them one by one"
+            )
         # Each run is charged by the mixture, or by what its clients really did.
         self._mixed: list[Spending] = []
         self._counted: list[Spending] = []

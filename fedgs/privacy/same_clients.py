@@ -55,7 +55,7 @@ def numbered_alike(runs: Sequence[Run]) -> list[Run]:
             found = f"{_nodes(first.config)} and {_nodes(run.config)}"
             raise UserError(
                 f"nodes = {found}: clients of a deployment are matched by the name of "
-                "their node and its number of clients; account the runs apart"
+                "their node and its number of clients; state the runs one by one"
             )
         numbers = [number_of[client] for client in clients]
         events = run.events

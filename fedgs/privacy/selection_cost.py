@@ -148,7 +148,7 @@ class SelectionCost:
             UserError: other fields, or values out of range.
         """
         kinds = (UserError, KeyError, TypeError, ValueError)
-        problem = f"selection cost {values}: cannot be read"
+        problem = f"selection cost {values}: it cannot be read"
         with wrap_error(kinds, problem, "select anew"):
             own = {spec.name: values[spec.name] for spec in fields(cls)}
             return cls(**own)
@@ -328,8 +328,8 @@ class Target(NamedTuple):
         delta = self.delta
         cost = upper(alone.epsilon(delta))
         return UserError(
-            f"{target} alone costs {cost} ({self.relation}, delta "
-            f"{delta:g}); give a larger --target-epsilon, or a cohort of your own"
+            f"{target} alone costs epsilon {cost} ({self.relation}, delta {delta:g}); "
+            "give a larger --target-epsilon, or a cohort of your own"
         )
 
 

@@ -187,8 +187,8 @@ class Spending:
         known = self.first.num_clients
         if event.num_clients != known:
             raise UserError(
-                f"num_clients = {event.num_clients}: earlier events have {known}; "
-                "account apart"
+                f"num_clients = {event.num_clients}: earlier events have {known}, so "
+                "they cannot be added; state them one by one"
             )
         # mu^2 adds up over releases, even of answers that depend on earlier ones.
         column = np.array(costs)[:, None]

@@ -129,7 +129,7 @@ def dispensable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = f"cannot be written ({error.strerror}); the run goes on without"
+        problem = f"it cannot be written ({error.strerror}); the run goes on without"
         warnings.warn(f"{path}: {problem}", RuntimeWarning, stacklevel=1)
 
 

@@ -123,8 +123,9 @@ class Node:
         )
         if self.state.round >= request.round and not is_next_attempt:
             raise UserError(
-                f"node {self.node_id}: has already answered round {self.state.round}, "
-                f"refuses another request for round {request.round}"
+                f"node {self.node_id}: it has already answered round "
+                f"{self.state.round}, refuses another request for round "
+                f"{request.round}"
             )
         if phase_at(self.config, request.round).method.has_discriminators:
             self.state.check_round(request.round)

@@ -196,7 +196,7 @@ class RunSession(Session):
 
         def check(step: int, steps: int) -> None:
             if stop.is_set():
-                raise RunStopped(f"stopped in step {step} of the generator's fit")
+                raise RunStopped(f"stopped in step {step} of fitting the generator")
             # Twenty reports: one for each of thousands of steps would flood whoever
             # listens.
             if step % max(1, steps // 20) == 0:
@@ -265,7 +265,7 @@ class RunSession(Session):
             if len(nodes) < least:
                 raise RunStopped(
                     f"stopped before round {request.round}: {len(nodes)} nodes can be "
-                    f"asked, its secure aggregation needs {least}, by min_answers"
+                    f"asked, but its secure aggregation needs {least} (min_answers)"
                     + _reasons(failures)
                 )
         event = new_event(
@@ -367,8 +367,8 @@ class RunSession(Session):
             raise RunStopped(
                 f"round {event.round}: {num_answers} of {event.planned_nodes} nodes "
                 f"answered within round_timeout = {self.config.round_timeout:g} s, "
-                f"min_answers asks for {required}; the round is counted and discarded"
-                + _reasons(failures)
+                f"but min_answers requires {required}; the round is discarded, and "
+                "its privacy cost is counted" + _reasons(failures)
             )
 
     def _opened(
@@ -385,8 +385,8 @@ class RunSession(Session):
             except UserError as error:
                 # A node that lies spoils the sum, but not the run: it can be resumed.
                 raise RunStopped(
-                    f"round {asked.request.round}: {error}; the round is counted and "
-                    "discarded"
+                    f"round {asked.request.round}: {error}; the round is discarded, "
+                    "and its privacy cost is counted"
                 ) from error
         return [each for each in answers if isinstance(each, SanitizedGradients)]
 

@@ -111,6 +111,6 @@ def open_other(path: str | Path, typed: str = "") -> OtherRun:
         open_run = cast(Callable[[str | Path, str], OtherRun], entry.load())
         return open_run(path, typed)
     raise UserError(
-        f"{path}: is a run of `fedgs {_ENTRY_NAME}`, and nothing that opens it is "
+        f"{path}: it is a run of `fedgs {_ENTRY_NAME}`, and nothing that opens it is "
         "installed; install fedgs with its experiments"
     )

@@ -102,7 +102,7 @@ def check_free(output: str) -> None:
         remedy = "choose another --output"
         if (path / "config.json").exists():
             remedy += f", or continue it with `fedgs resume {output}`"
-        raise UserError(f"output = {output}: exists already; {remedy}")
+        raise UserError(f"output = {output}: it exists already; {remedy}")
 
 
 class RunFolder:
@@ -141,7 +141,7 @@ class RunFolder:
         check_free(config.output)
         path = Path(config.output).absolute()
         staging = files.temporary_path(path)
-        problem = f"output = {config.output}: cannot be made"
+        problem = f"output = {config.output}: it cannot be made"
         with contextlib.ExitStack() as stack:
             stack.enter_context(wrap_error(OSError, problem, "choose another --output"))
             # After the rename there is nothing to remove.
@@ -194,7 +194,9 @@ class RunFolder:
         flat = files.read_json(path / "config.json")
         flat.pop("selection_seed", None)  # of earlier versions, where all could read it
         remedy = "use the version in its versions.json"
-        with wrap_error(UserError, f"{path / 'config.json'}: cannot be read", remedy):
+        with wrap_error(
+            UserError, f"{path / 'config.json'}: it cannot be read", remedy
+        ):
             config = ResolvedConfig.from_flat(flat)
         # Versions before stated zero-out of records, for which it does not hold.
         if config.privacy_unit == "record":
@@ -244,13 +246,13 @@ class RunFolder:
         self._check_kind(kind)
         if self.config.is_drawn_in_secret and not self.config.selection_key:
             raise UserError(
-                f"{self.path / SELECTION_KEY}: is missing, or is not this run's: it "
-                "decides who takes part; restore it from a copy, or start again with "
-                "another --output (`fedgs privacy` states what was released)"
+                f"{self.path / SELECTION_KEY}: it is missing, or is not this run's: "
+                "it decides who takes part; restore it from a copy, or start again "
+                "with another --output (`fedgs privacy of` states what was released)"
             )
         witnesses = self._witnesses()
         ledger = kind.open(self._ledger_path())
-        problem = f"{self.path / LEDGER_RECORD}: cannot be written"
+        problem = f"{self.path / LEDGER_RECORD}: it cannot be written"
         remedy = "free the disk, then resume the run"
         try:
             self._verify(ledger, witnesses)
@@ -308,20 +310,20 @@ class RunFolder:
         # What is published has a label, and no record of a ledger.
         if (self.path / LABEL).exists() and not (self.path / LEDGER_RECORD).exists():
             raise UserError(
-                f"{self.path}: is published, so without its ledger; read what is "
-                f"guaranteed in its {LABEL}, or give the run folder"
+                f"{self.path}: it is published, so it has no ledger; read its "
+                f"{LABEL}, or give the run folder"
             )
         if issubclass(kind, Ledger) and self.is_baseline:
             raise UserError(
-                f"{self.path}: is a run of `fedgs baseline`, not of GS-WGAN; "
-                "`fedgs privacy`, `audit`, `report`, `sample` and `evaluate` take it, "
-                "alone"
+                f"{self.path}: it is a run of `fedgs baseline`, which this command "
+                "cannot use; use `fedgs privacy of`, `audit`, `report`, `sample` or "
+                "`evaluate`, with this run alone"
             )
 
     def _ledger_path(self) -> Path:
         path = self.path / "ledger.jsonl"
         if not path.is_file():
-            raise UserError(f"{path}: is missing; {LEDGER_REMEDY}")
+            raise UserError(f"{path}: it is missing; {LEDGER_REMEDY}")
         return path
 
     def _witnesses(self) -> list[Witness]:
@@ -377,7 +379,7 @@ class RunFolder:
         files.check_tensors(path)
         words = files.read_metadata(path).get("ledger", "").split()
         if len(words) < 2 or not words[0].isdecimal():
-            problem = "does not say under which ledger it was made"
+            problem = "it does not say under which ledger it was made"
             raise UserError(f"{path}: {problem}; {files.RESTORE}")
         length, head = words[:2]
         # Of which round it is, the file does not say; length and head are more.
@@ -392,8 +394,8 @@ class RunFolder:
         for name in BOUND:
             if ledger.bound.get(name) != hashes.get(name):
                 raise UserError(
-                    f"{self.path / name}: is not what the run began with, by the first "
-                    "line of its ledger; restore both from a copy"
+                    f"{self.path / name}: it is not what the run began with, by the "
+                    "first line of its ledger; restore both from a copy"
                 )
         for witness in witnesses:
             if witness.length is not None:
@@ -556,7 +558,7 @@ class RunFolder:
         if record is not None:
             made = self._bound_to(AVERAGE)
             if made is not None and made.head != record.head:
-                raise UserError(f"{path}: is of another ledger; {files.RESTORE}")
+                raise UserError(f"{path}: it is of another ledger; {files.RESTORE}")
         tensors, _ = files.read_tensors(path)
         return tensors
 

@@ -34,8 +34,8 @@ def load_generator(folder: RunFolder) -> nn.Module:
     """
     if folder.config.method in (COHORT_CLASSIFIER, COHORT_COUNTS):
         raise UserError(
-            f"{folder.path}: trains a classifier, which draws no images; give the "
-            "folder of a `fedgs train`"
+            f"{folder.path}: this run trains a classifier, which draws no images; "
+            "give the folder of a `fedgs train`"
         )
     generator = build_generator(folder.config, 0)
     tensors = folder.average()
@@ -51,7 +51,7 @@ def load_generator(folder: RunFolder) -> nn.Module:
             for name, value in state.items()
             if name.startswith("ema.")
         }
-    problem = f"{folder.path}: has no generator of this run"
+    problem = f"{folder.path}: it has no generator of this run"
     with wrap_error(Exception, problem, RESTORE):
         generator.load_state_dict(tensors)
     return generator.eval()
@@ -145,7 +145,8 @@ def draw_samples(
         if not given or not all(0 <= label <= last for label in given):
             shown = shortened(",".join(str(label) for label in given))
             raise UserError(
-                f"labels = {shown}: this generator knows labels 0 to {last}"
+                f"labels = {shown}: this generator knows labels 0 to {last}; give "
+                "such labels"
             )
         # Repeated until there are enough.
         wanted = np.resize(np.array(given, dtype=np.int64), count)

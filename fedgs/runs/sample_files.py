@@ -216,7 +216,7 @@ def _output_problems(where: Output) -> Iterator[str]:
     if not path.absolute().parent.is_dir():
         yield "its folder does not exist; make it first"
     if path.exists():
-        yield "exists already; choose another name"
+        yield "it exists already; choose another name"
 
 
 @contextmanager
@@ -237,7 +237,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 def writing(output: str | Path) -> AbstractContextManager[None]:
     """Explains why an output cannot be written."""
     remedy = "free the disk, or choose another --output"
-    return wrap_error(OSError, f"output = {output}: cannot be written", remedy)
+    return wrap_error(OSError, f"output = {output}: it cannot be written", remedy)
 
 
 def check_room(output: str | Path, drawn: Samples) -> None:

@@ -65,7 +65,7 @@ def make_certificates(
     all_names = [_host(host) for host in (*hosts, *THIS_MACHINE)]
     names = list(dict.fromkeys(all_names))
     remedy = "choose another folder for the certificates"
-    with wrap_error(OSError, f"{folder}: cannot be written", remedy):
+    with wrap_error(OSError, f"{folder}: it cannot be written", remedy):
         make_folder(folder, 0o700)
         written = []
         # The authority first, because it signs the server's certificate.
@@ -106,15 +106,15 @@ def _server(folder: Path, names: list[x509.GeneralName]) -> list[Path]:
         known = _hosts_of(certificate)
         for name in names:
             if name not in known:
-                raise UserError(f"{certificate}: is not for {name.value}; {ANEW}")
+                raise UserError(f"{certificate}: it is not for {name.value}; {ANEW}")
         return []
     if not (folder / "ca.key").exists():
         raise UserError(
-            f"{folder}/ca.key: is not here; put the authority's key back to make a "
+            f"{folder}/ca.key: it is not here; put the authority's key back to make a "
             "server certificate"
         )
     path = folder / "ca.crt"
-    problem = f"{path}: is no certificate in PEM form"
+    problem = f"{path}: it is no certificate in PEM form"
     with wrap_error(ValueError, problem, "put the authority's certificate back"):
         authority = x509.load_pem_x509_certificate(path.read_bytes())
     signer = _load_key(folder / "ca.key")
@@ -143,7 +143,7 @@ def _client(folder: Path, name: str) -> list[Path]:
     if public.exists():
         # The server may know the public one already, so that no other takes its place.
         if not private.exists():
-            problem = "is not here; delete its .pub to have a new pair made"
+            problem = "it is not here; delete its .pub to have a new pair made"
             raise UserError(f"{private}: {problem}")
         return []
     # The format that Flower's SuperNodes read.
@@ -169,7 +169,7 @@ def _key(
 
 def _hosts_of(path: Path) -> x509.SubjectAlternativeName:
     """Returns the names that a server's certificate is for."""
-    problem = f"{path}: is no certificate of a host"
+    problem = f"{path}: it is no certificate of a host"
     with wrap_error((x509.ExtensionNotFound, ValueError), problem, ANEW):
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
         names = certificate.extensions.get_extension_for_class(
@@ -184,11 +184,13 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if b"OPENSSH" in content:
         load = load_ssh_private_key
     # Nobody is there to type a password when a server starts.
-    problem = f"{path}: is no private key without a password"
+    problem = f"{path}: it is no private key without a password"
     with wrap_error((TypeError, ValueError), problem, "put the right file back"):
         key = load(content, None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path}: is no elliptic-curve key; give one of `fedgs deploy`")
+        raise UserError(
+            f"{path}: it is no elliptic-curve key; give one of `fedgs deploy`"
+        )
     return key
 
 

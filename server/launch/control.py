@@ -168,7 +168,7 @@ def control_of(
     with wrap_error(ImportError, "this Flower is not known", FLOWER_REMEDY):
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    problem = f"ca = {authority}: is no certificate in PEM form"
+    problem = f"ca = {authority}: it is no certificate in PEM form"
     with (
         wrap_error((OSError, ValueError), problem, "give the server's ca.crt"),
         environment_of(variables),  # is read here, and not again

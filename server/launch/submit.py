@@ -165,7 +165,7 @@ def register(control: Control, clients: Iterable[tuple[str, Path | None]]) -> No
     for name, key in keys.items():
         other = owners.setdefault(key, name)
         if other != name:
-            problem = f"has the key of {other}; give each client its own"
+            problem = f"it has the key of {other}; give each client its own"
             raise UserError(f"client = {name}: {problem}")
     for name, key in keys.items():
         was_known = control.register(name, key)

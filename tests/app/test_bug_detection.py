@@ -434,7 +434,7 @@ def test_bad_flags_are_refused_before_any_work(debug, tmp_path, settings, words)
         ({"suspicious": "v1"}, "give --suspicious another one"),
         ({"healthy": "a/b"}, "healthy = 'a/b': give a plain name"),
         ({"partition": "iid", "num_clients": 48}, "cohorts = .*: partition = iid"),
-        ({"cohorts": "/nowhere.csv"}, "cohorts = /nowhere.csv: cannot be read"),
+        ({"cohorts": "/nowhere.csv"}, "cohorts = /nowhere.csv: it cannot be read"),
     ],
 )
 @pytest.mark.usefixtures("no_training")

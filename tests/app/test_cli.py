@@ -119,9 +119,12 @@ def test_a_setting_that_cannot_be_set_is_refused_by_name(fedgs, words, named):
 
 def test_tables_of_a_file_are_checked(fedgs, tmp_path):
     for text, named in (
-        ("[data]\ndelta = 0.1\n", r"delta: is in \[data\].*give it in \[privacy\]"),
+        ("[data]\ndelta = 0.1\n", r"delta: it is in \[data\].*give it in \[privacy\]"),
         ("[nonsense]\ndelta = 0.1\n", r"config = .*: \[nonsense\] is no table"),
-        ('[[phases]]\nmethod = "means"\ndelta = 0.1\n', "delta: is in a table of ph"),
+        (
+            '[[phases]]\nmethod = "means"\ndelta = 0.1\n',
+            "delta: it is in a table of ph",
+        ),
         ("[[phases]]\nshare = 1\n", "phases: a phase has no method"),
     ):
         (tmp_path / "own.toml").write_text(text)
@@ -399,7 +402,7 @@ def test_no_reader_states_an_epsilon_of_a_shortened_ledger(
         ({"rounds": 3}, r"No such option '?--rounds'?"),
         ({"data": str(Path(__file__).parent)}, "data = .*:"),
         ({"data": __file__}, r"data = .*:"),
-        ({"data": "npz:/"}, "data = 'npz:/': is a folder; give --data folder:/"),
+        ({"data": "npz:/"}, "data = 'npz:/': it is a folder; give --data folder:/"),
         (
             {"clients_per_round": 7},
             "clients_per_round = 7:",
@@ -420,7 +423,7 @@ def test_bad_setting_is_refused_before_anything_is_written(
 def test_existing_run_folder_is_refused_and_kept(fedgs, trained, data):
     before = tree(trained)
     done = fedgs("train", *flags(data=data, output=trained, **TINY))
-    named = rf"output = {trained}: exists already; choose another --output, or"
+    named = rf"output = {trained}: it exists already; choose another --output, or"
     refused(done, named, f"fedgs resume {trained}")
     assert tree(trained) == before
 

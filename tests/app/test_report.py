@@ -289,7 +289,12 @@ def refused(paths: list[Path], output: Path) -> str:
         ("run", "config.json", None, "no run folder"),
         ("run", "samples/*.png", None, "no samples yet"),
         ("diagnosed", "diagnosis.json", b'{"format": 4}', "no diagnosis of this"),
-        ("diagnosed", "diagnosis.json", b'{"format": 5}', "diagnosis.json: is broken"),
+        (
+            "diagnosed",
+            "diagnosis.json",
+            b'{"format": 5}',
+            "diagnosis.json: it is broken",
+        ),
         ("diagnosed", "diagnosis.json", b"[]", "is not a JSON object"),
         ("diagnosed", "diagnosis.png", b"GIF89a", "diagnosis.png: no readable PNG"),
         ("diagnosed", "diagnosis.png", None, "diagnosis.png: no readable PNG"),

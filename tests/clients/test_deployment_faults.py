@@ -259,14 +259,17 @@ def test_the_cause_of_a_failure_is_in_the_clients_own_journal(
     tmp_path, capsys, is_deployed
 ):
     """In a line; what is not for people, and may quote data, by its kind alone."""
-    for error in (UserError("data = x: is lost"), LookupError("label 7 of writer 4")):
+    for error in (
+        UserError("data = x: it is lost"),
+        LookupError("label 7 of writer 4"),
+    ):
         log_privately(tmp_path / "state", error, is_deployed)
     log = tmp_path / "state" / "error.log"
     assert "label 7 of writer 4" in log.read_text()
     log.unlink()
     log.mkdir()
     log_privately(tmp_path / "state", OSError(errno.ENOSPC, "No space"), is_deployed)
-    expected = f"{log}: data = x: is lost\n{log}: LookupError\n"
+    expected = f"{log}: data = x: it is lost\n{log}: LookupError\n"
     expected += f"{log}: Is a directory, after: [Errno 28] No space\n"
     assert capsys.readouterr().err == (expected if is_deployed else "")
 
@@ -278,7 +281,7 @@ def test_the_servers_full_disk_sends_nothing_uncounted(
     run = deploy()
     disk = Disk(monkeypatch, str(run.folder.path))
     with (
-        pytest.warns(RuntimeWarning, match="samples: cannot be written"),
+        pytest.warns(RuntimeWarning, match="samples: it cannot be written"),
         pytest.raises((UserError, OSError), match="No space left"),
     ):
         run.start(at_round(2, disk.fill))

@@ -122,7 +122,7 @@ BAD = [
     (put_hdf5(f"{OWN}/label", np.array([1, 62])), f"{USER}: image 1 has the label 62"),
     (lambda root: f"femnist:{root}", "holds neither all_data_"),
     (put_leaf(num_samples=with_one(0, 6)), "7 labels and num_samples 6"),
-    (put_leaf(y=lambda labels: labels[:-1]), f"{LEAF_USER}: has 6 labels"),
+    (put_leaf(y=lambda labels: labels[:-1]), f"{LEAF_USER}: it has 6 labels"),
     *[
         (put_leaf(x=with_one(2, image)), LAYOUT)
         for image in ([1.0] * 783, [[], [1.0]], [10**400] * 784)
@@ -180,9 +180,9 @@ def test_damaged_or_other_parquet_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("character", 62, "f0001_41: image 1: has the label 62"),
+        ("character", 62, "f0001_41: image 1: it has the label 62"),
         ("image", {"bytes": b"no picture", "path": None}, "cannot be read as a pict"),
-        ("image", None, "client f0001_41: image 1: is missing"),
+        ("image", None, "client f0001_41: image 1: it is missing"),
     ],
 )
 def test_bad_hub_row_is_named(tmp_path, column, value, message):

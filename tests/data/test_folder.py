@@ -124,17 +124,17 @@ FILE = r"ann/1\.png"
 BAD = {
     "colour": (
         picture(PIXELS[:3].T),
-        f"{FILE}: is in colour; give --image-channels 3",
+        f"{FILE}: it is in colour; give --image-channels 3",
         {"image_channels": 1},
     ),
-    "transparent": (picture(RGBA), f"{FILE}: has transparent pixels"),
+    "transparent": (picture(RGBA), f"{FILE}: it has transparent pixels"),
     "16 bits": (
         picture(PIXELS[0].astype(np.uint16) * 257),
-        f"{FILE}: has 16 bits, .* give --window",
+        f"{FILE}: it has 16 bits, .* give --window",
     ),
-    "truncated": (truncated, f"{FILE}: cannot be read as a picture"),
+    "truncated": (truncated, f"{FILE}: it cannot be read as a picture"),
     "empty": (lambda root: None, "is empty; give CLIENT/LABEL"),
-    "an empty client": (lambda root: (root / "bob").mkdir(), "bob: has no pictures"),
+    "an empty client": (lambda root: (root / "bob").mkdir(), "bob: it has no pictures"),
     "pictures of nobody": (files("1.png"), "1.png is in no client's folder"),
     "some without label": (
         files("ann/a/1.png", "bob/1.png"),

@@ -66,7 +66,7 @@ NO_FILES = {
 def test_what_is_no_file_among_pictures_is_refused_by_name(tmp_path, kind, monkeypatch):
     monkeypatch.chdir(write_folder(tmp_path))  # a socket's path must be short
     NO_FILES[kind](Path("b.png"))
-    refused(r"ann/0/b\.png: is no picture", f"folder:{tmp_path}")
+    refused(r"ann/0/b\.png: it is no picture", f"folder:{tmp_path}")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to nothing"])
@@ -111,7 +111,9 @@ def test_a_folder_that_cannot_be_listed_is_refused(tmp_path, monkeypatch):
 def test_folder_names_of_other_encodings_are_refused(tmp_path, client, label):
     write_folder(tmp_path, client, label)
     settings = {"classes": label} if label == OTHER else {}
-    refused(r"'caf\\udce9'.*: is no UTF-8; rename it", f"folder:{tmp_path}", **settings)
+    refused(
+        r"'caf\\udce9'.*: it is no UTF-8; rename it", f"folder:{tmp_path}", **settings
+    )
 
 
 def test_so_are_other_names_of_clients_and_settings(tmp_path):
@@ -225,7 +227,7 @@ def png_of(side: int) -> bytes:
 @pytest.mark.parametrize("side", [9_500, 14_000])  # what Pillow warns of, and refuses
 def test_a_picture_that_unpacks_to_very_many_pixels_is_refused(tmp_path, side):
     (write_folder(tmp_path) / "b.png").write_bytes(png_of(side))
-    refused(r"b\.png: cannot be read .*bomb", f"folder:{tmp_path}")
+    refused(r"b\.png: it cannot be read .*bomb", f"folder:{tmp_path}")
 
 
 def member(shape: tuple[int, ...], kind: str = "|u1", text: str = "") -> bytes:

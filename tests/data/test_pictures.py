@@ -271,7 +271,9 @@ def test_patients_of_files_and_owners_of_folders_must_agree(tmp_path):
 def test_without_pydicom_the_extra_is_named(tmp_path, monkeypatch):
     dicom_files.write(tmp_path / "ann/1.dcm", DEEP)
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    refused(r"ann/1\.dcm: needs pydicom; .*fedgs\[dicom\]", f"folder:{tmp_path}", **ONE)
+    refused(
+        r"ann/1\.dcm: it needs pydicom; .*fedgs\[dicom\]", f"folder:{tmp_path}", **ONE
+    )
 
 
 # ------------------------------------------------------------------ independence
@@ -317,4 +319,4 @@ def test_inspect_says_what_was_done(fedgs, tmp_path):
     assert re.search("not square .*1, --fit crop", shown)
     assert "--normalize" in shown
     (tmp_path / "in/bob/1.dcm").write_bytes(b"")
-    refused_by_command(fedgs(*asked), ".*1.dcm: is empty")
+    refused_by_command(fedgs(*asked), ".*1.dcm: it is empty")

@@ -215,8 +215,8 @@ def wrong_pixel(value):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": PIXELS}, "holds x; give 'images'"),
-        ({"images": PIXELS, "label": LABELS}, "holds images, label; .*no others"),
+        ({"x": PIXELS}, "contains x; give 'images'"),
+        ({"images": PIXELS, "label": LABELS}, "contains images, label; .*no others"),
         ({"images": np.zeros((2, 2, 28, 28))}, r"C = 1 or 3"),
         ({"images": np.zeros((2, 28, 0))}, "at least one image"),
         ({"images": wrong_pixel(np.nan)}, r"image 0 has values in \[nan, nan\]; give"),

@@ -270,7 +270,7 @@ def test_one_classifier_that_fails_costs_no_other_result(fedgs, tmp_path):
     path, chosen = tmp_path / "s.npz", ("--metrics", "classifiers")
     images = np.random.default_rng(0).random((10, 28, 28), np.float32)
     np.savez(path, images=images, labels=np.arange(10))  # too few for some
-    said = "classifiers = lda: cannot be trained on 10 images"
+    said = "classifiers = lda: it cannot be trained on 10 images"
     for _ in range(2):  # what failed is tried again
         code, out, err = fedgs(path, *chosen)
         assert code == 0
@@ -351,7 +351,10 @@ def test_a_run_is_tested_on_images_of_the_users_own(fedgs, tmp_path):
     ("test", "named"),
     [
         ("mnist", "test = 'mnist':"),
-        ("npz:no.npz", "test = 'npz:no.npz': cannot be used .*no.npz does not exist"),
+        (
+            "npz:no.npz",
+            "test = 'npz:no.npz': it cannot be used .*no.npz does not exist",
+        ),
         (11, "test = 'npz:.*': label 10, the real labels are 0 to 9"),
         (1, "the test split has one class only"),
         (None, r"test = .*a\.npz':"),

@@ -20,7 +20,7 @@ def test_only_the_known_download_of_torch_hub_is_taken(monkeypatch, tmp_path):
     path = tmp_path / "hub" / "checkpoints" / inception.WEIGHTS_NAME
     path.parent.mkdir(parents=True)
     path.write_bytes(b"a pickle that nobody should open")
-    words = rf"{path}: is not weights-.*download it from https://git"
+    words = rf"{path}: it is not weights-.*download it from https://git"
     assert_refused(words, inception.find_weights)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     monkeypatch.setattr(inception, "WEIGHTS_SHA256", digest)

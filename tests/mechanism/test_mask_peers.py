@@ -99,6 +99,6 @@ def test_folder_without_peers_or_with_one_key_twice_is_refused(keys, tmp_path):
         (tmp_path / f"{name}.pub").write_bytes((keys / "b.pub").read_bytes())
     assert_refused("same key", Peers.read, *asked)
     (tmp_path / "c.pub").write_text("no key")
-    assert_refused(r"c\.pub: is no public key", Peers.read, *asked)
+    assert_refused(r"c\.pub: it is no public key", Peers.read, *asked)
     public = keys / "a.pub"
-    assert_refused(r"a\.pub: is no private key", Peers.read, "a", public, keys, None)
+    assert_refused(r"a\.pub: it is no private key", Peers.read, "a", public, keys, None)

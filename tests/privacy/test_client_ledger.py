@@ -244,7 +244,7 @@ def test_damaged_files_are_refused_every_time(counted, is_open):
         ("", "does not say whose releases"),
         ('{"format": 2}', "does not say whose releases"),
         ('{"releases-00000.jsonl": ["eve"], "format": 2}', "clients.json names others"),
-        ('{"releases-00000.jsonl": ["an', "clients.json: cannot be read"),
+        ('{"releases-00000.jsonl": ["an', "clients.json: it cannot be read"),
     ],
 )
 def test_a_count_without_the_names_of_this_format_is_refused(counted, names, words):

@@ -210,7 +210,7 @@ LOST = {"clients_per_round": 3, "num_rounds": 4, "checkpoint_every": 99}
 
 def test_too_few_answers_are_counted_and_discarded(tmp_path):
     folder = create(tmp_path / "run", **LOST)
-    words = r"round 3: 2 of 3 nodes .*min_answers asks for 3"
+    words = r"round 3: 2 of 3 nodes .*min_answers requires 3"
     with pytest.raises(RunStopped, match=words):
         run(folder, Nodes(folder, lost={3: 1}))
     assert [event.round for event in events(folder)] == [1, 2, 3]

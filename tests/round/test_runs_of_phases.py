@@ -280,7 +280,7 @@ OTHERS = {"client_selection": "balanced", "clients_per_round": 2}
             {"public_data": "fonts"},
             "public_data = 'fonts':",
         ),
-        (PUBLIC, {"data": "fonts"}, "= 'fonts': has images of data = 'fonts'"),
+        (PUBLIC, {"data": "fonts"}, "= 'fonts': it has images of data = 'fonts'"),
         (PUBLIC, {"latent_dim": 17}, "latent_dim = 17:"),
     ],
 )

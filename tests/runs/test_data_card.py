@@ -58,7 +58,7 @@ def test_a_folder_is_published_that_others_can_use(run, tmp_path, monkeypatch):
     assert_refused("its tensors are not those that", fedgs.load(out).sample, 6)
     assert_refused("set:", publish, folder, out, label, 6)
     assert_refused("set:", privacy_label, out)
-    assert "set: is published" in repr(fedgs.load(out))  # as a prompt shows it
+    assert "set: it is published" in repr(fedgs.load(out))  # as a prompt shows it
 
 
 def test_no_byte_of_what_is_published_tells_of_owners_paths_or_seeds(tmp_path):
@@ -105,7 +105,7 @@ def test_a_run_that_may_not_go_out_is_refused(run, tmp_path, monkeypatch):
     assert_refused(words, publish, RunFolder.open(free), "out", privacy_label(free), 6)
     part = Path(shutil.copytree(run, tmp_path / "part"))
     (part / GENERATOR).unlink()
-    words = "part: is not finished; run `fedgs resume"
+    words = "part: it is not finished; run `fedgs resume"
     assert_refused(words, publish, RunFolder.open(part), "out", privacy_label(part), 6)
     assert {path.name for path in tmp_path.iterdir()} == {"free", "part"}
 

@@ -209,7 +209,9 @@ def test_a_run_folder_with_a_link_out_of_it_is_neither_read_nor_written(
     shutil.copy(run / "config.json", outside / "secret")
     make(run / name, outside)
     before = {path: path.lstat().st_mtime_ns for path in outside.rglob("*")}
-    assert_refused(rf"{name}: is a link that leads out of .*run", RunFolder.open, run)
+    assert_refused(
+        rf"{name}: it is a link that leads out of .*run", RunFolder.open, run
+    )
     assert {p: p.lstat().st_mtime_ns for p in outside.rglob("*")} == before
 
 
@@ -229,5 +231,5 @@ def test_every_command_refuses_links_of_folders_that_hold_runs(tmp_path, fedgs):
     commands = [["report", run, "-o", tmp_path / "r.html"], ["resume", selection]]
     commands += [["debug", *flags(output=run)]]
     for command in commands:
-        refused(fedgs(*command), ".*: is a link that leads out of")
+        refused(fedgs(*command), ".*: it is a link that leads out of")
     assert not (tmp_path / "r.html").exists()

@@ -225,7 +225,7 @@ def test_every_file_of_releases_refuses_a_shorter_or_another_ledger(
     Ledger.open(ledger.path).close()  # no lock was left behind
     ledger.path.unlink()
     for opened in (folder.read_ledger, folder.ledger):
-        assert_refused(r"ledger.jsonl: is missing; restore", opened)
+        assert_refused(r"ledger.jsonl: it is missing; restore", opened)
     assert not ledger.path.exists()
 
 
@@ -262,16 +262,16 @@ def add_event(**changes: object) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (edit_settings, "config.json: is not what the run began with.*restore"),
+        (edit_settings, "config.json: it is not what the run began with.*restore"),
         (
             lambda path: (path / "cohort.txt").unlink(),
-            "cohort.txt: is not what the run",
+            "cohort.txt: it is not what the run",
         ),
         (without_first_line, r"lost its first line.*restore"),
         (add_event(noise_std=9.0), "line 2: noise_std = .*settings say"),
         (
             lambda path: write_tensors(path / OTHERS[0], TENSORS),
-            f"{OTHERS[0]}: does not say under which ledger",
+            f"{OTHERS[0]}: it does not say under which ledger",
         ),
     ],
 )
@@ -422,7 +422,7 @@ def test_the_average_of_another_run_is_refused_where_it_is_sampled(finished, tmp
     folder = RunFolder.open(shutil.copytree(finished, tmp_path / "run"))
     other = finish(RunFolder.create(tiny_config(output=str(tmp_path / "b"))), 1, 2)
     shutil.copy(other.path / AVERAGE, folder.path / AVERAGE)
-    assert_refused(f"{AVERAGE}: is of another ledger; restore", folder.average)
+    assert_refused(f"{AVERAGE}: it is of another ledger; restore", folder.average)
     assert_refused("line 2 is not the one", folder.read_ledger)
 
 

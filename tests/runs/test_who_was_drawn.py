@@ -49,7 +49,7 @@ DRAWN = {"client_selection": "uniform", "clients_per_round": 2, "noise_seed": No
 AMPLIFIED = DRAWN | {"amplification": True, "discriminator_training": "every_round"}
 AMPLIFIED |= {"clients_per_node": 1, "engine": "local", "noise_multiplier": 4.0}
 ROUNDS = range(1, 21)  # of 2 of 6: nobody guesses them all
-LOST = r"private/selection.key: is missing, or is not this run's: .* restore it"
+LOST = r"private/selection.key: it is missing, or is not this run's: .* restore it"
 PUBLIC = "who takes part follows from seed, which a published generator tells"
 
 

@@ -61,7 +61,7 @@ def drop(request: Message, reply: Message) -> None:
 
 def test_too_few_nodes_end_the_run_and_their_attempt_counts(create):
     folder = create("run", **MODES["moments"], **MASKED)
-    with pytest.raises(RunStopped, match=r"round 2: 2 of 3 nodes .* asks for 3;"):
+    with pytest.raises(RunStopped, match=r"round 2: 2 of 3 nodes .* requires 3;"):
         start(folder, FakeGrid(3, spoil_at({(1, 2): drop})))
     assert attempts(folder) == [(1, 1), (2, 1)]
     start(RunFolder.open(folder.path), FakeGrid(3))

@@ -41,4 +41,7 @@ class AuditRequest:
         """Checks what needs no run."""
         check_ranges(self)
         if self.rounds is not None and not self.full:
-            refuse(self, [("rounds", "is for --full; add it")])
+            refuse(
+                self,
+                [("rounds", "only --full trains; add --full, or leave out --rounds")],
+            )

@@ -52,7 +52,7 @@ def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
     # A cohort chooses among all clients, so they are split before it is applied.
     everybody = split_records(for_all_clients(config), records)
     data = keep_cohort(config, everybody)
-    problem = f"sheet = {sheet}: cannot be written"
+    problem = f"sheet = {sheet}: it cannot be written"
     with wrap_error(OSError, problem, "give another --sheet"):
         write_contact_sheet(sheet, data)
     report = describe(config, records, data) | {"contact_sheet": str(sheet)}

@@ -57,7 +57,7 @@ def make_output(path: Path) -> None:
     Raises:
         UserError: it cannot be created.
     """
-    problem = f"output = {path}: cannot be made"
+    problem = f"output = {path}: it cannot be made"
     with wrap_error(OSError, problem, "choose another --output"):
         path.mkdir(parents=True)
 

@@ -156,8 +156,8 @@ def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
     data = split_records(config, records)
     if data.num_classes < 2:
         raise UserError(
-            f"data = {config.data}: has only one class, but a classifier needs two; "
-            "give labels"
+            f"data = {config.data}: it has only one class, but a classifier needs "
+            "two; give labels"
         )
     cohort_file.check_names(data.client_names)
     return data

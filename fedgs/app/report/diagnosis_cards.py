@@ -130,6 +130,6 @@ def _comparisons(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _readable(diagnosis: DiagnosisFacts) -> AbstractContextManager[None]:
     """Makes whatever a changed file causes one error that names it."""
-    problem = f"{diagnosis.run / DIAGNOSIS}: is broken"
+    problem = f"{diagnosis.run / DIAGNOSIS}: it is broken"
     remedy = f"`fedgs debug --output {diagnosis.run}` writes it again"
     return wrap_error(Exception, problem, remedy)

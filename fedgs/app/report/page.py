@@ -25,7 +25,7 @@ from fedgs.privacy.accountant import Statement
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import check_free
 
-FAILED = "cannot be written"
+FAILED = "it cannot be written"
 console = Console()
 
 

@@ -167,7 +167,7 @@ def _diagnosis(run: Path) -> DiagnosisFacts | None:
     content = read_json(path)
     if content.get("format") != FORMAT:
         raise UserError(
-            f"{path}: is no diagnosis of this fedgs; `fedgs debug --output {run}` "
+            f"{path}: it is no diagnosis of this fedgs; `fedgs debug --output {run}` "
             "writes it again"
         )
     png, _ = _png(run / PICTURE)

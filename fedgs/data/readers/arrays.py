@@ -41,12 +41,12 @@ def read(config: RunConfig) -> Records:
     where = f"data = {config.data!r}"
     path = Path(config.data.removeprefix("npz:")).expanduser()
     if path.is_dir():
-        raise UserError(f"{where}: is a folder; give --data folder:{path}")
+        raise UserError(f"{where}: it is a folder; give --data folder:{path}")
     arrays, others = read_arrays(where, path, {"images"})
     if others:
         raise UserError(
-            f"{where}: holds {', '.join([*arrays, *others])}; give 'images' and, if "
-            "known, 'labels' and 'clients', no others"
+            f"{where}: it contains {', '.join([*arrays, *others])}; give 'images' "
+            "and, if known, 'labels' and 'clients', no others"
         )
     return from_arrays(where, arrays, PictureRules.of(config), config.num_classes)
 
@@ -75,7 +75,7 @@ def read_arrays(
         raise UserError(f"{where}: {path} {problem}; write it with {writer}")
     remedy = "write plain numeric or string arrays with np.savez, no objects"
     with (
-        wrap_error(Exception, f"{where}: cannot be read", remedy),
+        wrap_error(Exception, f"{where}: it cannot be read", remedy),
         open(path, "rb") as file,
         np.load(file, allow_pickle=False) as archive,
     ):
@@ -89,7 +89,7 @@ def read_arrays(
         arrays = {name: np.asarray(archive[name]) for name in known}
     if not needed <= arrays.keys():
         raise UserError(
-            f"{where}: holds {', '.join(names) or 'no arrays'}; give "
+            f"{where}: it contains {', '.join(names) or 'no arrays'}; give "
             f"{' and '.join(map(repr, sorted(needed)))}, written with np.savez"
         )
     return arrays, [name for name in names if name not in _KNOWN_ARRAYS]
@@ -221,8 +221,8 @@ def _column_problems(
     # Several classes, of which nobody has said which image has which.
     if "labels" not in arrays and (num_classes or 1) > 1:
         yield (
-            f"has no labels for num_classes = {num_classes}; leave --num-classes out "
-            "or add the array 'labels'"
+            f"it has no labels for num_classes = {num_classes}; leave out "
+            "--num-classes, or add the array 'labels'"
         )
     elif "labels" in arrays:
         labels = arrays["labels"]

@@ -126,8 +126,8 @@ def _root(config: RunConfig) -> Path:
         if _class_folders(data_dir / name):
             return data_dir / name
     raise UserError(
-        f"data_dir = {config.data_dir!r}: holds neither ChestXRay nor chest_xray; "
-        f"{ARCHIVE_LAYOUT}"
+        f"data_dir = {config.data_dir!r}: it contains neither ChestXRay nor "
+        f"chest_xray; {ARCHIVE_LAYOUT}"
     )
 
 
@@ -154,7 +154,7 @@ def _files(root: Path) -> Iterator[_Radiograph]:
             match = FILE_NAMES[folder.name].fullmatch(path.name)
             if match is None or not is_picture(path):
                 raise UserError(
-                    f"{path}: is no picture of {folder.name} by its name; give "
+                    f"{path}: it is no picture of {folder.name} by its name; give "
                     f"{EXAMPLES[folder.name]}, or remove it"
                 )
             found = match.groupdict()

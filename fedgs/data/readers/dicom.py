@@ -62,7 +62,7 @@ def read_dicom(content: bytes, where: str, is_raw: bool) -> Picture:
     """
     pydicom = imported("pydicom", where, DICOM_EXTRA)
     remedy = "get it again, or remove it"
-    with wrap_error(Exception, f"{where}: cannot be read as DICOM", remedy):
+    with wrap_error(Exception, f"{where}: it cannot be read as DICOM", remedy):
         dataset = pydicom.dcmread(io.BytesIO(content))
         _check(dataset, where)
         pixels = _unpacked(dataset, where)
@@ -86,23 +86,23 @@ def read_dicom(content: bytes, where: str, is_raw: bool) -> Picture:
 def _check(dataset: Any, where: str) -> None:
     """Refuses a file that holds no picture, or several, or one of other colours."""
     if "PixelData" not in dataset:
-        raise UserError(f"{where}: holds no picture (PixelData); get it again")
+        raise UserError(f"{where}: it contains no picture (PixelData); get it again")
     frames = int(dataset.get("NumberOfFrames") or 1)
     if frames != 1:
         raise UserError(
-            f"{where}: holds {frames} frames (NumberOfFrames); give files of one "
-            "picture each"
+            f"{where}: it contains {frames} frames (NumberOfFrames); give files of "
+            "one picture each"
         )
     colours = dataset.PhotometricInterpretation
     if colours not in (*GREY, *COLOURED):
         raise UserError(
-            f"{where}: has the colours {colours} (PhotometricInterpretation); give "
+            f"{where}: it has the colours {colours} (PhotometricInterpretation); give "
             f"{', '.join(GREY)} or RGB"
         )
     count = dataset.Rows * dataset.Columns
     most = Image.MAX_IMAGE_PIXELS or count
     if count > most:
-        raise UserError(f"{where}: has {count} pixels; give at most {most}")
+        raise UserError(f"{where}: it has {count} pixels; give at most {most}")
 
 
 def _unpacked(dataset: Any, where: str) -> NDArray[Any]:

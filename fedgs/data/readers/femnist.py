@@ -121,12 +121,14 @@ def _hdf5(config: RunConfig, path: Path) -> Records:
     h5py = imported("h5py", f"data = {config.data!r}", "h5py")
     remedy = "give TFF's file, whole and unpacked"
     with (
-        wrap_error(Exception, f"{path}: cannot be read as HDF5", remedy),
+        wrap_error(Exception, f"{path}: it cannot be read as HDF5", remedy),
         h5py.File(path, "r") as file,
     ):
         examples = file.get("examples")
         if not hasattr(examples, "keys") or not len(examples):
-            raise UserError(f"{path}: holds {first_n(file) or 'nothing'}; {TFF_LAYOUT}")
+            raise UserError(
+                f"{path}: it contains {first_n(file) or 'nothing'}; {TFF_LAYOUT}"
+            )
         parts = {user: _hdf5_user(config, path, examples, user) for user in examples}
     return _gathered(config, parts)
 
@@ -137,7 +139,7 @@ def _hdf5_user(config: RunConfig, path: Path, examples: Any, user: str) -> Part:
     for name in ("pixels", "label"):
         with (
             wrap_error(Exception, f"{where} has no {name}", TFF_LAYOUT),
-            wrap_error(OSError, f"{where}: is damaged", "get it again"),
+            wrap_error(OSError, f"{where}: it is damaged", "get it again"),
         ):
             arrays.append(np.asarray(examples[user][name][()]))
     pixels, labels = arrays
@@ -154,7 +156,9 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
     origin: dict[str, Path] = {}
     not_leaf = "is not of LEAF's layout"
     for file in files:
-        with wrap_error(Exception, f"{file}: cannot be read as JSON", "get it again"):
+        with wrap_error(
+            Exception, f"{file}: it cannot be read as JSON", "get it again"
+        ):
             content = json.loads(read_text(file), object_hook=_compact)
         with wrap_error(Exception, f"{file}: {not_leaf}", LEAF_LAYOUT):
             counts = zip(content["users"], content["num_samples"], strict=True)
@@ -175,7 +179,7 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
                 pixels = flat.reshape(-1, FEMNIST_SIDE, FEMNIST_SIDE)
                 labels = np.asarray(values["y"])
             if count != len(labels):
-                problem = f"has {len(labels)} labels and num_samples {count}"
+                problem = f"it has {len(labels)} labels and num_samples {count}"
                 raise UserError(f"{where}: {problem}; the two must agree")
             parts[user] = _checked(config, pixels, labels, where)
     return _gathered(config, parts)
@@ -197,7 +201,7 @@ def _problems(pixels: NDArray[Any], labels: NDArray[Any]) -> Iterator[str]:
     if pixels.shape[1:] != (side, side):
         yield f"pixels has shape {pixels.shape}; give (n, {side}, {side})"
     if not len(pixels):
-        yield "has no images; leave this user out of the file"
+        yield "it has no images; leave this user out of the file"
     if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu":
         yield (
             f"label has shape {labels.shape} and type {labels.dtype}; give one integer "
@@ -241,8 +245,8 @@ def _from_hub(config: RunConfig, name: str) -> Records:
     missing = {"image", "character", "writer_id"} - set(dataset.features)
     if missing:
         raise UserError(
-            f"data = {config.data!r}: has no column {', '.join(sorted(missing))}; give "
-            f"the files of {HUB_NAME}, or read others by --data hf:FOLDER"
+            f"data = {config.data!r}: it has no column {', '.join(sorted(missing))}; "
+            f"give the files of {HUB_NAME}, or read others by --data hf:FOLDER"
         )
     rules = PictureRules(side=FEMNIST_SIDE, channels=1)
     reading = Reading(rules, class_map(config.classes))

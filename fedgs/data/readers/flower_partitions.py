@@ -46,7 +46,7 @@ def partitions(
     else:
         partitioner = partitioners.IidPartitioner(1)
     remedy = "give options and columns that fit it"
-    problem = f"data = {config.data!r}: does not suit the data"
+    problem = f"data = {config.data!r}: it does not suit the data"
     with wrap_error(Exception, problem, remedy):
         partitioner.dataset = dataset
         for index in range(partitioner.num_partitions):

@@ -107,7 +107,9 @@ def load_split(config: RunConfig, source: HubSource, split: str) -> Any:
         SplitMissing: the data has other splits.
         UserError: packages or the data are missing.
     """
-    with wrap_error(ImportError, f"data = {config.data!r}: needs a package", INSTALL):
+    with wrap_error(
+        ImportError, f"data = {config.data!r}: it needs a package", INSTALL
+    ):
         from flwr_datasets import FederatedDataset
     path = Path(source.name).expanduser()
     is_local = path.is_dir()
@@ -298,7 +300,7 @@ def _rows(rows: Any) -> Iterator[dict[str, Any]]:
 def _content(cell: Any, where: str) -> Path | bytes:
     """Returns the picture of a row: a folder has its path, a parquet file its bytes."""
     if not cell or not (cell["bytes"] or cell["path"]):
-        raise UserError(f"{where}: is missing; leave this row out")
+        raise UserError(f"{where}: it is missing; leave this row out")
     return cell["bytes"] or Path(cell["path"])
 
 
@@ -311,7 +313,7 @@ def _label(value: Any, reading: Reading, where: str) -> int:
         allowed = f"{allowed} to {len(class_map) - 1}"
         is_allowed = is_allowed and value < len(class_map)
     if not is_allowed:
-        raise UserError(f"{where}: has the label {value}; give {allowed}")
+        raise UserError(f"{where}: it has the label {value}; give {allowed}")
     if class_map is None:
         return value
     return int(class_map[value])

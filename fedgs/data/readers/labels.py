@@ -53,8 +53,8 @@ def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
         )
     if unknown := [name for name in names if not name.isdecimal()]:
         raise UserError(
-            f"classes is unset: {shown} has the class {unknown[0]!r}, whose label must "
-            f"not follow from whose data is there; give --classes "
+            f"classes is unset: {shown} has the class {unknown[0]!r}, whose label "
+            "must not depend on which clients are there; give --classes "
             f"'{_all_classes(names, largest)}' (labels in this order, the same on all "
             "machines), or name the classes 0, 1, ..."
         )

@@ -60,13 +60,13 @@ class Patients:
         known, first = self._patient_of_owner.setdefault(owner, (patient, where))
         if known != patient:
             raise UserError(
-                f"{where}: is of another patient (PatientID) than {first}, and both "
-                f"are of the owner {owner!r}; give each patient one owner's name"
+                f"{where}: it is of another patient (PatientID) than {first}, and "
+                f"both are of the owner {owner!r}; give each patient one owner's name"
             )
         known, first = self._owner_of_patient.setdefault(patient, (owner, where))
         if known != owner:
             raise UserError(
-                f"{where}: is of the same patient (PatientID) as {first}, and the "
+                f"{where}: it is of the same patient (PatientID) as {first}, and the "
                 f"owners are {owner!r} and {known!r}; give each patient one owner's "
                 "name, or blank the PatientID where it names nobody"
             )
@@ -106,7 +106,7 @@ class PictureReader:
                 although `channels` is 1, or a file of another patient than the owner's
                 other files.
         """
-        problem = f"{where}: cannot be read as a picture"
+        problem = f"{where}: it cannot be read as a picture"
         with (
             wrap_error(Exception, problem, REMOVE),
             warnings.catch_warnings(action="ignore"),  # of metadata that nothing uses
@@ -117,7 +117,7 @@ class PictureReader:
             if isinstance(content, Path):
                 content = read_bytes(content)
             if not content:
-                raise UserError(f"{where}: is empty; {REMOVE}")
+                raise UserError(f"{where}: it is empty; {REMOVE}")
             if is_dicom(content):
                 picture = read_dicom(content, where, self.rules.has_own_range)
             else:
@@ -149,7 +149,7 @@ class PictureReader:
         elif (pixels == pixels[:1]).all():
             pixels = pixels[:1]
         elif rules.channels == 1:
-            raise UserError(f"{where}: is in colour; give --image-channels 3")
+            raise UserError(f"{where}: it is in colour; give --image-channels 3")
         square = rules.squared(pixels[None])
         if rules.side is not None and square.shape[2] != rules.side:
             square = resize(square, rules.side)
@@ -176,7 +176,7 @@ def opened_picture(opened: Image.Image, where: str) -> Picture:
         return Picture(values=values[None], declared=None, kind=kind)
     if mode not in (*GREY_MODES, *COLOUR_MODES):
         raise UserError(
-            f"{where}: has the pixel format {mode}; give 8 or 16 bits per channel, "
+            f"{where}: it has the pixel format {mode}; give 8 or 16 bits per channel, "
             "grey or RGB"
         )
     if picture.has_transparency_data:
@@ -184,7 +184,7 @@ def opened_picture(opened: Image.Image, where: str) -> Picture:
         alpha = np.asarray(picture.convert("RGBA"))[..., 3]
         if alpha.min() < 255:
             raise UserError(
-                f"{where}: has transparent pixels; flatten it onto its background"
+                f"{where}: it has transparent pixels; flatten it onto its background"
             )
     values = np.moveaxis(np.asarray(picture.convert("RGB")), 2, 0)
     return Picture(values=values, declared=BYTE_RANGE, kind="8 bits")

@@ -223,7 +223,7 @@ def test_a_user_over_the_cap_keeps_as_many_images_and_one_more_changes_one(tmp_p
     ("name", "given", "message"),
     [
         ("nowhere:METHOD", {}, "No module named 'nowhere'"),
-        ("os:path", {}, "'os:path': is no method, it has no name"),
+        ("os:path", {}, "'os:path': it is no method, it has no name"),
         ("wgan-gp", {"adversary": "server"}, "adversary = server:"),
         ("wgan-gp", {"engine": "flower"}, "engine = flower:"),
         ("wgan-gp", {"secure_aggregation": True}, "= True: wgan-gp is central"),

@@ -79,7 +79,7 @@ def test_a_ledger_of_another_method_is_refused(tmp_path):
     train(*small_run(STEPS, tmp_path / "run"))
     path = tmp_path / "run" / "baseline.json"
     path.write_text(path.read_text().replace(STEPS, "wgan-gp"))
-    with pytest.raises(UserError, match=r"baseline.json: is not what the run began"):
+    with pytest.raises(UserError, match=r"baseline.json: it is not what the run began"):
         open_run(tmp_path / "run").guarantees()
 
 
