@@ -316,7 +316,11 @@ def described(config: RunConfig) -> str:
         who = "all"
     name = config.recipe or config.methods
     phases = ", ".join(texts)
-    return f"Recipe {name}: {phases}. Each round asks {who} of {num_clients} clients."
+    if phases == name:  # a recipe of one release is called like its only phase
+        title = name
+    else:
+        title = f"{name}: {phases}"
+    return f"Recipe {title}. Each round asks {who} of {num_clients} clients."
 
 
 def shares_of(config: RunConfig) -> list[float]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgs.app.commands import audit_report, privacy, run_outcome
+from fedgs.app.commands import audit_report, privacy
 from fedgs.app.report import words
 from fedgs.audit.finding import Finding
 from fedgs.privacy.accountant import AS_PUBLISHED, Statement
@@ -65,8 +65,8 @@ def test_every_place_that_tells_an_epsilon_rounds_it_up():
     told = [
         privacy._number(row),
         words.stated(EPSILON),
-        "\n".join(privacy.explained(label())),
-        run_outcome.protection(label()),
+        "\n".join(privacy_words.explained(label())),
+        privacy_words.protection(label()),
         to_outsiders(label()),
         in_words(EPSILON, "epsilon"),
     ]

@@ -17,7 +17,7 @@ from experiments.baselines import dp_sgd
 from experiments.baselines.baseline import Facts
 from experiments.baselines.central_dp_merf import CentralDPMerf, CentralDPMerfSettings
 from fedgs.app.commands import forecast, run_outcome
-from fedgs.app.commands.privacy import explained
+from fedgs.app.commands.privacy_words import explained, protection
 from fedgs.audit.mechanism import claims_of_one_round
 from fedgs.config.recipes import RECIPES, configure, overridden, recipe
 from fedgs.config.run_config import RunConfig
@@ -121,7 +121,7 @@ def test_a_program_and_the_command_line_agree_on_records(tmp_path, fedgs):
     told = "unit: one record (an image with its label)"
     assert told in repr(run)
     assert told in explained(label)[0]
-    assert told.removeprefix("unit: ") in run_outcome.protection(label)
+    assert told.removeprefix("unit: ") in protection(label)
     given = SMALL | RECORD | ZERO_OUT | {"output": tmp_path / "no"}
     assert_refused("relation = 'zero-out':", library.train, IMAGES, **given)
     npz = tmp_path / "a.npz"

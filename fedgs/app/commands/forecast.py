@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedgs.app.commands.privacy_words import legend
 from fedgs.app.commands.run_outcome import in_words, near
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
@@ -271,7 +272,9 @@ def show(config: ResolvedConfig, data: FederatedImages) -> None:
         say(f"{name + ':':14}{value}")
     rows = stated(config)
     caption = f"epsilon at delta {upper(config.delta, 6)}, unit: {unit_of(config)}"
-    Table(caption, ["adversary", "relation", "epsilon"], rows).show()
+    words = legend([row[0] for row in rows], [row[1] for row in rows])
+    head = ["adversary", "relation", "epsilon"]
+    Table(caption, head, rows, "\n".join(words)).show()
     say("This was a dry run: nothing was written, and no privacy was spent.")
 
 

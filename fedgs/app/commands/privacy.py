@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedgs.app.commands.privacy_words import explained, legend
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.cohort_file import selection_costs
@@ -17,7 +18,6 @@ from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.privacy.accountant import (
     AS_PUBLISHED,
-    CHANGES,
     VALID,
     Statement,
     statements,
@@ -28,19 +28,10 @@ from fedgs.privacy.oracle import as_published
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.rounding import upper
 from fedgs.privacy.selection_cost import Target
-from fedgs.runs.data_card import to_outsiders
 from fedgs.runs.epsilons import by_round, with_cohort_condition
 from fedgs.runs.run_folder import RunFolder, is_baseline
 
 LAST_COLUMNS = ("guarantee", "theorem")
-MOST_EXPONENT = 100.0  # beyond it a factor is no number to print
-# What an epsilon is about, by adversary.
-SEEN_BY = {
-    "release": "is computed from the published generators",
-    "server": "the server computes from all that it receives",
-    "secagg": "the server computes from the sums that it receives",
-    "unmasked": "the server computes if the masks fail",
-}
 
 # ------------------------------------------------------------------ a plan
 
@@ -224,7 +215,7 @@ def show_by_round(runs: Sequence[Path]) -> None:
     table.writerows(lines)
 
 
-# ------------------------------------------------------------------ in words
+# ------------------------------------------------------------------ the table
 
 
 def explain(label: Mapping[str, Any]) -> None:
@@ -237,42 +228,6 @@ def explain(label: Mapping[str, Any]) -> None:
         say(line)
 
 
-def explained(label: Mapping[str, Any]) -> list[str]:
-    """Returns what the one epsilon of a run means: a sentence an item.
-
-    Args:
-        label: of the run; see `fedgs.privacy_label`.
-    """
-    epsilon = label["epsilon"]
-    if epsilon is None:
-        return [f"This run has no epsilon to quote: {label['guarantee']}."]
-    adversary = label["adversary"]
-    relation = label["relation"]
-    unit = label["unit_of_privacy"]
-    delta = upper(label["delta"], 6)
-    if epsilon < MOST_EXPONENT:
-        factor = f"{upper(math.exp(epsilon), 3)} (e^epsilon)"
-    else:
-        factor = "e^epsilon"
-    lines = [
-        f"epsilon {upper(epsilon)} (adversary {adversary}, {relation}, delta {delta}, "
-        f"unit: {unit})",
-        f"This means: whether {unit} {CHANGES[relation]} changes the probability of "
-        f"anything that {SEEN_BY[adversary]} by a factor of at most {factor}, plus "
-        f"{delta} (delta). A smaller epsilon protects more.",
-        f"In public: {to_outsiders(label)}.",
-    ]
-    # Without its first part, which says only that there is a guarantee: so do these.
-    caveats = label["guarantee"].split("; ")[1:]
-    if caveats:
-        lines.append(f"Please note: {'; '.join(caveats)}.")
-    lines.append(f"Not protected, because public: {'; '.join(label['public'])}.")
-    return lines
-
-
-# ------------------------------------------------------------------ the table
-
-
 def show(statements: Sequence[Statement]) -> None:
     """Prints tables, and below them the conditions of their rows."""
     if not statements:
@@ -280,7 +235,10 @@ def show(statements: Sequence[Statement]) -> None:
         return
     for table in tables(statements):
         table.show()
-    say("Each row holds only under these conditions (of the adversaries in brackets):")
+    kinds = [row.adversary for row in statements]
+    for line in legend(kinds, [row.relation for row in statements]):
+        say(line)
+    say("Each row holds only under these conditions, which name its adversary last:")
     for condition in conditions_of(statements):
         say(f"- {condition}")
 

@@ -6,28 +6,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from typer import Exit as Exit  # experiments end with it, too
 
+from fedgs.app.commands.privacy_words import protection
 from fedgs.app.commands.terminal import say
 from fedgs.app.flags import INTERRUPTED
 from fedgs.app.tables import folded
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, refused_by_system, wrap_error
-from fedgs.privacy.rounding import upper
 from fedgs.privacy_label import privacy_label
 from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import check_free
 from server.launch.control import FlowerFailed
-
-# Against whom an epsilon holds, to be read after "against".
-AGAINST = {
-    "release": "everybody who sees only what is published",
-    "server": "a server that sees every answer",
-    "secagg": "a server that sees only sums of answers",
-    "unmasked": "a server that sees every answer because the masks failed",
-}
 
 
 def new_output(output: str) -> Path:
@@ -136,26 +127,6 @@ def show_end(path: Path, typed: str = "") -> None:
     say(f"Run folder:  {path}; keep it to yourself, for it holds private files")
     say(f"To publish:  fedgs publish {path} -o FOLDER")
     say(f"Report:      fedgs report {path} -o report.html")
-
-
-def protection(label: Mapping[str, Any]) -> str:
-    """Returns who is protected against whom, and how much, for a layman.
-
-    Args:
-        label: of the run; see `fedgs.privacy_label`.
-    """
-    epsilon = label["epsilon"]
-    if epsilon is None:
-        return f"none; {label['guarantee']}"
-    against = AGAINST[label["adversary"]]
-    unit = label["unit_of_privacy"]
-    text = (
-        f"epsilon {upper(epsilon)} for {unit}, against {against} (a smaller epsilon "
-        "protects more)"
-    )
-    # Without its first part, which says only that there is a guarantee: so does `text`.
-    caveats = label["guarantee"].split("; ")[1:]
-    return "; ".join([text, *caveats])
 
 
 def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:

@@ -145,9 +145,9 @@ def _lines(
         noise = target(config)
     yield (
         f"What can be found with {group_size(config)} clients in each group and "
-        f"{noise}{_of_nodes(config)}. So it was in {trials} trials of each bug on "
-        "digits and clothes with as much noise, with the bug in all images of one "
-        "cohort:"
+        f"{noise}{_of_nodes(config)}. This was measured in {trials} trials of each "
+        "bug on digits and clothes with as much noise, where all images of one "
+        "cohort had the bug:"
     )
     for now in (YES, ALIKE, PERHAPS, NO):
         bugs = [bug for bug, power in powers.items() if power.now == now]

@@ -15,8 +15,7 @@ from command_line import printed, refused
 from experiments.baselines import BASELINES
 from experiments.baselines.baseline import Baseline
 from experiments.baselines.baseline_run import CURATOR, open_run
-from fedgs.app.commands.privacy import explained
-from fedgs.app.commands.run_outcome import protection
+from fedgs.app.commands.privacy_words import explained, protection
 from fedgs.config.fields import flag
 from fedgs.config.method_settings import settings_with
 from fedgs.data.federated import to_float
@@ -62,7 +61,7 @@ def test_privacy_is_of_the_method_and_a_delta_large_by_the_unit_of_a_line(
     fedgs, run, class_means
 ):
     assert privacy_of(fedgs, run) == []
-    assert "epsilon: none" in printed(fedgs("privacy", "of", run))
+    assert "no epsilon" in printed(fedgs("privacy", "of", run))
     (row,) = privacy_of(fedgs, class_means)
     said = row["num_rounds"], row["unit"], row["relation"]
     assert said == (1, "user", "zero-out")

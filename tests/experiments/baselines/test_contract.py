@@ -15,7 +15,7 @@ from experiments.baselines import BASELINES, dp_sgd
 from experiments.baselines.baseline import SECRET
 from experiments.baselines.baseline_run import NUMBER, capped, open_run
 from experiments.baselines.loop import BaselineLedger, BaselineRelease
-from fedgs.app.commands.run_outcome import protection
+from fedgs.app.commands.privacy_words import protection
 from fedgs.data.load import load_data
 from fedgs.files import read_tensors
 from fedgs.privacy.accountant import CHANGES, SEEDED
