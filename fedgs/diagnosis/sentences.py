@@ -104,7 +104,8 @@ def _excluded(diagnosis: Diagnosis) -> str:
     # looked for in parts of the clients, and its share is one of clients.
     cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == CLEARED]
     limit = f"{diagnosis.rule.min_effect:.0%} of the clients or more"
-    return f"Excluded are, each in {limit}: {', '.join(cleared) or 'nothing'}."
+    # Some titles have a comma.
+    return f"Excluded are, each in {limit}: {'; '.join(cleared) or 'nothing'}."
 
 
 def _why(diagnosis: Diagnosis) -> str:
@@ -142,7 +143,7 @@ def _not_tested(diagnosis: Diagnosis) -> str:
     if any(s.decision == NAMED for s in diagnosis.ranking):
         text += ", and a smaller bug beside this one"
     if open_ones and diagnosis.verdict in ("none", OTHER):
-        text += f"; not excluded, as these samples cannot tell: {', '.join(open_ones)}"
+        text += f". Not excluded, as these samples cannot tell: {'; '.join(open_ones)}"
     return f"{text}. Look at the picture."
 
 

@@ -29,7 +29,7 @@ def show(folder: RunFolder, content: Mapping[str, Any]) -> None:
         for table in diagnosis_tables(comparisons[0]):
             table.show()
     for comparison in comparisons:
-        say(f"Verdict on {comparison['suspicious']}: {comparison['verdict']}")
+        say(f"Verdict of {comparison['suspicious']}: {comparison['verdict']}")
         say(comparison["sentence"])
         step = next_step(folder.config, comparison, str(near(folder.path)))
         if step:
