@@ -87,7 +87,7 @@ class FederatedGan(SilentStrategy):
                 )
                 timeout = self.config.round_timeout
                 replies = self.nodes.replies(messages, timeout, None)
-                _, metrics = self.aggregate_train(round, replies)
+                metrics = self.aggregate_train(round, replies)[1]
                 # A round that was voided has none, and is repeated.
                 if metrics:
                     result.train_metrics_clientapp[round] = metrics

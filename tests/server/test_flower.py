@@ -29,7 +29,13 @@ from fedgs.config.recipes import recipe
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.privacy.ledger import Ledger
-from fedgs.process import TOKEN_VARIABLE, end_processes, homes_of, processes_of
+from fedgs.process import (
+    FAST_VARIABLE,
+    TOKEN_VARIABLE,
+    end_processes,
+    homes_of,
+    processes_of,
+)
 from fedgs.round.preparation import resolve
 from fedgs.runs.run_folder import RunFolder
 from hosts import PATIENCE, ROOT, Machines
@@ -182,13 +188,15 @@ def listening(token: str) -> set[str]:
 
 
 @pytest.mark.flower
+@pytest.mark.parametrize("is_fast", ["0", "1"])
 def test_flower_with_two_workers_gives_the_local_bytes(
-    tmp_path, settings, machines, proxy
+    tmp_path, settings, machines, proxy, is_fast
 ):
     output, addresses = tmp_path / "run", set[str]()
     settings = {"recipe": "algorithm-2"} | settings
     words = ("train", *flags(output=output, **settings))
-    command = machines.start("cli", *words, more=of_a_company(proxy, tmp_path))
+    more = of_a_company(proxy, tmp_path) | {FAST_VARIABLE: is_fast}
+    command = machines.start("cli", *words, more=more)
     machines.until(lambda: (output / ".flower" / "token").exists(), command)
     token = token_of(output)
     while command.poll() is None:
