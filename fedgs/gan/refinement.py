@@ -25,9 +25,9 @@ from multiprocessing.pool import ThreadPool
 import torch
 from torch import Tensor, nn
 
-from fedgs.config.feature_settings import OF_TRUNKS, TRUNK_AXES, layers_of
+from fedgs.config.feature_settings import MASS, OF_TRUNKS, TRUNK_AXES, layers_of
 from fedgs.config.run_config import FeatureConfig
-from fedgs.gan.features import KINDS, MeanFeatures
+from fedgs.gan.features import KINDS, MeanFeatures, mean_layers
 from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update_ema
 from fedgs.gan.moments import belief
 from fedgs.gan.public_networks import trunk_features
@@ -103,9 +103,7 @@ def class_means(
         images: shape (n, C, S, S).
         labels: shape (n,), as of `_drawn`.
     """
-    kind = config.method
-    features = KINDS[kind].features(net, images, labels)
-    return features.unflatten(0, (-1, config.num_classes)).mean(0)
+    return mean_layers(config.method, net, images, config.num_classes)
 
 
 def latents(config: FeatureConfig, step: int) -> tuple[Latents, Labels]:
@@ -177,6 +175,27 @@ def refine(
             update_ema(average.refiner, generator.refiner, step, AVERAGED)
             check(step + 1, steps)
     generator.load_state_dict(average.state_dict())
+
+
+def nothing_released(config: FeatureConfig, longer: float) -> MeanFeatures:
+    """Returns a release of zeros, to time a fit by, with about its noise.
+
+    Args:
+        config: of the phase.
+        longer: how long clients' embeddings are, over what their numbers of images
+            alone, all classes alike, would make them.
+    """
+    groups = config.num_groups
+    # See `fedgs.gan.features.mean_features`.
+    weight = config.num_clients * config.clip_bound / (MASS * math.sqrt(groups))
+    noise_std = longer * config.noise_std * math.sqrt(config.num_nodes) / weight
+    shapes = KINDS[config.method].shapes(config)
+    return MeanFeatures(
+        method=config.method,
+        network={name: torch.zeros(shape) for name, shape in shapes.items()},
+        target=torch.zeros(groups, config.num_features),
+        noise_std=torch.full((groups,), noise_std),
+    )
 
 
 def schedule(release: MeanFeatures) -> tuple[int, float, float]:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fedgs.config.feature_settings import LAYERS, OF_TRUNKS, layers_of
 from fedgs.gan import public_networks, refinement
@@ -87,6 +88,25 @@ def test_without_public_networks_the_refiner_begins_as_the_identity():
     z, labels = torch.zeros(3, config.latent_dim), torch.arange(3)
     found = server.generator(z, labels)
     assert torch.allclose(found, server.generator.mean[labels].clamp(0.01, 0.99))
+
+
+def test_a_refiner_is_the_u_net_that_it_says():
+    generator = torch.Generator().manual_seed(0)
+    refiner = after_moments(image_channels=3)[1].generator.refiner
+    for parameter in refiner.parameters():
+        parameter.data.normal_(0, 0.3, generator=generator)
+    images = torch.rand(2, 3, 16, 16, generator=generator)
+    labels = torch.tensor([0, 2])
+    of_class = refiner.embedding(labels)[:, :, None, None].split(refiner.widths, dim=1)
+    fine, middle, h = None, None, 2 * images - 1
+    for down, same, added in zip(refiner.down, refiner.same, of_class, strict=True):
+        fine, middle = middle, h
+        h = F.silu(same(F.silu(down(h) + added)))
+    for layer, beside in zip(refiner.up, (middle, fine), strict=True):
+        joined = torch.cat([F.interpolate(h, scale_factor=2.0), beside], dim=1)
+        h = F.silu(layer(joined))
+    logits = refiner.last(h) + torch.logit(images.clamp(0.01, 0.99))
+    torch.testing.assert_close(refiner(images, labels), torch.sigmoid(logits))
 
 
 def test_images_of_any_channels_have_pretrained_features_and_epsilons_say_so():

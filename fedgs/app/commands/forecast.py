@@ -1,6 +1,8 @@
 """What a run would do and cost, said before it spends an epsilon: `train --dry-run`."""
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import time
@@ -20,10 +22,12 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.sources import has_test_split
 from fedgs.errors import first_n
+from fedgs.gan import refinement
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import PhaseAt, new_state, phases_of
 from fedgs.methods.base import Hosted, Method
+from fedgs.methods.feature_means import refined
 from fedgs.methods.schedule import EVERYONE
 from fedgs.privacy.accountant import in_short, large_delta, statements
 from fedgs.privacy.plan import Plan
@@ -40,7 +44,10 @@ FLOWER_SECONDS = 20.0
 TIMED_SECONDS = 1.0  # of a few clients' rounds, by which all rounds are estimated
 # 60,000 images, 100 low frequencies: 4 CPU seconds (docs/benchmark.md).
 SECONDS_OF_PRODUCT = 4 / (60_000 * 100**2)
-SECONDS_OF_FIT = 420 / 28**2  # of all steps, on two cores; 300 to 525 s at 28 pixels
+FEWEST_STEPS = 4  # of a fit that are timed, of which the shortest counts
+# Noise of a release of features over what it would be if an embedding held nothing but
+# numbers of images: 1.7 to 2.6 where owners have all classes.
+LONGER = 2.0
 ABSURD_EPSILON = 100.0
 OUTSIDE = "scores on private data lie outside every epsilon"
 
@@ -170,7 +177,8 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
             products = own.moment_features**2
             seconds += SECONDS_OF_PRODUCT * len(data.images) * products
         elif own.method in OF_TRUNKS:
-            seconds += SECONDS_OF_FIT * own.image_size**2
+            seconds += seconds_of_fit(config, own)
+            by = ", by steps timed here, if the cores are idle"
         elif own.method not in OF_MOMENTS:
             seconds += seconds_of_rounds(config, phase, data)
             by = ", by rounds of a few clients timed here, if the cores are idle"
@@ -180,6 +188,42 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
         if seconds > 2 * size:
             return f"about {math.ceil(seconds / size)} {unit}{by}"
     return f"about {math.ceil(seconds / 10) * 10} seconds{by}"
+
+
+class _Timed(Exception):
+    """Enough steps of a fit were timed."""
+
+
+def seconds_of_fit(config: ResolvedConfig, phase: Any) -> float:
+    """Returns about how long a refiner's fit takes: its steps, by a few real ones.
+
+    Privacy: public. The steps fit to zeros, and change a generator of their own.
+
+    Args:
+        config: of the run.
+        phase: of features.
+    """
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as a run does
+    generator, average = refined(new_state(config))
+    release = refinement.nothing_released(phase, LONGER)
+    at = [(time.process_time(), time.thread_time())]
+
+    def check(step: int, steps: int) -> None:
+        at.append((time.process_time(), time.thread_time()))
+        if step >= FEWEST_STEPS and at[-1][0] - at[0][0] > TIMED_SECONDS:
+            raise _Timed
+
+    with contextlib.suppress(_Timed):
+        refinement.refine(phase, release, generator, average, check)
+    cores = min(refinement.THREADS, os.cpu_count() or 1)
+    times: list[float] = []
+    for before, after in itertools.pairwise(at):
+        of_all = after[0] - before[0]
+        alone = after[1] - before[1]  # while the threads have nothing to do
+        times.append(alone + (of_all - alone) / cores)
+    steps, _, _ = refinement.schedule(release)
+    return steps * min(times)
 
 
 def seconds_of_rounds(
