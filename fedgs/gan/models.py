@@ -442,8 +442,11 @@ class GeneratorRefined(GeneratorGaussian):
 
     def forward(self, z: Latents, labels: Labels) -> Images:
         """Makes images; see `Generator.forward`."""
-        images = super().forward(z, labels)
-        return self.refiner(images, labels)
+        return self.refiner(self.gaussian(z, labels), labels)
+
+    def gaussian(self, z: Latents, labels: Labels) -> Images:
+        """Makes the images that the refiner is given."""
+        return super().forward(z, labels)
 
 
 class Refiner(nn.Module):

@@ -175,6 +175,26 @@ def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(tune):
     assert digest(states[0]) == digest(states[1])
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_refiner_of_colours_keeps_the_gaussians_low_frequencies(channels, tune):
+    tune(STEPS=30, LARGE=(0.04, 1e9), SMALL=(0.04, 1e9), AVERAGED=0.8)
+    moved = []
+    for anchor in (0.0, 1e3):
+        tune(ANCHOR=anchor)
+        config, server = after_moments(image_channels=channels)
+        refinement.refine(
+            config, released(config, server), server.generator, server.ema
+        )
+        z, labels = refinement.latents(config, 0)
+        with torch.no_grad():
+            gaussian = server.ema.gaussian(z, labels)
+            change = server.ema.refiner(gaussian, labels) - gaussian.clamp(0.01, 0.99)
+        moved.append(float(F.avg_pool2d(change, 2).square().mean()))
+    # Of grey nothing is kept: the target, which is darker, is reached either way.
+    assert (moved[1] < 0.2 * moved[0]) == (channels == 3)
+    assert (moved[1] == moved[0]) == (channels == 1)
+
+
 @pytest.mark.parametrize(
     ("noise_std", "first", "longest", "moved"),
     [(0.03, 1, 9, 3e-3), (0.03, 1e-4, 9, 1e-4), (0.03, 1, 0, 0), (0.07, 1e-3, 0, 1e-3)],
