@@ -98,6 +98,10 @@ def submit(
             "--cohorts alone; --node-sizes says how many each client has."
         ),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what a run does and costs; send nothing."),
+    ] = False,
     *,
     given: dict[str, Any],
     settings: dict[str, Any],
@@ -105,9 +109,12 @@ def submit(
     """Register clients and start a run; exit code 1 unless it completes."""
     if cohort is not None:
         settings["cohort_value"] = cohort
-    from fedgs.app.commands import deploy
+    from fedgs.app.commands import deploy, forecast
 
-    deploy.submit(Submission(**given), recipe, config, settings)
+    check = None
+    if dry_run:
+        check = forecast.show_deployed
+    deploy.submit(Submission(**given), recipe, config, settings, check, dry_run)
 
 
 @app.command()

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -309,12 +309,24 @@ def timed_round(
 
 def show(config: ResolvedConfig, data: FederatedImages) -> None:
     """Prints what a run would do; nothing is written, nothing is spent."""
-    for name, value in lines(config, data).items():
-        say(f"{name + ':':12}{value}")
-    rows = stated(config)
-    caption = f"epsilon at delta {upper(config.delta, 6)}, unit: {unit_of(config)}"
-    Table(caption, ["adversary", "relation", "epsilon"], rows).show()
+    _show(config, lines(config, data))
     say("no run: --dry-run writes nothing and spends no epsilon")
+
+
+def show_deployed(config: ResolvedConfig) -> None:
+    """Prints what a run in a deployment would do; nothing is sent, nothing is spent.
+
+    Privacy: public; whoever submits a run sees no data.
+    """
+    _show(config, lines_of_settings(config))
+    say("no run: --dry-run sends nothing and spends no epsilon")
+
+
+def _show(config: ResolvedConfig, said: Mapping[str, str]) -> None:
+    for name, value in said.items():
+        say(f"{name + ':':12}{value}")
+    caption = f"epsilon at delta {upper(config.delta, 6)}, unit: {unit_of(config)}"
+    Table(caption, ["adversary", "relation", "epsilon"], stated(config)).show()
 
 
 def signal_note(config: ResolvedConfig) -> str:
@@ -359,22 +371,33 @@ def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
         copies = config.num_workers + 1
     held = processes * PROCESS_BYTES + copies * data.images.nbytes
     held += state * copies_in_memory(config)
-    shape = " x ".join(map(str, data.images.shape[1:]))
     # Three copies: the committed states, the newest ones, and those that the next save
     # overwrites; and 10 MB for all other files.
     megabytes = math.ceil(3 * state / 1e6) + 10
     folder = near(Path(config.output))
+    said = lines_of_settings(config)
+    said["time"] = duration(config, data)
+    said["memory"] = f"about {held / 1e9:.1f} GB"
+    said["disk"] = f"about {megabytes} MB in {folder}"
+    said["scores"] = evaluation_note(config, data)
+    return said
+
+
+def lines_of_settings(config: ResolvedConfig) -> dict[str, str]:
+    """Returns what the settings alone say of a run, in words by what they are about.
+
+    Privacy: public.
+    """
+    size = config.image_size
     return {
         "does": (
             f"{config.num_rounds} rounds, {config.clients_per_round} of "
             f"{config.num_clients} clients each, engine {config.engine}"
         ),
-        "images": f"{shape}, {config.num_classes} classes",
-        "time": duration(config, data),
-        "memory": f"about {held / 1e9:.1f} GB",
-        "disk": f"about {megabytes} MB in {folder}",
+        "images": (
+            f"{config.image_channels} x {size} x {size}, {config.num_classes} classes"
+        ),
         "unit": unit_of(config),
         "public": "; ".join(config.public_conditions) or "nothing but the settings",
         "signal": signal_note(config),
-        "scores": evaluation_note(config, data),
     }
