@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -39,7 +40,9 @@ from fedgs.round.messages import (
     encode_answer,
 )
 
-PARTITION = "partition-id"  # only simulated nodes have one
+# Flower's node configuration of a simulation, which no other node has.
+PARTITION = "partition-id"
+NUM_PARTITIONS = "num-partitions"
 ENDING = b"""
 ending after the answer in progress, which is kept and sent after a restart
 to end now: SIGTERM (or Ctrl-C) again; its release stays counted
@@ -55,12 +58,24 @@ app = ClientApp()
 def roll_call(message: Message, context: Context) -> Message:
     """Tells the server the node's stable index, or a deployed node's name."""
     if PARTITION in context.node_config:
-        return _reply({"node_id": int(context.node_config[PARTITION])}, message)
+        return _reply(_simulated(message, context), message)
     try:
         name = DeploymentConfig.read(context.node_config).name
         return _reply({"name": name, "protocol": PROTOCOL}, message)
     except Exception:
         return _failed("a node with a wrong --node-config", message)
+
+
+def _simulated(message: Message, context: Context) -> dict[str, Any]:
+    """Returns what a simulated node says of itself; none of it depends on data."""
+    told: dict[str, Any] = {"node_id": int(context.node_config[PARTITION])}
+    if NUM_PARTITIONS in context.node_config:
+        told["num_partitions"] = int(context.node_config[NUM_PARTITIONS])
+    run_folder = message.content.config_records[PAYLOAD_RECORD].get("run_folder")
+    # Ray may have started this process on another machine than the server's.
+    if run_folder is not None:
+        told["has_run_folder"] = int(Path(str(run_folder)).is_dir())
+    return told
 
 
 @app.query("join")

@@ -1,14 +1,15 @@
 """What makes Flower faster from outside its public API: all of it is in this module.
 
 Each of four parts is used where this Flower has what it replaces, by name and by
-parameters; a warning says what it has not. `FEDGS_FAST_MESSAGES=0` leaves the first one
-out. Results are the same either way.
+parameters; a warning says what it has not. The first one is for runs of a hundred
+rounds and more; `FEDGS_FAST_MESSAGES=1` has it in any run, and 0 in none. Results are
+the same either way.
 
 `hasten_simulation` hands messages to simulated nodes at once, and each node to one
 worker. Flower looks for new messages ten times a second and gives a message to
 whichever worker is idle, which then reads the node's state from disk. Here pushing a
-message wakes the loop that looks for it, a node always gets the same worker, the next
-message is already there when a worker has answered one, and a reply wakes the server.
+message wakes the loop that looks for it, a node always gets the same worker, and the
+next message is already there when a worker has answered one.
 
 `make_resident` has a SuperNode answer inside its own process, where Flower starts one
 per message, look for messages after 0.2 s, where Flower sleeps for three seconds,
@@ -53,7 +54,6 @@ COMMAND = "flwr.supernode.cli.flower_supernode"
 CONNECTION = "flwr.supernode.fleet_http_connection"
 RETRY = "flwr.supercore.retry.http_retry"
 INFLATABLE = "flwr.supercore.inflatable"
-LINK_STATE = "flwr.server.superlink.linkstate:InMemoryLinkState"
 NODE_STATE = "flwr.supernode.nodestate.in_memory_nodestate:InMemoryNodeState"
 # module:name -> its parameters; None: any, or it is no function
 SIMULATION: Mapping[str, str | None] = {
@@ -61,7 +61,6 @@ SIMULATION: Mapping[str, str | None] = {
     f"{VCE}.backend.raybackend:RayBackend.process_message": "self message context",
     f"{VCE}.backend.raybackend:RayBackend.num_workers": None,
     "flwr.superlink.grid.inmemory_grid:InMemoryGrid.push_messages": "self messages",
-    f"{LINK_STATE}.store_message_res": "self message",
 }
 PULLS: Mapping[str, str | None] = {
     f"{INFLATABLE}.inflatable_utils:pull_objects": (
@@ -130,13 +129,10 @@ def install_fast_messages() -> None:
     """Replaces the functions; must run before the simulation's threads start."""
     from flwr.server.superlink.fleet.vce import vce_api
     from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
-    from flwr.server.superlink.linkstate import InMemoryLinkState
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
     pending = SimpleQueue[int]()  # nodes with a new message
-    replied = threading.Event()
     stock_push = InMemoryGrid.push_messages
-    stock_store = InMemoryLinkState.store_message_res
 
     def push_messages(self: InMemoryGrid, messages: Iterable[Message]) -> Iterable[str]:
         pushed = list(messages)
@@ -160,18 +156,7 @@ def install_fast_messages() -> None:
                 for message in state.get_message_ins(node_id=node, limit=1):
                     queue.put(message)
 
-    def store_message_res(self: InMemoryLinkState, message: Message) -> Any:
-        stored = stock_store(self, message)
-        replied.set()
-        return stored
-
-    def wait_for_reply(self: InMemoryGrid, seconds: float) -> None:
-        replied.wait(seconds)
-        replied.clear()
-
     InMemoryGrid.push_messages = push_messages
-    InMemoryGrid.wait_for_reply = wait_for_reply  # type: ignore[attr-defined]
-    InMemoryLinkState.store_message_res = store_message_res
     vce_api.add_messages_to_queue = add_messages_to_queue
     RayBackend.process_message = _process_message  # type: ignore[method-assign]
     RayBackend.num_workers = property(_threads)  # type: ignore[method-assign]

@@ -8,9 +8,8 @@ In each phase of a run every client answers once, with the mean features of its 
     features   4. mean features of public networks: a refiner is fitted to them
 
 After 3 the generator draws from a Gaussian for each class, after 4 through a network
-behind it. Every engine is tested against this page (tests/test_feature_means.py), which
-draws from the same random streams. To train, use `fedgs.train`: here is no ledger, no
-checkpoint, no budget, no client's limit, no `parts` and no `public_data`.
+behind it. Every engine is tested against this page, which draws from the same streams.
+To train, use `fedgs.train`: here are no ledger, checkpoint, limits, parts, public data.
 
 Source: docs/privacy.md, "Embedding releases".
 """
@@ -134,15 +133,16 @@ def fit(phase: Any, release: MeanFeatures, generator: Any, average: Any) -> None
     steps, rate, longest = refinement.schedule(release)
     weights = list(generator.refiner.parameters())
     adam = torch.optim.Adam(weights, lr=rate, betas=refinement.BETAS)
-    generator.train()
     found: Tensor | None = None  # an average over the steps so far
     for step in range(steps):
         z, labels = refinement.latents(phase, step)
-        drawn = generator(z, labels)
+        gaussian = generator.gaussian(z, labels)
+        drawn = generator.refiner(gaussian, labels)
         now = refinement.class_means(phase, release.network, drawn, labels)
         found = now.detach() if found is None else now.detach().lerp(found, 0.95)
         adam.zero_grad()
-        (now * (found - release.target)).sum().backward()  # |E f(G) - target|^2 / 2
+        nearer = (now * (found - release.target)).sum()  # |E f(G) - target|^2 / 2
+        (nearer + refinement.strayed(phase, drawn, gaussian)).backward()
         torch.nn.utils.clip_grad_norm_(weights, longest)
         adam.param_groups[0]["lr"] = refinement.rate_of(step, steps, rate)
         adam.step()

@@ -29,7 +29,7 @@ from fedgs.files import make_folder
 TOKEN_VARIABLE = "FEDGS_RUN_TOKEN"
 LOCK_VARIABLE = "FEDGS_LAUNCHER_LOCK"
 SERVER_VARIABLE = "FEDGS_SERVER"  # the state directory of a deployed server
-FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # of simulations; "0": off
+FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # of simulations: "1" or "0"
 RUNS_VARIABLE = "FEDGS_RUNS"  # the folder of all run folders; a deployed server has one
 FIT = "fit.json"  # in `.flower`: how far the fit is
 REFUSED = "the settings of this run are refused"  # what a server says of a submission

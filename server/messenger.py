@@ -226,9 +226,7 @@ class Messenger:
     def _sleep(self, started: float, deadline: float) -> None:
         now = time.monotonic()
         left = max(deadline - now, 0.001)
-        # Only a grid with `clients.flower_speed` is woken by a reply.
-        wait = getattr(self.grid, "wait_for_reply", time.sleep)
-        wait(min(self.polling.pause(now - started), left))
+        time.sleep(min(self.polling.pause(now - started), left))
 
     def _send_due(self, deadline: float) -> None:
         """Sends what is due; a node without an address is tried again later."""

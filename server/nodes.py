@@ -66,7 +66,12 @@ class Nodes:
         if hasattr(grid, "pull_interval"):  # the simulation's in-memory grid
             grid.pull_interval = IN_MEMORY.least  # pyright: ignore
         if not self.config.node_names:
-            addresses = roll_call(grid, self.config.num_nodes, self.stop)
+            addresses = roll_call(
+                grid=grid,
+                expected=self.config.num_nodes,
+                run_folder=self.folder.path,
+                stop=self.stop,
+            )
             self.exchange = Messenger(grid, addresses, IN_MEMORY, self.progress)
             return
         flower = self.folder.path / ".flower"

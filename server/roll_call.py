@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -49,16 +50,20 @@ STEP_SECONDS = 1.0  # between looks for nodes of a deployment
 ASK_AGAIN_SECONDS = 10.0  # until a node that failed or was refused is asked again
 
 
-def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, int]:
+def roll_call(
+    grid: Grid, expected: int, run_folder: Path, stop: Stop | None = None
+) -> dict[int, int]:
     """Returns Flower's address of each simulated node; those are random per run.
 
     Args:
         grid: of the run.
         expected: the number of nodes.
+        run_folder: absolute path, under which every node must see the server's folder.
         stop: when set, the roll call ends.
 
     Raises:
-        UserError: another number of nodes, or nodes that did not answer.
+        UserError: another number of nodes, nodes that did not answer, or one on a
+            machine without the run folder.
         RunStopped: `stop` was set.
     """
     deadline = time.monotonic() + ROLL_CALL_SECONDS
@@ -74,8 +79,8 @@ def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, 
             "clients_per_node or node_sizes"
         )
     # Flower's addresses are random: each node says which one of the run it is.
-    empty = RecordDict({PAYLOAD_RECORD: ConfigRecord({})})
-    questions = [Message(empty, node_id, "query") for node_id in node_ids]
+    asked = RecordDict({PAYLOAD_RECORD: ConfigRecord({"run_folder": str(run_folder)})})
+    questions = [Message(asked, node_id, "query") for node_id in node_ids]
     open_questions = set(grid.push_messages(questions))
     addresses: dict[int, int] = {}
     while open_questions and time.monotonic() < deadline:
@@ -85,6 +90,7 @@ def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, 
             if not reply.has_error():
                 record = reply.content.config_records[PAYLOAD_RECORD]
                 node = int(str(record["node_id"]))
+                _check_simulated(node, record, expected, run_folder)
                 addresses[node] = reply.metadata.src_node_id
         time.sleep(ROLL_CALL_POLL_SECONDS)
     if sorted(addresses) != list(range(expected)):
@@ -94,6 +100,25 @@ def roll_call(grid: Grid, expected: int, stop: Stop | None = None) -> dict[int, 
             f"{first_n(missing, most=10)}"
         )
     return addresses
+
+
+def _check_simulated(
+    node: int, record: ConfigRecord, expected: int, run_folder: Path
+) -> None:
+    """Refuses a node that cannot take part; raises `UserError` with the remedy."""
+    num_partitions = record.get("num_partitions", expected)
+    if num_partitions != expected:
+        raise UserError(
+            f"num-partitions = {num_partitions} of node {node}: this run has "
+            f"{expected} nodes; give num-partitions={expected} in every --node-config"
+        )
+    if not record["has_run_folder"]:
+        raise UserError(
+            f"run folder {run_folder}: node {node} runs on a machine that does not "
+            "have it; a simulation over several machines of Ray shares the run folder "
+            "and the data, so mount them on all machines under the same paths, or "
+            "run a deployment"
+        )
 
 
 def _check_stop(stop: Stop | None, missing: str) -> None:

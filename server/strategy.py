@@ -69,12 +69,14 @@ class FederatedGan(SilentStrategy):
         Privacy: releases (epsilon, delta)-DP output; events: in the folder's ledger.
 
         Returns:
-            Flower's record of the run, with the averaged generator as `arrays`.
+            Flower's record of the run: the averaged generator as `arrays`, and the
+            public metrics of each round as `train_metrics_clientapp`.
 
         Raises:
             RunStopped: the run ended early with a checkpoint.
         """
         self.summary()
+        result = Result()
         with self.opened(grid):
             self.training.settle(self.stop)
             while self.training.goes_on:
@@ -85,11 +87,15 @@ class FederatedGan(SilentStrategy):
                 )
                 timeout = self.config.round_timeout
                 replies = self.nodes.replies(messages, timeout, None)
-                self.aggregate_train(round, replies)
+                metrics = self.aggregate_train(round, replies)[1]
+                # A round that was voided has none, and is repeated.
+                if metrics:
+                    result.train_metrics_clientapp[round] = metrics
                 self.training.stop_if_asked(self.stop)
                 self.training.settle(self.stop)
             self.training.save_generator()
-            return Result(ArrayRecord(self.training.server.ema.state_dict()))
+            result.arrays = ArrayRecord(self.training.server.ema.state_dict())
+            return result
 
     @contextmanager
     def opened(self, grid: Grid) -> Iterator[None]:

@@ -185,9 +185,9 @@ def group_means() -> RunConfig:
 
 
 def demo() -> RunConfig:
-    """Feature means, then rounds of GS-WGAN, at the size of scikit-learn's digits."""
+    """The default's phases at the size of scikit-learn's digits."""
     smaller = {"clients_per_node": 90, "moment_size": 6, "seed": 0}
-    return dataclasses.replace(feature_means_gs_wgan(), **smaller)
+    return dataclasses.replace(feature_means(), **smaller)
 
 
 DEFAULT = "feature-means"

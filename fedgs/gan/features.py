@@ -185,20 +185,41 @@ def _moment_features(net: TensorDict, images: Images, groups: Labels) -> Tensor:
 
 
 def _layers(kind: str, net: TensorDict, images: Images, labels: Labels) -> Tensor:
-    """Returns the trunks' layers, each of one length, and products of the last ones'.
+    """Returns what `mean_layers` does, of each image by itself."""
+    return mean_layers(kind, net, images, len(images))
+
+
+def mean_layers(kind: str, net: TensorDict, images: Images, groups: int) -> Tensor:
+    """Returns each group's means of the trunks' layers, and of products of the last.
 
     Privacy: no server chooses the trunks, which each client has from elsewhere.
+
+    Args:
+        kind: of features, of `OF_TRUNKS`.
+        net: how they are scaled.
+        images: shape (n, C, S, S): image i is of the group i modulo their number.
+        groups: as many as divide n.
+
+    Returns:
+        Shape (groups, features).
     """
     sizes = layers_of(kind)
-    centred = trunk_features(kind, images) - net["mean"]
-    parts = [centred * net["scale"]]
-    lasts = centred.split(sizes, dim=1)[3::4]
-    for last, axes in zip(lasts, net["axes"].split(sizes[3::4]), strict=True):
-        deep = last @ axes
+    found = trunk_features(kind, images)
+    means = found.unflatten(0, (-1, groups)).mean(0)
+    parts = [(means - net["mean"]) * net["scale"]]
+    lasts = found.split(sizes, dim=1)[3::4]
+    centres = net["mean"].split(sizes)[3::4]
+    of_trunks = net["axes"].split(sizes[3::4])
+    for last, centre, axes in zip(lasts, centres, of_trunks, strict=True):
+        deep = (last - centre) @ axes
         # No longer than a usual image's: where the generator's samples, which scale
         # them, are all alike, products would be most of every embedding's length.
         length = deep.square().sum(1, keepdim=True).clamp_min(TRUNK_AXES)
-        parts.append(products(deep) / length)
+        shortened = (deep / length).unflatten(0, (-1, groups))
+        by_group = deep.unflatten(0, (-1, groups))
+        square = torch.einsum("ngi,ngj->gij", by_group, shortened) / len(by_group)
+        rows, columns, scale = pairs(TRUNK_AXES)
+        parts.append(square[:, rows, columns] * scale.to(square))
     return FEATURE_SCALE / math.sqrt(len(lasts)) * torch.cat(parts, dim=1)
 
 

@@ -174,7 +174,7 @@ class _ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = _pixel_norm(x)
-        h = _upsampled_conv(h, self.conv1)  # (B, n, 2s, 2s)
+        h = _upsampled_conv(h, self.conv1, _weight(self.conv1))  # (B, n, 2s, 2s)
         h = F.relu(_pixel_norm(h))
         h = self.conv2(h)
         # A 1x1 convolution first, on a quarter of the pixels.
@@ -182,14 +182,14 @@ class _ResidualBlock(nn.Module):
         return h + F.interpolate(skip, scale_factor=2.0)
 
 
-def _upsampled_conv(x: Tensor, conv: _Conv2d) -> Tensor:
+def _upsampled_conv(x: Tensor, conv: _Conv2d, weight: Tensor) -> Tensor:
     """A padded 3x3 convolution of `x` after nearest upsampling, (B, n, 2s, 2s).
 
     Each of the four pixels made from one sees 2x2 pixels of `x` only: a transposed
     convolution with a 4x4 kernel of sums, in 4/9 of the products.
     """
     # A convolution is the transposed one of the kernel turned by a half.
-    kernel = _weight(conv).flip(2, 3).transpose(0, 1)
+    kernel = weight.flip(2, 3).transpose(0, 1)
     # Sums of neighbouring columns, then of neighbouring rows: 3x3 to 4x4.
     kernel = F.pad(kernel, (1, 1, 1, 1))
     kernel = kernel[..., :-1] + kernel[..., 1:]
@@ -197,6 +197,19 @@ def _upsampled_conv(x: Tensor, conv: _Conv2d) -> Tensor:
     operands = conv.rounded(x, kernel, conv.bias)
     upsampled = F.conv_transpose2d(*operands, stride=2, padding=1)
     return upsampled.float()
+
+
+def _joined_conv(x: Tensor, beside: Tensor, conv: _Conv2d) -> Tensor:
+    """A padded 3x3 convolution of `x` after nearest upsampling, joined to `beside`.
+
+    It is linear, so it is the sum of one for each input's channels: the upsampled
+    features, of which four neighbours are equal, are never made.
+    """
+    weight = _weight(conv)
+    of_x, of_beside = weight.split([x.shape[1], beside.shape[1]], dim=1)
+    operands = conv.rounded(beside, of_beside)
+    direct = F.conv2d(*operands, padding=1)
+    return direct.float() + _upsampled_conv(x, conv, of_x)
 
 
 class GeneratorResNet(Generator):
@@ -429,8 +442,11 @@ class GeneratorRefined(GeneratorGaussian):
 
     def forward(self, z: Latents, labels: Labels) -> Images:
         """Makes images; see `Generator.forward`."""
-        images = super().forward(z, labels)
-        return self.refiner(images, labels)
+        return self.refiner(self.gaussian(z, labels), labels)
+
+    def gaussian(self, z: Latents, labels: Labels) -> Images:
+        """Makes the images that the refiner is given."""
+        return super().forward(z, labels)
 
 
 class Refiner(nn.Module):
@@ -485,11 +501,11 @@ class Refiner(nn.Module):
             h = F.silu(same(h))
             passed.append(h)  # S -> S / 2 -> S / 4
         passed.pop()  # the smallest is h itself
-        for layer in self.up:
+        ups: Any = self.up  # a list of modules does not say that they are convolutions
+        for layer in ups:
             beside = passed.pop()
-            h = F.interpolate(h, size=beside.shape[-2:])
-            h = torch.cat([h, beside], dim=1)
-            h = F.silu(layer(h))
+            h = _joined_conv(h, beside, layer)
+            h = F.silu(h)
         # Black and white have no logit.
         grey = images.clamp(0.01, 0.99)
         logits = self.last(h) + torch.logit(grey)

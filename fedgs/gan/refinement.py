@@ -7,6 +7,7 @@ discriminators, and the generator may take as many steps against it as it likes:
 
     loss = sum over classes of |E f(G(z, y)) - target_y|^2
 
+In colour each image also stays near its Gaussian's low frequencies: `strayed`.
 Features are made by the trunk of `fedgs.gan.public_networks`, and scaled by what the
 generator itself draws before the release. Where moments begin from public images, a
 small budget is of use, and the noise may be larger than the distances: `credible`.
@@ -23,11 +24,12 @@ from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgs.config.feature_settings import OF_TRUNKS, TRUNK_AXES, layers_of
+from fedgs.config.feature_settings import MASS, OF_TRUNKS, TRUNK_AXES, layers_of
 from fedgs.config.run_config import FeatureConfig
-from fedgs.gan.features import KINDS, MeanFeatures
+from fedgs.gan.features import KINDS, MeanFeatures, mean_layers
 from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update_ema
 from fedgs.gan.moments import belief
 from fedgs.gan.public_networks import trunk_features
@@ -52,6 +54,12 @@ BETAS = (0.5, 0.99)
 # it a step's own noise would count as a distance, and pictures of one kind be nearer.
 MEMORY = 0.95
 AVERAGED = 0.98  # decay of the averaged refiner
+# Of colours: how far a refined image's low frequencies stray from the Gaussian's counts
+# beside the features. Means of features hardly see a flat black or white field in some
+# of the images, and where an image is black the sigmoid has no slope to come back by.
+# So a refiner made such holes, which the Gaussians, of released moments, do not have.
+ANCHOR = 0.2
+FIELDS = 8  # to a side, whose means are the low frequencies
 
 
 def reference(config: FeatureConfig, generator: Generator) -> tuple[TensorDict, Tensor]:
@@ -103,9 +111,27 @@ def class_means(
         images: shape (n, C, S, S).
         labels: shape (n,), as of `_drawn`.
     """
-    kind = config.method
-    features = KINDS[kind].features(net, images, labels)
-    return features.unflatten(0, (-1, config.num_classes)).mean(0)
+    return mean_layers(config.method, net, images, config.num_classes)
+
+
+def strayed(config: FeatureConfig, images: Images, gaussian: Images) -> Tensor:
+    """Returns how far images stray from the Gaussian's in low frequencies; 0 of grey.
+
+    It is half the square of the distance between means over fields, in pixels, of all
+    classes, times ANCHOR. Grey images begin at a refiner of fonts, which has to move
+    strokes, and have no holes.
+
+    Args:
+        config: of the phase.
+        images: refined, shape (n, C, S, S).
+        gaussian: what they were made of, of the same shape.
+    """
+    if config.image_channels == 1:
+        return images.new_zeros(())
+    side = config.image_size // FIELDS  # of a field
+    moved = F.avg_pool2d(images - gaussian, side)
+    squares = side**2 * moved.square().sum()
+    return ANCHOR / 2 * squares * config.num_classes / len(images)
 
 
 def latents(config: FeatureConfig, step: int) -> tuple[Latents, Labels]:
@@ -149,11 +175,15 @@ def refine(
     weights = list(generator.refiner.parameters())
     adam = torch.optim.Adam(weights, rate, BETAS)
 
-    def means_of(z: Latents, labels: Labels) -> Tensor:
-        return class_means(config, net, generator(z, labels), labels)
+    def found_of(z: Latents, labels: Labels) -> tuple[Tensor, Tensor]:
+        gaussian = generator.gaussian(z, labels)
+        images = generator.refiner(gaussian, labels)
+        means = class_means(config, net, images, labels)
+        return means, strayed(config, images, gaussian)
 
-    def gradient(means: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(means, weights, distance / THREADS)
+    def gradient(means: Tensor, strayed: Tensor) -> tuple[Tensor, ...]:
+        loss = (means * (distance / THREADS)).sum() + strayed / THREADS
+        return torch.autograd.grad(loss, weights)
 
     generator.train()
     found: Tensor | None = None
@@ -161,8 +191,8 @@ def refine(
         for step in range(steps):
             adam.param_groups[0]["lr"] = rate_of(step, steps, rate)
             batch = (part.chunk(THREADS) for part in latents(config, step))
-            means = pool.starmap(means_of, zip(*batch, strict=True))
-            now = torch.stack(means).detach().mean(0)
+            parts = pool.starmap(found_of, zip(*batch, strict=True))
+            now = torch.stack([means for means, _ in parts]).detach().mean(0)
             if found is None:
                 found = now
             else:
@@ -170,13 +200,35 @@ def refine(
             distance = found - target
             if config.public_data is not None:
                 distance = credible(distance, release)
-            for weight, *parts in zip(weights, *pool.map(gradient, means), strict=True):
-                weight.grad = sum(parts)
+            gradients = pool.starmap(gradient, parts)
+            for weight, *summands in zip(weights, *gradients, strict=True):
+                weight.grad = sum(summands)
             nn.utils.clip_grad_norm_(weights, longest)
             adam.step()
             update_ema(average.refiner, generator.refiner, step, AVERAGED)
             check(step + 1, steps)
     generator.load_state_dict(average.state_dict())
+
+
+def nothing_released(config: FeatureConfig, longer: float) -> MeanFeatures:
+    """Returns a release of zeros, to time a fit by, with about its noise.
+
+    Args:
+        config: of the phase.
+        longer: how long clients' embeddings are, over what their numbers of images
+            alone, all classes alike, would make them.
+    """
+    groups = config.num_groups
+    # See `fedgs.gan.features.mean_features`.
+    weight = config.num_clients * config.clip_bound / (MASS * math.sqrt(groups))
+    noise_std = longer * config.noise_std * math.sqrt(config.num_nodes) / weight
+    shapes = KINDS[config.method].shapes(config)
+    return MeanFeatures(
+        method=config.method,
+        network={name: torch.zeros(shape) for name, shape in shapes.items()},
+        target=torch.zeros(groups, config.num_features),
+        noise_std=torch.full((groups,), noise_std),
+    )
 
 
 def schedule(release: MeanFeatures) -> tuple[int, float, float]:

@@ -19,7 +19,8 @@ def upper(value: float | None, digits: int = 4) -> str:
 
     Args:
         value: at least 0.
-        digits: how many stay; from 100 to a million two behind the point.
+        digits: how many stay; from 100 to a million two behind the point. From a
+            million on the form is 2.171e+08, because nobody counts so many digits.
     """
     return _rounded(value, digits, ROUND_CEILING)
 
@@ -41,6 +42,8 @@ def _rounded(value: float | None, digits: int, way: str) -> str:
         places = 2
     last_digit = Decimal(1).scaleb(-places)
     kept = exact.quantize(last_digit, way, _ANY_SIZE)
+    if value >= 1e6:
+        return f"{float(kept):.{digits - 1}e}"
     # The float of so few digits is written with the same digits again.
     text = repr(float(kept))
     return text.removesuffix(".0")

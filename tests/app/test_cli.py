@@ -25,6 +25,7 @@ from fedgs.app.flags import MOST_USED
 from fedgs.config.method_settings import settings_of
 from fedgs.config.recipes import configure
 from fedgs.files import write_json
+from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from plans import TABLE_2
@@ -306,6 +307,46 @@ def test_delta_at_an_epsilon(fedgs):
     assert "delta at epsilon 774.31" in fedgs("privacy", "plan", *given)[1]
     less = [*flags(**FEW, noise_multiplier=100), "--at-epsilon", 50]
     assert "< 1e-300" in printed(fedgs("privacy", "plan", *less))  # where it underflows
+
+
+OTHER_PLATFORM = {"noise_std": 4.8e-5, "clip_bound": 1, "num_rounds": 100}
+
+
+def test_noise_of_another_platform_is_stated_for_one_round_and_for_all(fedgs):
+    given = ["privacy", "plan", *flags(**OTHER_PLATFORM)]
+    rows = statements(fedgs(*given, "--json"))
+    found = {(row["num_rounds"], row["relation"]): row["epsilon"] for row in rows}
+    # A Gaussian's epsilon is about mu^2 / 2 + mu t at delta = Phi(-t), if mu is large.
+    for num_rounds in (1, 100):
+        for relation, sensitivity in (("zero-out", 1), ("replace-one", 2)):
+            mu = num_rounds**0.5 * sensitivity / 4.8e-5
+            expected = mu**2 / 2 + mu * 4.265
+            assert found[num_rounds, relation] == pytest.approx(expected, rel=1e-6)
+    assert "2.172e+08" in printed(fedgs(*given))
+    # What counts is the noise over the clip.
+    scaled = OTHER_PLATFORM | {"noise_std": 2.4, "clip_bound": 2, "num_rounds": 1}
+    rows = statements(fedgs("privacy", "plan", *flags(**scaled), "--json"))
+    epsilons = {row["relation"]: row["epsilon"] for row in rows}
+    assert epsilons["zero-out"] == pytest.approx(epsilon_from_mu(1 / 1.2, 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"clip_bound": None}, "clip_bound"),
+        ({"num_rounds": None}, "num_rounds"),
+        ({"noise_std": -1}, "noise_std"),
+        ({"clip_bound": 0}, "clip_bound"),
+        ({"num_rounds": 0}, "num_rounds"),
+        ({"num_clients": 10}, "num_clients"),
+        ({"recipe": "gs-wgan"}, "recipe"),
+        ({"delta": 1e-5, "at_epsilon": 3}, "delta"),
+    ],
+)
+def test_noise_of_another_platform_is_asked_about_alone(fedgs, changed, named):
+    asked = OTHER_PLATFORM | changed
+    given = {name: value for name, value in asked.items() if value is not None}
+    refused(fedgs("privacy", "plan", *flags(**given)), named)
 
 
 def test_noise_and_target_give_the_largest_number_of_rounds(fedgs):

@@ -31,6 +31,7 @@ from clients.client_command import ClientOptions
 from clients.deployed_client import OWN_SETTINGS
 from command_line import flags, plain_flags
 from fedgs.app.cli.deploy_flags import CLIENT_DATA
+from fedgs.app.commands.forecast import stated
 from fedgs.config.phases import Phase
 from fedgs.config.run_config import RunConfig
 from fedgs.deployment import check_name
@@ -405,6 +406,27 @@ def test_a_target_epsilon_alone_submits_the_default_recipe(control, fedgs):
     sent = RunConfig.from_flat(settings)
     assert sent.phases[-1] == Phase("pretrained-features", share=1.0)
     assert sent.moment_size == 10
+
+
+def test_a_dry_run_says_what_a_run_costs_and_sends_nothing(control, fedgs):
+    plan = {"node_sizes": "300,200", "num_classes": 3, "image_size": 28}
+    plan["target_epsilon"] = 3.0
+    clients = ("--client", "a", "--client", "b")
+    code, out, _ = fedgs(*SUBMIT, *clients, *flags(**plan), "--dry-run")
+    assert code == 0
+    assert control.apps == []
+    assert control.keys == {}
+    # Each guarantee of the run that the same command would submit.
+    code, _, _ = fedgs(*SUBMIT, *clients, *flags(**plan))
+    assert code == 0
+    config = resolve_deployed(submitted(control))
+    rows = [row for row in stated(config) if row[0] == "release"]
+    assert len(rows) == 2
+    for row in rows:
+        assert re.search(r"\W+".join(map(re.escape, row)), out)
+    code, _, error = fedgs(*SUBMIT, *clients, "--resume", "digits-1", "--dry-run")
+    assert code == 2
+    assert "dry_run = True" in error
 
 
 def test_submit_registers_starts_and_follows_a_run(certs, control, fedgs, monkeypatch):

@@ -26,7 +26,7 @@ from fedgs.round import local
 from fedgs.round.preparation import with_noise
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from tiny import run_config
+from tiny import REFINED, run_config, tiny_config
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-hour.md"
 OWNERS, EACH = 30, 8
@@ -306,6 +306,31 @@ def test_time_of_gradients_counts_every_clients_steps(monkeypatch, given, second
     (phase,) = phases_of(config)
     found = forecast.seconds_of_rounds(config, phase, None)
     assert found == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(0.0, 3000), (4.0, 6)])
+def test_time_of_a_fit_is_that_of_its_steps(monkeypatch, noise, steps):
+    clock = SimpleNamespace(all=0.0, alone=0.0)
+    monkeypatch.setattr(forecast.time, "process_time", lambda: clock.all)
+    monkeypatch.setattr(forecast.time, "thread_time", lambda: clock.alone)
+    monkeypatch.setattr(forecast.os, "cpu_count", lambda: 8)
+    # An embedding of three classes' numbers alone is 2 sqrt(3) long, so the sum of six
+    # has the weight sqrt(3). Noise: 8 / sqrt(2) of each of three nodes, twice over it.
+    monkeypatch.setattr(forecast.refinement, "STEPS", 3000)
+    monkeypatch.setattr(forecast.refinement, "FOR_ALL", 0.021)
+
+    def refine(phase, release, generator, average, check):
+        # The first step also allocates what later ones reuse.
+        for step, seconds in enumerate((5.0, 3.0, 2.0, 2.0, 4.0), start=1):
+            clock.all += seconds
+            clock.alone += 0.5
+            check(step, steps)
+
+    monkeypatch.setattr(forecast.refinement, "refine", refine)
+    config = tiny_config(**REFINED | {"noise_multiplier": noise})
+    found = forecast.seconds_of_fit(config, config.at_round(config.num_rounds))
+    # Two threads share all of a step but the half second.
+    assert found == pytest.approx(steps * (0.5 + (2.0 - 0.5) / 2))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pytest
 from flwr.common.logger import FLOWER_LOGGER
 from flwr.server.superlink.fleet.vce import vce_api
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
-from flwr.server.superlink.linkstate import InMemoryLinkState
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
@@ -28,6 +27,8 @@ from clients.flower_speed import (
     silence_ray,
 )
 from fedgs.process import FAST_VARIABLE
+from server.launch.flower_engine import MANY_ROUNDS, hastening
+from tiny import run_config
 
 # ------------------------------------------------------------------ by feature
 
@@ -65,6 +66,25 @@ def test_the_launcher_of_a_simulation_switches_it(monkeypatch, variable, is_fast
     )
     flower_speed.hasten_simulation()
     assert bool(installed) is is_fast
+
+
+@pytest.mark.parametrize(
+    ("variable", "num_rounds", "expected"),
+    [
+        (None, 5, "0"),
+        (None, MANY_ROUNDS - 1, "0"),
+        (None, MANY_ROUNDS, "1"),
+        ("1", 5, "1"),
+        ("0", MANY_ROUNDS, "0"),
+    ],
+)
+def test_messages_are_hastened_in_runs_of_many_rounds(
+    monkeypatch, variable, num_rounds, expected
+):
+    monkeypatch.delenv(FAST_VARIABLE, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(FAST_VARIABLE, variable)
+    assert hastening(run_config(num_rounds=num_rounds)) == expected
 
 
 def test_ray_asks_no_cloud_of_a_device_that_may_be_a_tpu(monkeypatch):
@@ -121,10 +141,6 @@ def installed(monkeypatch):
     monkeypatch.setattr(
         InMemoryGrid, "push_messages", lambda self, sent: [str(m) for m in sent]
     )
-    monkeypatch.setattr(InMemoryGrid, "wait_for_reply", None, raising=False)
-    monkeypatch.setattr(
-        InMemoryLinkState, "store_message_res", lambda self, reply: f"stored {reply}"
-    )
     flower_speed.install_fast_messages()
 
 
@@ -159,23 +175,6 @@ def test_pushed_messages_arrive_at_once_and_those_from_before_as_well():
         stop.set()
         loop.join(timeout=5)
     assert not loop.is_alive()
-
-
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("is_early", [True, False])
-def test_a_reply_wakes_the_server(is_early):
-    started = time.monotonic()
-    reply = threading.Timer(0.05, InMemoryLinkState.store_message_res, (None, "a"))
-    if is_early:
-        assert InMemoryLinkState.store_message_res(None, "a") == "stored a"
-    else:
-        reply.start()
-    InMemoryGrid.wait_for_reply(None, 30.0)
-    assert time.monotonic() - started < 15
-    reply.cancel()
-    started = time.monotonic()
-    InMemoryGrid.wait_for_reply(None, 0.05)  # no other one: it waits its time
-    assert time.monotonic() - started >= 0.04
 
 
 @pytest.mark.usefixtures("installed")

@@ -202,8 +202,10 @@ def _check_message(sent: bytes, config: RunConfig, asked: Asked, made: Made) -> 
     record = message.content["fedgs"]
     assert list(message.content) == ["fedgs"]
     if metadata.message_type == "query":
-        assert list(record) == ["node_id"]
+        assert sorted(record) == ["has_run_folder", "node_id", "num_partitions"]
         assert record["node_id"] in range(config.num_nodes)
+        assert record["num_partitions"] == config.num_nodes
+        assert record["has_run_folder"] == 1
         return "roll call"
     if record["is_empty"]:
         assert dict(record) == {"is_empty": 1}

@@ -81,10 +81,10 @@ def test_full_participation_asks_everybody_every_round():
     assert chosen("gs-wgan", stated) == stated
 
 
-def test_the_demo_is_gs_wgan_at_another_size():
+def test_the_demo_is_the_default_at_another_size():
     sizes = {"clients_per_node", "moment_size", "seed", "recipe"}
     names = {spec.name for spec in dataclasses.fields(RunConfig)} - sizes
-    same = {name: getattr(recipe("feature-means-gs-wgan"), name) for name in names}
+    same = {name: getattr(recipe("feature-means"), name) for name in names}
     assert chosen("demo", same) == same
 
 

@@ -118,3 +118,14 @@ def test_no_embedding_is_shorter_than_any_clip_bound_that_is_allowed(
     for clip_bound in (1e-3, 1.0, 2.0):
         clipped = clip(PerSampleGradients(values[None, None, None]), clip_bound).values
         assert float(clipped.norm()) == pytest.approx(clip_bound, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", OF_TRUNKS)
+def test_means_of_groups_are_those_of_what_clients_compute(kind):
+    config = phase_of(kind, channels=3)
+    net = made(config)
+    images, labels = fakes(9, channels=3)
+    of_each = KINDS[kind].features(net, images, labels)
+    expected = torch.stack([of_each[labels == c].mean(0) for c in range(3)])
+    found = features.mean_layers(kind, net, images, groups=3)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

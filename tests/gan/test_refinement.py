@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fedgs.config.feature_settings import LAYERS, OF_TRUNKS, layers_of
 from fedgs.gan import public_networks, refinement
@@ -89,6 +90,25 @@ def test_without_public_networks_the_refiner_begins_as_the_identity():
     assert torch.allclose(found, server.generator.mean[labels].clamp(0.01, 0.99))
 
 
+def test_a_refiner_is_the_u_net_that_it_says():
+    generator = torch.Generator().manual_seed(0)
+    refiner = after_moments(image_channels=3)[1].generator.refiner
+    for parameter in refiner.parameters():
+        parameter.data.normal_(0, 0.3, generator=generator)
+    images = torch.rand(2, 3, 16, 16, generator=generator)
+    labels = torch.tensor([0, 2])
+    of_class = refiner.embedding(labels)[:, :, None, None].split(refiner.widths, dim=1)
+    fine, middle, h = None, None, 2 * images - 1
+    for down, same, added in zip(refiner.down, refiner.same, of_class, strict=True):
+        fine, middle = middle, h
+        h = F.silu(same(F.silu(down(h) + added)))
+    for layer, beside in zip(refiner.up, (middle, fine), strict=True):
+        joined = torch.cat([F.interpolate(h, scale_factor=2.0), beside], dim=1)
+        h = F.silu(layer(joined))
+    logits = refiner.last(h) + torch.logit(images.clamp(0.01, 0.99))
+    torch.testing.assert_close(refiner(images, labels), torch.sigmoid(logits))
+
+
 def test_images_of_any_channels_have_pretrained_features_and_epsilons_say_so():
     phases = REFINED["phases"].replace("features", PRETRAINED)
     conditions = tiny_config(**REFINED | {"phases": phases}).public_conditions
@@ -153,6 +173,26 @@ def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(tune):
     assert torch.equal(server.generator.mean, mean)
     states = server.generator.state_dict(), server.ema.state_dict()
     assert digest(states[0]) == digest(states[1])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_refiner_of_colours_keeps_the_gaussians_low_frequencies(channels, tune):
+    tune(STEPS=30, LARGE=(0.04, 1e9), SMALL=(0.04, 1e9), AVERAGED=0.8)
+    moved = []
+    for anchor in (0.0, 1e3):
+        tune(ANCHOR=anchor)
+        config, server = after_moments(image_channels=channels)
+        refinement.refine(
+            config, released(config, server), server.generator, server.ema
+        )
+        z, labels = refinement.latents(config, 0)
+        with torch.no_grad():
+            gaussian = server.ema.gaussian(z, labels)
+            change = server.ema.refiner(gaussian, labels) - gaussian.clamp(0.01, 0.99)
+        moved.append(float(F.avg_pool2d(change, 2).square().mean()))
+    # Of grey nothing is kept: the target, which is darker, is reached either way.
+    assert (moved[1] < 0.2 * moved[0]) == (channels == 3)
+    assert (moved[1] == moved[0]) == (channels == 1)
 
 
 @pytest.mark.parametrize(

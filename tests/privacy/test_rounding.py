@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgs.app.commands import audit_report, privacy
+from fedgs.app.commands import audit_report, privacy, privacy_words
 from fedgs.app.report import words
 from fedgs.audit.finding import Finding
 from fedgs.privacy.accountant import AS_PUBLISHED, Statement
@@ -33,6 +33,7 @@ def test_nothing_is_rounded_to_the_wrong_side(value, digits):
         (99.999, "100", "99.99"),
         (610.3442, "610.35", "610.34"),
         (168.8, "168.8", "168.8"),
+        (217_012_345, "2.171e+08", "2.170e+08"),  # nobody counts so many digits
         (0.26231, "0.2624", "0.2623"),
         (1e-5, "1e-05", "1e-05"),  # as it was typed
         (0, "0", "0"),

@@ -29,7 +29,13 @@ from fedgs.config.recipes import recipe
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.privacy.ledger import Ledger
-from fedgs.process import TOKEN_VARIABLE, end_processes, homes_of, processes_of
+from fedgs.process import (
+    FAST_VARIABLE,
+    TOKEN_VARIABLE,
+    end_processes,
+    homes_of,
+    processes_of,
+)
 from fedgs.round.preparation import resolve
 from fedgs.runs.run_folder import RunFolder
 from hosts import PATIENCE, ROOT, Machines
@@ -182,13 +188,15 @@ def listening(token: str) -> set[str]:
 
 
 @pytest.mark.flower
+@pytest.mark.parametrize("is_fast", ["0", "1"])
 def test_flower_with_two_workers_gives_the_local_bytes(
-    tmp_path, settings, machines, proxy
+    tmp_path, settings, machines, proxy, is_fast
 ):
     output, addresses = tmp_path / "run", set[str]()
     settings = {"recipe": "algorithm-2"} | settings
     words = ("train", *flags(output=output, **settings))
-    command = machines.start("cli", *words, more=of_a_company(proxy, tmp_path))
+    more = of_a_company(proxy, tmp_path) | {FAST_VARIABLE: is_fast}
+    command = machines.start("cli", *words, more=more)
     machines.until(lambda: (output / ".flower" / "token").exists(), command)
     token = token_of(output)
     while command.poll() is None:
@@ -289,9 +297,9 @@ def test_plain_flwr_run_trains_with_the_settings_of_pyproject(
     for name, value in {"STEPS": 3000, "FOR_LARGE": 0.022, "FOR_ALL": 0.021}.items():
         monkeypatch.setattr(f"fedgs.gan.refinement.{name}", value)
     file = tmp_path / "more.toml"
-    file.write_text("generator_dim = 4\nnum_rounds = 9\nnoise_seed = 1\n")
+    file.write_text("generator_dim = 4\nnum_clients = 9\nnoise_seed = 1\n")
     overrides = {"num-clients": 6, "clients-per-node": 3, "image-size": 16}
-    overrides |= {"num-rounds": 5, "config": f"'{file}'", "output": "'plain'"}
+    overrides |= {"config": f"'{file}'", "output": "'plain'"}
     pairs = " ".join(f"{name}={value}" for name, value in overrides.items())
     command = ["flwr", "run", str(ROOT), "--stream", "--run-config", pairs]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short:
@@ -312,7 +320,8 @@ def test_plain_flwr_run_trains_with_the_settings_of_pyproject(
     config = RunFolder.open(folder).config
     assert (config.data, config.num_nodes, config.engine) == ("digits", 2, "flower")
     assert (config.generator_dim, config.phases) == (4, recipe("demo").phases)
-    assert Ledger.read(folder / "ledger.jsonl").length == config.num_rounds == 5
+    assert config.num_clients == 6  # a key of --run-config is over the file
+    assert Ledger.read(folder / "ledger.jsonl").length == config.num_rounds == 4
     twin = {"engine": "local", "num_workers": 1, "output": str(tmp_path / "local")}
     alone = RunFolder.create(ResolvedConfig.from_flat(twin, config))
     train(alone)

@@ -24,7 +24,7 @@ from fedgs.round import node
 from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder, state_rounds
 from refusals import assert_refused
-from runs import attempts, limit_clients, train
+from runs import attempts, json_lines, limit_clients, train
 from server import server_app, strategy
 from server.strategy import FederatedGan
 from simulated_grid import MODES, FakeGrid, product, spoil_at, start
@@ -107,6 +107,41 @@ def test_a_supernode_that_is_silent_or_there_twice_ends_the_run(create, is_silen
         grid = FakeGrid(6)
         next(iter(grid.contexts.values())).node_config["partition-id"] = 3
     assert_refused("roll call: 5 of 6 nodes answered", start, create("run"), grid)
+
+
+def test_another_number_of_partitions_is_refused_with_the_remedy(create):
+    grid = FakeGrid(6)
+    for context in grid.contexts.values():
+        context.node_config["num-partitions"] = 7
+    folder = create("run")
+    assert_refused("num-partitions = 7 .* 6 nodes", start, folder, grid)
+    assert attempts(folder) == []
+
+
+def test_a_node_on_a_machine_without_the_run_folder_ends_the_run(create):
+    """As a worker of Ray's on another machine, where the same path is nothing."""
+
+    class Elsewhere(FakeGrid):
+        def ask(self, who, memory, request):
+            record = request.content["fedgs"]
+            record["run_folder"] = f"{record['run_folder']}-elsewhere"
+            return super().ask(who, memory, request)
+
+    folder, grid = create("run"), Elsewhere(6)
+    assert_refused("run folder .*: node .* share", start, folder, grid)
+    assert attempts(folder) == []
+
+
+def test_the_result_has_generator_and_metrics_of_every_round(create):
+    folder = create("run")
+    result = start(folder, FakeGrid(6))
+    lines = json_lines(folder.path / "metrics.jsonl")
+    by_round = result.train_metrics_clientapp
+    assert [*by_round] == [line["round"] for line in lines]
+    norms = [metrics["release_norm"] for metrics in by_round.values()]
+    assert norms == [line["release_norm"] for line in lines]
+    average, _ = read_tensors(folder.path / "generator_ema.safetensors")
+    assert result.arrays.keys() == average.keys()
 
 
 def test_flowers_own_loop_trains_the_same_generator_by_the_verbs(create):

@@ -13,6 +13,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 from flwr.supercore.task_identity import TaskIdentity
 
 from clients import node_cache as state
@@ -130,8 +131,8 @@ def as_on_a_network(message: Message) -> Message:
     return message_from_proto(message_to_proto(message))
 
 
-def start(folder: RunFolder, grid: FakeGrid, report: Report = ignore) -> None:
-    FederatedGan(folder, report, threading.Event()).start(grid)
+def start(folder: RunFolder, grid: FakeGrid, report: Report = ignore) -> Result:
+    return FederatedGan(folder, report, threading.Event()).start(grid)
 
 
 def product(folder: RunFolder) -> list[str]:

@@ -112,6 +112,10 @@ def submit(
             "--node-sizes gives the number of its owners at each client."
         ),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what a run does and costs; send nothing."),
+    ] = False,
     *,
     given: dict[str, Any],
     settings: dict[str, Any],
@@ -124,9 +128,12 @@ def submit(
     """
     if cohort is not None:
         settings["cohort_value"] = cohort
-    from fedgs.app.commands import deploy
+    from fedgs.app.commands import deploy, forecast
 
-    deploy.submit(Submission(**given), recipe, config, settings)
+    check = None
+    if dry_run:
+        check = forecast.show_deployed
+    deploy.submit(Submission(**given), recipe, config, settings, check, dry_run)
 
 
 @app.command()

@@ -44,6 +44,14 @@ ColludingOption = Annotated[
         min=0,
     ),
 ]
+NoiseStdOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Of another platform's settings: standard deviation of the noise that a "
+        "client adds to its answer. Give --clip-bound and --num-rounds beside it.",
+        show_default=False,
+    ),
+]
 
 
 def _print(stated: Sequence[Statement], as_json: bool) -> None:
@@ -122,12 +130,13 @@ def of_runs(
 
 
 @app.command()
-@settings_flags(*PLANNED, has_set=True)
+@settings_flags(*PLANNED, "clip_bound", has_set=True)
 def plan(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
     at_epsilon: AtEpsilonOption = None,
     colluding_nodes: ColludingOption = 0,
+    noise_std: NoiseStdOption = None,
     as_json: JsonOption = False,
     *,
     settings: dict[str, Any],
@@ -135,9 +144,21 @@ def plan(
     """Print the epsilons of a planned run, or the noise that a target epsilon needs.
 
     Example: fedgs privacy plan --num-clients 500 --target-epsilon 3
+
+    With --noise-std it states what another platform's "local DP" is worth:
+    fedgs privacy plan --noise-std 4.8e-5 --clip-bound 1 --num-rounds 100
     """
     from fedgs.app.commands import privacy as report
 
+    if noise_std is not None:
+        ours = {
+            "recipe": recipe,
+            "config": config,
+            "colluding_nodes": colluding_nodes or None,
+        }
+        reject(ours, "--noise-std asks about another platform; leave out")
+        _print(report.of_noise_std(noise_std, settings, at_epsilon), as_json)
+        return
     stated = report.of_settings(
         recipe,
         config,

@@ -1,10 +1,12 @@
 """What a run would do and cost, said before it spends an epsilon: `train --dry-run`."""
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.sources import has_test_split
 from fedgs.errors import first_n
+from fedgs.gan import refinement
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import PhaseAt, new_state, phases_of
 from fedgs.methods.base import Hosted, Method
+from fedgs.methods.feature_means import refined
 from fedgs.methods.schedule import EVERYONE
 from fedgs.privacy.accountant import in_short, large_delta, statements
 from fedgs.privacy.plan import Plan
@@ -41,7 +45,10 @@ FLOWER_SECONDS = 20.0
 TIMED_SECONDS = 1.0  # of a few clients' rounds, by which all rounds are estimated
 # 60,000 images, 100 low frequencies: 4 CPU seconds (docs/benchmark.md).
 SECONDS_OF_PRODUCT = 4 / (60_000 * 100**2)
-SECONDS_OF_FIT = 420 / 28**2  # of all steps, on two cores; 300 to 525 s at 28 pixels
+FEWEST_STEPS = 4  # of a fit that are timed, of which the shortest counts
+# Noise of a release of features over what it would be if an embedding held nothing but
+# numbers of images: 1.7 to 2.6 where owners have all classes.
+LONGER = 2.0
 ABSURD_EPSILON = 100.0
 OUTSIDE = "No epsilon covers the scores, because they are computed from private images."
 
@@ -173,7 +180,8 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
             products = own.moment_features**2
             seconds += SECONDS_OF_PRODUCT * len(data.images) * products
         elif own.method in OF_TRUNKS:
-            seconds += SECONDS_OF_FIT * own.image_size**2
+            seconds += seconds_of_fit(config, own)
+            by = " on idle cores, to judge by a few steps that were timed here"
         elif own.method not in OF_MOMENTS:
             seconds += seconds_of_rounds(config, phase, data)
             by = " on idle cores, to judge by a few clients that were timed here"
@@ -183,6 +191,42 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
         if seconds > 2 * size:
             return f"about {math.ceil(seconds / size)} {unit}{by}"
     return f"about {math.ceil(seconds / 10) * 10} seconds{by}"
+
+
+class _Timed(Exception):
+    """Enough steps of a fit were timed."""
+
+
+def seconds_of_fit(config: ResolvedConfig, phase: Any) -> float:
+    """Returns about how long a refiner's fit takes: its steps, by a few real ones.
+
+    Privacy: public. The steps fit to zeros, and change a generator of their own.
+
+    Args:
+        config: of the run.
+        phase: of features.
+    """
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as a run does
+    generator, average = refined(new_state(config))
+    release = refinement.nothing_released(phase, LONGER)
+    at = [(time.process_time(), time.thread_time())]
+
+    def check(step: int, steps: int) -> None:
+        at.append((time.process_time(), time.thread_time()))
+        if step >= FEWEST_STEPS and at[-1][0] - at[0][0] > TIMED_SECONDS:
+            raise _Timed
+
+    with contextlib.suppress(_Timed):
+        refinement.refine(phase, release, generator, average, check)
+    cores = min(refinement.THREADS, os.cpu_count() or 1)
+    times: list[float] = []
+    for before, after in itertools.pairwise(at):
+        of_all = after[0] - before[0]
+        alone = after[1] - before[1]  # while the threads have nothing to do
+        times.append(alone + (of_all - alone) / cores)
+    steps, _, _ = refinement.schedule(release)
+    return steps * min(times)
 
 
 def seconds_of_rounds(
@@ -268,14 +312,27 @@ def timed_round(
 
 def show(config: ResolvedConfig, data: FederatedImages) -> None:
     """Prints what a run would do; nothing is written, nothing is spent."""
-    for name, value in lines(config, data).items():
+    _show(config, lines(config, data))
+    say("This was a dry run: nothing was written, and no privacy was spent.")
+
+
+def show_deployed(config: ResolvedConfig) -> None:
+    """Prints what a run in a deployment would do; nothing is sent, nothing is spent.
+
+    Privacy: public; whoever submits a run sees no data.
+    """
+    _show(config, lines_of_settings(config))
+    say("This was a dry run: nothing was sent, and no privacy was spent.")
+
+
+def _show(config: ResolvedConfig, said: Mapping[str, str]) -> None:
+    for name, value in said.items():
         say(f"{name + ':':14}{value}")
-    rows = stated(config)
     caption = f"epsilon at delta {upper(config.delta, 6)}, unit: {unit_of(config)}"
+    rows = stated(config)
     words = legend([row[0] for row in rows], [row[1] for row in rows])
     head = ["adversary", "relation", "epsilon"]
     Table(caption, head, rows, "\n".join(words)).show()
-    say("This was a dry run: nothing was written, and no privacy was spent.")
 
 
 def signal_note(config: ResolvedConfig) -> str:
@@ -320,22 +377,33 @@ def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
         copies = config.num_workers + 1
     held = processes * PROCESS_BYTES + copies * data.images.nbytes
     held += state * copies_in_memory(config)
-    shape = " x ".join(map(str, data.images.shape[1:]))
     # Three copies: the committed states, the newest ones, and those that the next save
     # overwrites; and 10 MB for all other files.
     megabytes = math.ceil(3 * state / 1e6) + 10
     folder = near(Path(config.output))
+    said = lines_of_settings(config)
+    said["time"] = duration(config, data)
+    said["memory"] = f"about {held / 1e9:.1f} GB"
+    said["disk"] = f"about {megabytes} MB in {folder}"
+    said["evaluation"] = evaluation_note(config, data)
+    return said
+
+
+def lines_of_settings(config: ResolvedConfig) -> dict[str, str]:
+    """Returns what the settings alone say of a run, in words by what they are about.
+
+    Privacy: public.
+    """
+    size = config.image_size
     return {
         "rounds": (
             f"{config.num_rounds}, each with {config.clients_per_round} of "
             f"{config.num_clients} clients; engine {config.engine}"
         ),
-        "images": f"{shape}, {config.num_classes} classes",
-        "time": duration(config, data),
-        "memory": f"about {held / 1e9:.1f} GB",
-        "disk": f"about {megabytes} MB in {folder}",
+        "images": (
+            f"{config.image_channels} x {size} x {size}, {config.num_classes} classes"
+        ),
         "protected": unit_of(config),
         "public": "; ".join(config.public_conditions) or "nothing but the settings",
         "signal/noise": signal_note(config),
-        "evaluation": evaluation_note(config, data),
     }

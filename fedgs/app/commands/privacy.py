@@ -15,15 +15,10 @@ from fedgs.app.tables import Table
 from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError
-from fedgs.privacy.accountant import (
-    AS_PUBLISHED,
-    VALID,
-    Statement,
-    statements,
-)
+from fedgs.errors import UserError, reject
+from fedgs.privacy.accountant import AS_PUBLISHED, VALID, Statement, statements
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
-from fedgs.privacy.gaussian import LEAST_DELTA
+from fedgs.privacy.gaussian import LEAST_DELTA, check_numbers
 from fedgs.privacy.oracle import as_published
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.rounding import upper
@@ -141,6 +136,66 @@ def _target_text(config: RunConfig) -> str:
     return (
         f"target_epsilon {upper(config.target_epsilon, 6)} ({config.adversary}, "
         f"{config.relation}, delta {upper(config.delta, 6)}{amplified})"
+    )
+
+
+# ------------------------------------------------------------------ other platforms
+
+
+def of_noise_std(
+    noise_std: float, settings: dict[str, Any], at_epsilon: float | None = None
+) -> list[Statement]:
+    """Returns what "local" noise of another platform is worth: one round, and all.
+
+    A client clips its answer to the norm `clip_bound` and adds Gaussian noise to it
+    before it sends it, in each of `num_rounds`. That is a release of one node with one
+    client, and the server sees it.
+
+    Args:
+        noise_std: standard deviation of the noise in every coordinate, at least 0.
+        settings: of the command line: `clip_bound`, `num_rounds`, and maybe `delta`.
+        at_epsilon: state delta at this epsilon.
+
+    Raises:
+        UserError: a setting is missing, out of range, or says nothing of such a noise.
+
+    Source: docs/privacy.md, "Settings of other platforms".
+    """
+    check_numbers(noise_std=noise_std)
+    asked = dict(settings)
+    numbers: dict[str, Any] = {}
+    for name in ("clip_bound", "num_rounds"):
+        if name not in asked:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{name} is unset: give {flag} beside --noise-std")
+        numbers[name] = asked.pop(name)
+    if at_epsilon is not None and "delta" in asked:
+        raise UserError("delta: --at-epsilon computes it; leave out one of the two")
+    delta = asked.pop("delta", RunConfig.delta)
+    reject(asked, "--noise-std asks about another platform; leave out")
+    plan = Plan(
+        num_clients=1,
+        clients_per_round=1,
+        client_selection="all",
+        public_conditions=(_of_other_platform(noise_std, numbers["clip_bound"]),),
+        **numbers,
+    )
+    multiplier = noise_std / (2 * plan.clip_bound)
+    plan = dataclasses.replace(plan, noise_multiplier=multiplier)
+    stated: list[Statement] = []
+    for num_rounds in sorted({1, plan.num_rounds}):
+        rows = statements(plan.ended_after(num_rounds), delta, at_epsilon=at_epsilon)
+        # Of one client alone, whoever looks sees the same.
+        stated += [row for row in rows if row.adversary == "server"]
+    return stated
+
+
+def _of_other_platform(noise_std: float, clip_bound: float) -> str:
+    """Returns the condition of such rows: what the settings were taken to mean."""
+    return (
+        "settings of another platform: before it is sent, a client's answer is clipped "
+        f"to the L2 norm {clip_bound:g} and gets Gaussian noise of standard deviation "
+        f"{noise_std:g} in each coordinate"
     )
 
 
