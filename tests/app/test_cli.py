@@ -167,7 +167,7 @@ def test_a_run_without_output_is_accused_and_goes_on_after_an_interrupt(
         code, out, err = fedgs("train", *flags(data="npz:tiny.npz", **TINY))
     (path,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"algorithm-2-npz-\d{8}T\d{6}Z", path.name)
-    assert "6 clients on 6 nodes, 2 per round, 3 rounds" in out
+    assert "6 clients (nodes: 6, rounds: 3, clients in each: 2)" in out
     go_on = f"continue with: fedgs resume runs/{path.name}"
     assert (code, err) == (1, f"stopped after round 1\n{go_on}\n")
     config = RunFolder.open(path).config  # its paths hold from any working directory
@@ -187,7 +187,7 @@ def test_a_run_without_output_is_accused_and_goes_on_after_an_interrupt(
 def test_sampled_npz_holds_images_and_labels(trained, fedgs, tmp_path):
     before = tree(trained)
     out = printed(fedgs("sample", trained, "-n", 300, "-o", tmp_path / "s.npz"))
-    assert f"300 images in {tmp_path}/s.npz" in out
+    assert f"300 images to {tmp_path}/s.npz" in out
     with np.load(tmp_path / "s.npz", allow_pickle=False) as found:
         images, labels = found["images"], found["labels"]
     assert (images.shape, images.dtype) == ((300, 1, SIDE, SIDE), np.float32)
@@ -354,7 +354,7 @@ def test_noise_and_target_give_the_largest_number_of_rounds(fedgs):
     given |= {"client_selection": "uniform", "discriminator_training": "frozen"}
     given |= {"noise_multiplier": 1.07, "target_epsilon": 100, "adversary": "server"}
     done = fedgs("privacy", "rounds", *flags(**given), "--json")
-    most = int(re.match(r"num_rounds (\d+) is the largest with", done[2])[1])
+    most = int(re.match(r"num_rounds (\d+) is the largest number with", done[2])[1])
     found = statements(done)
     assert {s["num_rounds"] for s in found} == {most}
     assert 99 < server_row(found)["epsilon"] <= 100

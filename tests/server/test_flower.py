@@ -205,7 +205,7 @@ def test_flower_with_two_workers_gives_the_local_bytes(
     assert command.wait(PATIENCE) == 0, (output / "flower.log").read_text()
     assert generator(output) == local_twin(settings, tmp_path / "local")
     out = machines.log_of(command)
-    assert "6 clients on 3 nodes, 6 per round, 3 rounds" in out
+    assert "6 clients (nodes: 3, rounds: 3, clients in each: 6)" in out
     assert "round 3 of 3" in out
     assert "run folder" in out
     assert Ledger.read(output / "ledger.jsonl").length == 3

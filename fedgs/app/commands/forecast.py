@@ -327,7 +327,7 @@ def show_deployed(config: ResolvedConfig) -> None:
 
 def _show(config: ResolvedConfig, said: Mapping[str, str]) -> None:
     for name, value in said.items():
-        say(f"{name + ':':14}{value}")
+        say(f"{name + ':':15}{value}")
     caption = f"epsilon at delta {upper(config.delta, 6)}, unit: {unit_of(config)}"
     rows = stated(config)
     words = legend([row[0] for row in rows], [row[1] for row in rows])

@@ -234,8 +234,8 @@ def _description(config: RunConfig) -> str:
     elif config.noise_seed is not None:
         noise += f" ({SEEDED})"
     return (
-        f"Training {config.num_clients} clients on {config.num_nodes} nodes, with "
-        f"{config.clients_per_round} of them in each of {config.num_rounds} rounds; "
+        f"Training with {config.num_clients} clients (nodes: {config.num_nodes}, "
+        f"rounds: {config.num_rounds}, clients in each: {config.clients_per_round}); "
         f"{noise}, engine {config.engine}"
     )
 
