@@ -124,9 +124,7 @@ def coerced(name: str, annotation: Any, value: Any) -> Any:
     if optional and (value is None or value == ""):
         return None
     if value is None or (value == "" and kind is not str):
-        raise UserError(
-            f"{name} is unset: it needs a value; give --{name.replace('_', '-')}"
-        )
+        raise UserError(f"{name} is unset: give --{name.replace('_', '-')}")
     # TOML and JSON have 1 where 1.0 is meant. But a bool is an int in Python, and no
     # number that somebody means.
     if kind is float and isinstance(value, int) and not isinstance(value, bool):

@@ -185,7 +185,7 @@ def test_two_files_of_names_become_one_run_and_a_diagnosis(fedgs, done):
                 assert group["labels"].tolist() == [0, 1, 2]
     assert (done / "diagnosis.png").read_bytes().startswith(b"\x89PNG")
     text = " ".join(out.split())
-    assert f"suspicious: {found['verdict']}" in text
+    assert f"Verdict of suspicious: {found['verdict']}" in text
     assert found["sentence"] in text
     assert "picture" in text
 
@@ -207,7 +207,7 @@ def test_a_bug_of_one_cohort_is_named(debug, files, tmp_path, bug, name):
     out = printed(debug(data=data, **files))
     (found,) = found_in(tmp_path / "out")["comparisons"]
     assert found["verdict"] == name
-    assert f"suspicious: {name}" in out
+    assert f"Verdict of suspicious: {name}" in out
     # The same cohorts without a bug: nobody is accused.
     printed(debug(**files, output=tmp_path / "clean"))
     (clean,) = found_in(tmp_path / "clean")["comparisons"]
@@ -254,7 +254,7 @@ def test_an_experiment_plants_its_bug_in_one_node_or_in_clients(debug, files, tm
     out = printed(debug(**files, bug="flip", fraction=0.5, output=tmp_path / "other"))
     planted = found_in(tmp_path / "other")["planted"]
     assert planted == {"bug": "invert", "where": "0.5 of the clients"}
-    assert "planted: invert in 0.5 of the clients" in out
+    assert "invert in 0.5 of the clients" in out
 
 
 def test_a_private_selection_is_in_the_epsilon_once(debug, tmp_path):
@@ -496,11 +496,11 @@ def test_a_hopeless_plan_is_refused_with_what_would_suffice(debug, files, tmp_pa
 def test_a_dry_run_says_what_can_be_found_and_writes_nothing(debug, files, tmp_path):
     given = {"noise_multiplier": None, "target_epsilon": 100, "dry_run": True}
     text = printed(debug(**given | files))
-    assert "power: 6 clients in each group, epsilon 100" in text
-    assert re.search(r"^ +found: \w", text, re.M)
-    assert "found in half of the clients as well:" in text
+    assert "6 clients in each group and epsilon 100" in text
+    assert re.search(r"^ +always found: \w", text, re.M)
+    assert "found even in half of the clients:" in text
     text = printed(debug(**given | EACH))
-    assert "power: 6 clients in each group, epsilon 100" in text
+    assert "6 clients in each group and epsilon 100" in text
     assert not (tmp_path / "out").exists()
 
 

@@ -386,7 +386,7 @@ def test_runs_on_the_same_clients_add_up(fedgs, trained, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        (None, ".*: given twice; every run"),
+        (None, ".*: it is given twice"),
         ({"data": "digits"}, "data = .*:"),
         ({"partition": "iid"}, "partition = by-client in .*, iid in"),
         ({"privacy_unit": "record", "partition": "iid"}, "partition = "),

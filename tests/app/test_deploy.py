@@ -492,7 +492,7 @@ def test_sites_are_compared_by_group_means_after_a_look_at_the_power(control, fe
     code, out, _ = fedgs(*DEBUG, *plan, *rest, "--dry-run")
     assert code == 0
     assert "recipe group-means" in out
-    assert "power: 40 clients in each group, epsilon 3" in out
+    assert "40 clients in each group and epsilon 3" in out
     assert control.apps == []
     code, again, _ = fedgs(*DEBUG, *plan, *rest)
     assert code == 0

@@ -255,8 +255,8 @@ def test_ctrl_c_speaks_at_once_and_a_second_one_ends(
 def test_what_cannot_be_evaluated_is_said_before_an_epsilon_is_spent():
     data = SimpleNamespace(client_test_records=([], []))
     for share, said in (
-        (0.0, "nothing is held out: give --test-owners or"),
-        (0.05, "will not be possible: test_fraction 0.05 of so few"),
+        (0.0, "give --test-owners or"),
+        (0.05, "not be possible, because test_fraction 0.05"),
     ):
         config = run_config(data="npz:a.npz", test_fraction=share)
         assert said in forecast.evaluation_note(config, data)
@@ -270,13 +270,12 @@ def test_named_recipe_keeps_its_settings(fedgs, own, tmp_path, monkeypatch):
     given = flags(data=own, target_epsilon=10, recipe="algorithm-2", test_fraction=0.25)
     small = flags(discriminator_dim=4, generator_dim=4)
     out = printed(fedgs("train", *given, *small, "--dry-run"), "")
-    assert out.startswith(
-        "recipe algorithm-2: 30000 rounds of gs-wgan; 1 of 30 clients in each"
-    )
+    assert "algorithm-2: 30000 rounds of gs-wgan" in out
+    assert "1 of 30 clients" in out
     assert "will not be possible" not in out
-    assert re.search(r"time: +about \d+ (days|hours|minutes), by rounds of a few", out)
-    for word in ("memory:", "disk:", "signal:     at most gradient ", "zero-out"):
-        assert word in out
+    assert re.search(r"time: +about \d+ (days|hours|minutes) .*timed here", out)
+    for word in ("memory:", "disk:", "noise: +at most gradient ", "zero-out"):
+        assert re.search(word, out)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -348,8 +347,8 @@ def test_time_of_a_fit_is_that_of_its_steps(monkeypatch, noise, steps):
             "delta is too large to read: 0.3 is",
         ),
         ({"labels": np.zeros(8, int)}, {}, "num_classes = 1:"),
-        ({"labels": np.arange(8) % 2 + 1}, {}, "no image has label 0: .* subtract 1"),
-        ({"labels": np.arange(8) % 2 * 3}, {}, "no image has label 1, 2: "),
+        ({"labels": np.arange(8) % 2 + 1}, {}, "No image has label 0: .* subtract 1"),
+        ({"labels": np.arange(8) % 2 * 3}, {}, "No image has label 1, 2: "),
     ],
 )
 def test_what_is_hardly_meant_is_warned_of(fedgs, tmp_path, change, more, named):
@@ -393,10 +392,8 @@ def test_every_command_of_the_page_works(walk):
     assert "npz:mine.npz" in out[0]
     of_folder = out[1].replace("folder:mine", "npz:mine.npz")
     assert of_folder.splitlines()[1:] == out[0].splitlines()[1:]
-    assert out[2].startswith(
-        "recipe feature-means: means (25 %), scatter (25 %), moments (50 % of the "
-        "privacy); all of 20 clients in each"
-    )
+    assert "feature-means: means (25 % of the privacy), scatter (25 %)" in out[2]
+    assert "all of 20 clients" in out[2]
     assert "will not be possible" not in out[2]
     assert "epsilon 9.9" in out[3]
     assert len([*Path("drawn").glob("*/*.png")]) == 4 * 100
@@ -409,7 +406,7 @@ def test_every_command_of_the_page_works(walk):
 def test_the_bug_of_the_page_gets_a_verdict_and_a_page(walk):
     local, _, flower = walk(slice(9, None))
     for verdict in (local, flower):
-        pattern = r"^suspicious: (invert|one of invert, .*|undecided)$"
+        pattern = r"^Verdict of suspicious: (invert|one of invert, .*|undecided)$"
         assert re.search(pattern, verdict, re.MULTILINE)
     assert "engine flower" in flower
     assert Path("verdict.html").stat().st_size > 10_000

@@ -166,8 +166,8 @@ def test_value_outside_its_range_is_refused_by_name_value_and_remedy(name, value
         ({"image_size": 20}, "image_size = 20:"),
         ({"image_channels": 2}, "image_channels = 2:"),
         ({"device": "tpu"}, "device = 'tpu':"),
-        ({"device": "cpu:0"}, "device = 'cpu:0': give --device cpu or cuda; cuda:1"),
-        ({"device": "cuda:x"}, "device = 'cuda:x': give --device cpu or cuda; cuda:1"),
+        ({"device": "cpu:0"}, "device = 'cpu:0': give --device cpu, cuda, or cuda:1"),
+        ({"device": "cuda:x"}, "device = 'cuda:x': give --device cpu, cuda, or cuda:1"),
         ({"download": True}, "download = True:"),
         (
             {"client_selection": "all", "num_clients": 5},

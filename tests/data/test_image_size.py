@@ -156,8 +156,8 @@ def test_training_and_inspection_agree(write, tmp_path, fedgs, monkeypatch, reci
     dry = printed(fedgs("train", *given, "--dry-run"))
     assert not run.exists()
     trained = printed(fedgs("train", *given))
-    assert "recipe" in dry
-    assert "recipe" in trained
+    assert "Recipe" in dry
+    assert "Recipe" in trained
     config = RunFolder.open(run).config
     assert (config.image_size, config.image_channels) == (32, 1)
     assert library.load(run).sample(2).images.shape == (2, 1, 32, 32)

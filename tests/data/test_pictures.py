@@ -316,7 +316,7 @@ def test_inspect_says_what_was_done(fedgs, tmp_path):
     assert (pictures["not_square"], pictures["fit"]) == (1, "crop")
     assert (pictures["window"], pictures["normalize"]) == (None, False)
     shown = printed(fedgs(*asked, "--normalize"))
-    assert re.search("not square .*1, --fit crop", shown)
+    assert re.search("not square .*1 .--fit crop", shown)
     assert "--normalize" in shown
     (tmp_path / "in/bob/1.dcm").write_bytes(b"")
     refused_by_command(fedgs(*asked), ".*1.dcm: it is empty")

@@ -129,9 +129,9 @@ def test_a_turn_in_part_of_the_healthy_cohort_is_not_excluded(digits, change, bu
     assert found.verdict not in ("none", diagnosis.OTHER)
 
 
-def test_a_verdict_is_about_clients_and_strength_as_drawn(digits):
+def test_a_verdict_is_about_clients_and_measured_strength(digits):
     found = diagnose(digits[:G], each(invert, digits[G:]), 10)
-    assert "inverted (strength as drawn 1.00, interval" in said(found)
+    assert "inverted (measured strength 1.00, interval" in said(found)
     none = dataclasses.replace(found, verdict="none", ranking=())
     assert "each in 25% of the clients or more" in said(none)
 

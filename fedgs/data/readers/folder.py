@@ -96,13 +96,13 @@ def _file_problems(files: dict[Path, list[_File]], has_classes: bool) -> Iterato
     empty = [client for client, pictures in files.items() if not pictures]
     if empty:
         count = f"{len(empty)} of {len(files)} clients"
-        yield f"{empty[0]}: has no pictures ({count}); remove this folder"
+        yield f"{empty[0]}: it has no pictures ({count}); remove this folder"
     has_labels = has_classes or bool(_names_of_labels(files))
     for pictures in files.values():
         for label, path in pictures:
             if not is_picture(path):
                 names = ", ".join(SUFFIXES)
-                yield f"{path}: is no picture ({names}); remove it, or {LAYOUT}"
+                yield f"{path}: it is no picture ({names}); remove it, or {LAYOUT}"
             if label is None and has_labels:
                 yield f"{path} has no label, but the others or --classes have; {LAYOUT}"
 

@@ -177,7 +177,7 @@ def _validated(dataset: Any) -> Any:
 
 def _missing(config: RunConfig, split: str, splits: Iterable[str]) -> SplitMissing:
     return SplitMissing(
-        f"data = {config.data!r}: has no split {split!r}, it has {first_n(splits)}; "
+        f"data = {config.data!r}: it has no split {split!r}, it has {first_n(splits)}; "
         "give --data hf:NAME?split=SPLIT"
     )
 
