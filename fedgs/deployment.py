@@ -174,7 +174,8 @@ def file_of(name: str, path: Path | None) -> str:
         raise UserError(f"{name} is unset: give {flag}, or --insecure on one machine")
     path = path.expanduser().absolute()
     if not path.is_file():
-        raise UserError(f"{name} = {path}: there is no such file; give {flag} a file")
+        remedy = f"give {flag} a file that `fedgs deploy certs` made"
+        raise UserError(f"{name} = {path}: there is no such file; {remedy}")
     return str(path)
 
 

@@ -181,7 +181,7 @@ class RunFolder:
         path = Path(path).absolute()
         if not (path / "config.json").is_file():
             raise UserError(
-                f"{path}: no run folder (config.json is missing); give the --output of "
+                f"{path}: this is no run folder (config.json is missing); give the --output of "
                 "a `fedgs train`"
             )
         files.check_entries(path)

@@ -39,7 +39,9 @@ def statuses_in(path: Path) -> list[Status]:
         files = [*path.glob("*/config.json"), *path.glob("runs/*/config.json")]
         runs = sorted(file.parent for file in files)
     if not runs:
-        raise UserError(f"{path}: no run folder here yet; give the server's state-dir")
+        raise UserError(
+            f"{path}: there is no run folder here yet; give the server's state-dir"
+        )
     statuses: list[Status] = []
     for run in runs:
         try:
