@@ -44,8 +44,8 @@ from fedgs.round.messages import (
 PARTITION = "partition-id"
 NUM_PARTITIONS = "num-partitions"
 ENDING = b"""
-ending after the answer in progress, which is kept and sent after a restart
-to end now: SIGTERM (or Ctrl-C) again; its release stays counted
+The client ends after the answer in progress, which is kept and sent after a restart.
+To end it now, send SIGTERM (or press Ctrl-C) again; the release stays counted.
 """
 
 # Before Flower starts its threads and Ray its processes.

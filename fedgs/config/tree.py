@@ -162,7 +162,13 @@ def _setting_lines(spec: "dataclasses.Field[Any]", value: Any) -> Iterator[str]:
     choices = spec.metadata.get("choices")
     if choices:
         text += f" One of {', '.join(choices)}."
-    yield from textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ")
+    yield from textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_on_hyphens=False,  # names such as chest-xray stay whole
+    )
     if value is None:
         yield f"# {spec.name} = unset"
     else:

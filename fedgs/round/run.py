@@ -55,8 +55,8 @@ from fedgs.shapes import TensorDict
 SaveNodes = Callable[[int], None]
 _SHOWN_FAILURES = 3
 STOPPING = """
-stopping after the round in progress, with a checkpoint; a warm start is finished first
-to end now: Ctrl-C (or SIGTERM) again; the unfinished round stays counted
+The run stops after the round in progress, or after its warm start, with a checkpoint.
+To end it now, press Ctrl-C (or send SIGTERM) again; the round's cost stays counted.
 """
 
 

@@ -181,8 +181,8 @@ class RunFolder:
         path = Path(path).absolute()
         if not (path / "config.json").is_file():
             raise UserError(
-                f"{path}: this is no run folder (config.json is missing); give the --output of "
-                "a `fedgs train`"
+                f"{path}: this is no run folder (config.json is missing); give the "
+                "--output of a `fedgs train`"
             )
         files.check_entries(path)
         found = files.read_json(path / "versions.json").get("format")

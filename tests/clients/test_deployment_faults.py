@@ -80,7 +80,7 @@ def test_a_client_killed_at_work_gives_the_same_bytes_and_sigterm_waits_for_them
     assert sorted(client.starts for client in run.clients) == [1, 1, 2]
     assert run.product() == undisturbed(run)
     assert sorted(len(run.counted(i)) for i in range(3)) == [3, 3, most]
-    said = "to end now: SIGTERM (or Ctrl-C) again" in capfd.readouterr().err
+    said = "send SIGTERM (or press Ctrl-C) again" in capfd.readouterr().err
     assert said == (signals > 0)
 
 
