@@ -328,8 +328,8 @@ class Target(NamedTuple):
         delta = self.delta
         cost = upper(alone.epsilon(delta))
         return UserError(
-            f"{target} alone costs epsilon {cost} ({self.relation}, delta {delta:g}); "
-            "give a larger --target-epsilon, or a cohort of your own"
+            f"{target} alone costs {cost} ({self.relation}, delta "
+            f"{delta:g}); give a larger --target-epsilon, or a cohort of your own"
         )
 
 

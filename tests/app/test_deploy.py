@@ -295,7 +295,7 @@ SELECT = "select-clients --server [::1]:1 --insecure --below 0.5"
         ("submit --server [::1]:1 --num-classes 3", "client is unset"),
         ("submit --server [::1]:1 --resume x", "ca is unset: give --ca"),
         (f"submit --server [::1]:1 --resume x --ca {__file__}", "is no certificate"),
-        ("submit --server [::1]:1 --resume x --num-rounds 3", "the run's own settings"),
+        ("submit --server [::1]:1 --resume x --num-rounds 3", "keeps its own settings"),
         ("submit --server [::1]:1 --resume ../up", "resume = .* name of a run folder"),
         ("submit --server [::1]:1 --resume ''", "resume = .* name of a run folder"),
         ("select-clients --server [::1]:1 --client a", "below is unset: give --below"),
@@ -304,7 +304,7 @@ SELECT = "select-clients --server [::1]:1 --insecure --below 0.5"
         (f"{SELECT} --client a --resume x", "resume = x: .* leave out --resume"),
         (
             f"{SELECT} --client a --noise-per-clip 2 --set clip_bound=2",
-            "clip_bound = 2.*: the selection decides it",
+            "clip_bound = 2.*: the selection decides this",
         ),
     ],
 )
@@ -491,7 +491,7 @@ def test_sites_are_compared_by_group_means_after_a_look_at_the_power(control, fe
     plan, rest = flags(**SITES), ("--groups", "5", "--alpha", "0.1")
     code, out, _ = fedgs(*DEBUG, *plan, *rest, "--dry-run")
     assert code == 0
-    assert "recipe group-means" in out
+    assert "Recipe group-means" in out
     assert "40 clients in each group and epsilon 3" in out
     assert control.apps == []
     code, again, _ = fedgs(*DEBUG, *plan, *rest)
@@ -533,14 +533,14 @@ def test_a_comparison_goes_on_as_it_was_started(control, fedgs):
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"each": None}, "suspicious is unset: give --healthy and --suspicious"),
+        ({"each": None}, "suspicious is unset: "),
         ({"suspicious": "a"}, "--each compares every node with all others"),
         ({"each": None, "suspicious": "c"}, "give --suspicious one of a, b"),
         ({"secure_aggregation": True}, "secure_aggregation = True: nodes are compared"),
         ({"node_sizes": "300,3"}, "the smallest node has 3 clients for 4 groups"),
         ({"target_epsilon": 0.01}, "the noise hides every bug"),
-        ({"resume": "x"}, "each = True: --resume compares what the run does"),
-        ({"each": None, "resume": "x"}, "--resume takes the run's own settings"),
+        ({"resume": "x"}, "each = True: a resumed run"),
+        ({"each": None, "resume": "x"}, "keeps its own settings"),
         ({"num_classes": None}, "num_classes is unset"),
     ],
 )

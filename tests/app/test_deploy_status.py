@@ -81,7 +81,7 @@ def test_command_shows_nodes_and_a_broken_run_beside_others(trained, fedgs):
     assert code == 1
     words = " ".join(out.split())
     assert "cannot be read" in words
-    assert "training, said 2027-01-15 08:00:00 UTC" in words
+    assert "training, as of 2027-01-15 08:00:00 UTC" in words
     assert "waiting for │ hospital-b" in words
     assert "3 of 3" in words
     assert "(NO guarantee)" in words

@@ -70,7 +70,7 @@ COMMANDS: dict[str, tuple[list[object], str]] = {
     ),
     "audit": (
         ["audit", "RUN", "--trials", 1000],
-        ".*report.json: File too large; look",
+        ".*report.json: File too large; check",
     ),
 }
 
@@ -204,7 +204,7 @@ def test_a_selection_whose_cohorts_cannot_be_written_is_one_that_stopped(
             "/x: Permission",
         ),
         (OSError(errno.EROFS, "Read-only file system", "/x"), "/x: Read-only"),
-        (OSError("no name"), "a file or a stream: no name; look at its path, rights"),
+        (OSError("no name"), "a file or a stream: no name; check its path"),
         (MemoryError("Unable to allocate 8 TiB"), "memory is full .Unable to alloc"),
     ],
 )

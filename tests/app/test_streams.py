@@ -97,7 +97,7 @@ def test_names_without_letters_of_the_terminal_are_printed(run, tmp_path):
     where = {"cwd": tmp_path, "env": os.environ | {"PYTHONIOENCODING": "ascii"}}
     done = fedgs("sample", run, "-n", 3, "-o", name, stdout=subprocess.PIPE, **where)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "3 images in caf\\udce9.npz\n"
+    assert done.stdout == "Wrote 3 images to caf\\udce9.npz\n"
 
 
 def test_a_program_keeps_its_own_streams():

@@ -92,7 +92,7 @@ def test_sizes_replace_clients_per_node():
 
 
 def test_sizes_of_another_number_of_clients_are_refused():
-    words, config = r"= '5,1'.* 6 clients.* = 8.*--node", {"node_sizes": "5,1"}
+    words, config = r"= '5,1'.* 6 clients.* is 8.*--node", {"node_sizes": "5,1"}
     assert_refused(words, lambda: run_config(num_clients=8, **config).validate())
 
 
