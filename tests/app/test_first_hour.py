@@ -347,7 +347,7 @@ def test_time_of_a_fit_is_that_of_its_steps(monkeypatch, noise, steps):
             "delta is too large to read: 0.3 is",
         ),
         ({"labels": np.zeros(8, int)}, {}, "num_classes = 1:"),
-        ({"labels": np.arange(8) % 2 + 1}, {}, "No image has label 0: .* subtract 1"),
+        ({"labels": np.arange(8) % 2 + 1}, {}, "No image has label 0.* subtract 1"),
         ({"labels": np.arange(8) % 2 * 3}, {}, "No image has label 1, 2, "),
     ],
 )
