@@ -171,7 +171,10 @@ def file_of(name: str, path: Path | None) -> str:
     """
     flag = f"--{name.replace('_', '-')}"
     if path is None:
-        raise UserError(f"{name} is unset: give {flag}, or --insecure on one machine")
+        raise UserError(
+            f"{name} is unset: encryption needs it; give {flag}, a file that `fedgs "
+            "deploy certs` made, or --insecure on one machine"
+        )
     path = path.expanduser().absolute()
     if not path.is_file():
         remedy = f"give {flag} a file that `fedgs deploy certs` made"

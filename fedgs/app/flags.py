@@ -47,7 +47,9 @@ JsonOption = Annotated[
 Command = Callable[..., None]
 # A flag in an error, and the word after it, which may be its value: errors say "give
 # --device cpu", but also "give --device or ...".
-_FLAG = re.compile(r"--(?P<no>no-)?(?P<name>[a-z][a-z-]+)(?P<value> [\w.:-]+(?!\w))?")
+_FLAG = re.compile(
+    r"--(?P<no>no-)?(?P<name>[a-z][a-z-]+)(?P<value> ('[^']*'|[\w.:-]+(?!\w)))?"
+)
 _NO_VALUES = "at", "one", "a", "an", "or", "and", "for", "with", "to", "is", "in", "so"
 # Names of the flags that the running command has.
 _RUNNING: ContextVar[frozenset[str]] = ContextVar("running", default=frozenset())

@@ -123,8 +123,8 @@ def submit(
     """Register clients at a server and start a run; fail unless the run completes.
 
     Example: fedgs deploy submit --server 10.0.0.1:8000 --ca certs/ca.crt
-    --client ward1=certs/ward1.pub --client ward2=certs/ward2.pub
-    --node-sizes 120,80 --num-classes 2 --image-size 28
+    --client ward1=certs/clients/ward1.pub --node-sizes 120,80
+    --client ward2=certs/clients/ward2.pub --num-classes 2 --image-size 28
     """
     if cohort is not None:
         settings["cohort_value"] = cohort

@@ -293,7 +293,7 @@ def show(statements: Sequence[Statement]) -> None:
     kinds = [row.adversary for row in statements]
     for line in legend(kinds, [row.relation for row in statements]):
         say(line)
-    say("Each row holds only under these conditions, which name its adversary last:")
+    say("A row holds only under these conditions; brackets name the adversaries:")
     for condition in conditions_of(statements):
         say(f"- {condition}")
 
