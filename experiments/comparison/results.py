@@ -63,10 +63,11 @@ def overview(data: str, kind: str, rows: Sequence[Row]) -> Table:
     return Table(f"{data}: accuracy of the CNN, FID, by {UNITS[kind]}", head, cells)
 
 
-def _asked(epsilon: float | None) -> str:
-    if epsilon is None:
+def _asked(target: float | None) -> str:
+    """Returns a target epsilon, which is given and no bound, in words."""
+    if target is None:
         return "none"
-    return f"{epsilon:g}"
+    return f"{target:g}"
 
 
 def details(data: str, kind: str, rows: Sequence[Row]) -> Table:

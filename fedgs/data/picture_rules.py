@@ -21,6 +21,7 @@ BYTE_RANGE = (0.0, 255.0)
 # dead pixels, decide nothing.
 DARKEST_PERCENTILE = 1
 BRIGHTEST_PERCENTILE = 99
+MOST_SIDE = 8192  # pixels of a picture
 RESIZE_CHUNK = 4096  # images in float32 at a time: bounds the memory
 SAY_THE_RANGE = "give --window LOW,HIGH, as 0,65535, or --normalize"
 
@@ -126,20 +127,30 @@ class PictureRules:
         share = (values.astype(np.float64) - low) / (high - low)
         return np.rint(255 * share.clip(0, 1)).astype(np.uint8)
 
-    def squared(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def squared(self, images: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:
         """Returns images of one size as squares.
 
         Privacy: reads private data; output private.
 
         Args:
             images: shape (N, C, H, W).
+            where: names the images in errors.
 
         Returns:
             Shape (N, C, S, S); S is the longer side, with `crop` the shorter one, and
             with `stretch` `side` if that is set.
+
+        Raises:
+            UserError: a side is too long.
         """
         height = images.shape[2]
         width = images.shape[3]
+        # A thin picture of a damaged file would become a square of many gigabytes.
+        if max(height, width) > MOST_SIDE:
+            raise UserError(
+                f"{where}: has {width} x {height} pixels; give pictures of at most "
+                f"{MOST_SIDE} pixels a side"
+            )
         if height == width:
             return images
         if self.fit == STRETCH:

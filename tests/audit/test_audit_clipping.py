@@ -79,7 +79,8 @@ def test_a_release_that_keeps_what_is_not_finite_is_refuted(monkeypatch):
 
 @pytest.mark.parametrize("who", ["first client", "last client", "first part"])
 def test_a_sum_that_counts_some_clients_otherwise_is_refuted(who, monkeypatch):
-    def sanitize(parts, *others):
+    def sanitize(coming, *others):
+        parts = list(coming)
         if who == "first client":
             parts[0].values[0] *= 2
         elif who == "last client":

@@ -84,6 +84,11 @@ def test_a_picture_becomes_square_in_the_same_way_from_every_source(write, tmp_p
     assert stretched[-1].any()
 
 
+def test_a_thin_picture_becomes_no_square_of_gigabytes(write, tmp_path):
+    data = write(tmp_path, np.zeros((1, 60_000), np.uint8))
+    refused(r"60000 x 1 pixels; .*8192", data=data, image_size=28, **ONE)
+
+
 def test_a_square_picture_is_the_same_by_every_fit(write, tmp_path):
     source = write(tmp_path, WIDE[:, :28])
     for fit in ("pad", "crop", "stretch"):

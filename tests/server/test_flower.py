@@ -143,7 +143,7 @@ def test_workers_share_a_gpu(tmp_path, monkeypatch):
         config = tiny_config(engine="flower", output="unused", **settings)
         folder = SimpleNamespace(config=config, path=tmp_path)
         control = SimpleNamespace(start=start)
-        flower_engine.start_run(control, folder, ("module:app", "module:app"))
+        flower_engine.start_run(control, folder)
     pools = [ray_actor.pool_size_from_resources(each) for each in of_a_client]
     assert pools == [1, 2, 4]
     machine[0]["Resources"].pop("GPU")

@@ -129,7 +129,7 @@ def from_arrays(
     images = _in_bytes(pictures, rules)
     labels = arrays.get("labels", np.zeros(len(images), np.int64))
     return Records(
-        images=rules.squared(images),
+        images=rules.squared(images, where),
         labels=labels.astype(np.int64),
         num_classes=max(int(labels.max()), 0) + 1,
         clients=arrays.get("clients"),

@@ -150,7 +150,7 @@ class PictureReader:
             pixels = pixels[:1]
         elif rules.channels == 1:
             raise UserError(f"{where}: it is in colour; give --image-channels 3")
-        square = rules.squared(pixels[None])
+        square = rules.squared(pixels[None], where)
         if rules.side is not None and square.shape[2] != rules.side:
             square = resize(square, rules.side)
         return square[0]
