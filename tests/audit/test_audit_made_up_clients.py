@@ -239,7 +239,7 @@ def test_the_command_refutes_a_method_of_others_by_made_up_clients(
         broken = {name for name, verdict in verdicts.items() if verdict == REFUTED}
         assert broken == ({"method, asked alone"} if code else set())
         assert all(finding["verdict"] == HOLDS for finding in report["findings"])
-        assert "what every claim rests on" in out
+        assert "every claim rests on" in out
         assert ("REFUTED: method, asked alone: " in err) == bool(code)
 
 

@@ -90,7 +90,7 @@ def test_a_stranger_may_not_join(deploy, log, registered, claimed, words):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("data", "npz:six.npz", "has 6 clients, the run gives this node 2"),
+        ("data", "npz:six.npz", "has 6 clients, but the run expects 2"),
         ("classes", "digits", "classes = 'digits'"),
         ("data", "npz:nowhere.npz", "nowhere.npz"),
         ("limits", None, "allow_embeddings"),
@@ -117,7 +117,7 @@ def test_another_run_under_a_known_id_is_refused(deploy):
     run = deploy()
     settings, place = roll_call.public_settings(run.folder.config), place_of(run)
     place.join(settings)
-    words = "other settings under the same run"
+    words = "other settings for the same run"
     assert_refused(words, place.join, settings | {"batch_size": 2})
 
 

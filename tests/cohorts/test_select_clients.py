@@ -96,7 +96,7 @@ def test_private_selection_states_its_epsilon_and_cost(select):
 @pytest.mark.parametrize(
     ("arrays", "settings", "named"),
     [
-        ({}, {"partition": "iid", "num_clients": 2}, ".*cohorts are of people"),
+        ({}, {"partition": "iid", "num_clients": 2}, ".*a cohort consists of people"),
         ({}, {"cohort": "c.txt"}, "cohort = c.txt:"),
         ({"clients": ["#a"] * 3 + ["b"] * 3}, {}, "client '#a': a cohort file cannot"),
         ({"labels": [0] * 6}, {}, "data = npz:.* has one class only"),
@@ -145,7 +145,7 @@ def test_stopped_selection_goes_on_but_asks_privately_only_once(
             whole = select("whole", **settings)[3]
             assert json.loads((whole / "cohorts.json").read_text()) == summary
         done = fedgs("resume", path)
-    refused(done, f"{path}: its clients have been asked for their cohorts")
+    refused(done, f"{path}: its clients were asked for their cohorts")
 
 
 def test_the_classifiers_run_says_what_it_is(select, fedgs):

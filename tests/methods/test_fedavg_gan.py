@@ -278,7 +278,7 @@ def test_a_hostile_servers_settings_are_refused_before_joining(deploy):
     run = deploy("run", mode="selected", **EVERYONE)
     told, place = public_settings(run.folder.config), place_of(run)
     for change, problem in (
-        ({"phases": "os:path"}, "names code that is not of fedgs"),
+        ({"phases": "os:path"}, "phases = .* code that is not part of fedgs"),
         ({"batch_size": 2}, "batch_size: no phase of the run"),
     ):
         assert_refused(problem, place.join, told | change)

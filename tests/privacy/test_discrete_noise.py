@@ -185,8 +185,8 @@ def test_a_count_keeps_the_own_noise_unless_its_limits_trust(tmp_path, trusted, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"min_answers": 1}, "a round may be of one node"),
-        ({"clients_per_node": 600}, "a round may be of one node"),
+        ({"min_answers": 1}, "a round may have only one node"),
+        ({"clients_per_node": 600}, "a round may have only one node"),
         ({"noise_multiplier": 1e-6}, "too little noise"),
         ({"num_clients": 10**9, "clients_per_node": 10**8}, "too coarse"),
     ],

@@ -264,7 +264,11 @@ OTHERS = {"client_selection": "balanced", "clients_per_round": 2}
         (MOMENTS, {"num_rounds": 4}, "num_rounds = 4:"),
         (WITH_RELEASES, OTHERS, "phases = .*:"),
         (MOMENTS, {"phases": "scatter,means,moments"}, "in the order means, scatter"),
-        (MOMENTS, {"phases": "means,scatter,parts,moments"}, "moments come in the ord"),
+        (
+            MOMENTS,
+            {"phases": "means,scatter,parts,moments"},
+            "phases = .* in the order",
+        ),
         (MOMENTS, {"generator": "upsample"}, "= 'upsample': .*--generator gaussian"),
         (MOMENTS, {"latent": "bernoulli"}, "latent = 'bernoulli':"),
         (MOMENTS, {"moment_size": 17}, "moment_size = 17:"),

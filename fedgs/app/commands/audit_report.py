@@ -54,6 +54,8 @@ def conclude(
         membership = report.get("membership")
         if isinstance(membership, dict):
             _membership(membership).show()
+        if holds:
+            say("No attack proved a larger epsilon than the run states.")
         say(f"Audit folder: {output}")
     # On standard error, so that a reader of the JSON or of a log cannot miss them.
     for finding in refuted:

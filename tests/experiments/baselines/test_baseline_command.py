@@ -96,7 +96,7 @@ A_RUN = "a run"
         (("audit", A_RUN), "RUN = .*: wgan-gp claims no epsilon"),
         (
             ("privacy", "of", A_RUN, A_RUN),
-            "RUN = .*: a baseline's run is accounted alone",
+            "RUN = .*: a run of `fedgs baseline` cannot be",
         ),
         (("privacy", "of", A_RUN, "--at-epsilon", 1), "at_epsilon = 1.0:"),
         (("privacy", "of", A_RUN, "--delta", 2), "delta = 2.0:"),
