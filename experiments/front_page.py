@@ -6,6 +6,7 @@ The real images are the first ones of each class that the run has not seen; the 
 are the first ones that `fedgs sample RUN` draws of each class. None are chosen.
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -44,4 +45,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_command(main)
+    sys.exit(run_command(main))
