@@ -12,11 +12,11 @@ PAGE = "settings.md"
 HEAD = """\
 # All settings
 
-Every setting of a run is a flag of `fedgs train`, a key of a TOML file (`--config`) and
-a keyword of `fedgs.train`: `--batch-size 16`, `batch_size = 16`. A flag overrides the
-file, and the file the recipe. `fedgs train --help-all` prints them, too. Those of
-GS-WGAN, Training and Model are a method's own, where it reads them; a file may have
-them in a table of its name, `[gs-wgan]`.
+Every setting of a run is given by `--set` (`--set batch_size=16`), as a key of a TOML
+file (`--config`, `batch_size = 16`) or as a keyword of `fedgs.train`; those that people
+use most are also flags of `fedgs train`. A flag overrides the file, and the file the
+recipe. `fedgs settings` prints all of them with their values. The settings of the
+groups GS-WGAN, Training and Model belong to the methods that read them.
 
 The recipe of all commands is `feature-means` unless another one is named. It also takes
 size and channels of the images, low frequencies by the number of clients, and holds out
