@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import click
 import pytest
 import typer
+from markdown.extensions.toc import slugify
 
 from fedgs.app.cli.main import app
 from fedgs.config.method_settings import settings_of
@@ -23,12 +24,16 @@ PAGES = pages()
 SETTINGS = {spec.name for spec in settings_of()}
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 SET = re.compile(r"--set[ \n]([a-z][\w.-]*=)")
+CITATION = re.compile(
+    r'(docs/[a-z-]+\.md)((?:, "[^"]+")+)'
+)  # of a section, in the code
 # With these a command may be shown without what it needs otherwise.
 IN_PART = {"...", "--help", "--list"}
 # Flags that a page names of programs that are not of fedgs.
 OF_OTHERS = {"--build", "--detach", "--rm"}  # docker
 OF_OTHERS |= {"--now"}  # systemctl
 OF_OTHERS |= {"--no-deps"}  # pip
+OF_OTHERS |= {"--address", "--head", "--num-cpus", "--temp-dir"}  # ray
 OF_OTHERS |= {"--stream", "--run-config", "--federation-config", "--node-config"}
 
 
@@ -105,6 +110,19 @@ def test_every_link_and_anchor_is_there(page):
             path = (page.path.parent / place).resolve()
         assert path in known or path.exists(), target
         assert not anchor or anchor in known[path], target
+
+
+def test_every_section_that_the_code_cites_is_there():
+    anchors = {name_of(page): page.anchors for page in PAGES}
+    cited = 0
+    for folder in ("fedgs", "clients", "server", "experiments", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            words = re.sub(r"\s+(# )?", " ", path.read_text())
+            for page, titles in CITATION.findall(words):
+                for title in re.findall(r'"(.+?)"', titles):
+                    assert slugify(title, "-") in anchors[page], (path, page, title)
+                    cited += 1
+    assert cited > 50
 
 
 @every_page
