@@ -12,11 +12,13 @@ PAGE = "settings.md"
 HEAD = """\
 # All settings
 
+This page is for somebody who looks up a setting. `fedgs settings` prints the same.
+
 Every setting of a run is given by `--set` (`--set batch_size=16`), as a key of a TOML
 file (`--config`, `batch_size = 16`) or as a keyword of `fedgs.train`; those that people
 use most are also flags of `fedgs train`. A flag overrides the file, and the file the
-recipe. `fedgs settings` prints all of them with their values. The settings of the
-groups GS-WGAN, Training and Model belong to the methods that read them.
+recipe. The settings of the groups GS-WGAN, Training and Model belong to the methods
+that read them.
 
 The recipe of all commands is `feature-means` unless another one is named. It also takes
 size and channels of the images, low frequencies by the number of clients, and holds out
