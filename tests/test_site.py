@@ -6,11 +6,15 @@ of a training run to what makes its configuration.
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
 
 import click
 import pytest
 import typer
 from markdown.extensions.toc import slugify
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
 
 from fedgs.app.cli.main import app
 from fedgs.config.method_settings import settings_of
@@ -98,18 +102,39 @@ def check_whole(words: list[str]) -> None:
         configure(recipe, None, flags | settings)
 
 
-@every_page
-def test_every_link_and_anchor_is_there(page):
-    known = {one.path: one.anchors for one in PAGES}
-    for target in page.targets:
-        if target.startswith(OUTSIDE):
-            continue
-        place, _, anchor = target.partition("#")
-        path = page.path
-        if place:
-            path = (page.path.parent / place).resolve()
-        assert path in known or path.exists(), target
-        assert not anchor or anchor in known[path], target
+def check_links(linked: dict[Path, Page]) -> None:
+    """Checks that links of pages, by their paths, lead to files and to anchors."""
+    dead = []
+    for path, page in linked.items():
+        for target in page.targets:
+            if target.startswith(OUTSIDE):
+                continue
+            place, _, anchor = unquote(target).partition("#")
+            there = (path.parent / place).resolve() if place else path
+            anchors = linked[there].anchors if there in linked else {""}
+            if not (there in linked or there.exists()) or anchor not in {*anchors, ""}:
+                dead.append(f"{path.name}: {target}")
+    assert not dead
+
+
+def test_every_link_between_sources_is_there():
+    """As a reader of the repository follows them."""
+    check_links({page.path: page for page in PAGES})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of mkdocs' plugins
+def test_every_link_of_the_built_site_is_there(tmp_path):
+    """As a reader of the site follows them, with pictures and notebooks."""
+    # The reference, which takes most of the time, has its headings only.
+    plugins = ["search", {"mkdocs-jupyter": {"execute": False}}]
+    source = str(ROOT / "mkdocs.yml")
+    build(load_config(source, site_dir=str(tmp_path), strict=True, plugins=plugins))
+    built = {path: Page(path) for path in sorted(tmp_path.rglob("*.html"))}
+    for path, page in built.items():
+        page.feed(path.read_text())
+    del built[tmp_path / "404.html"]  # its links are of the root of a host
+    assert len(built) > 20
+    check_links(built)
 
 
 def test_every_section_that_the_code_cites_is_there():

@@ -1,5 +1,9 @@
-"""The page of all settings, made when the docs are built: a hook of mkdocs.yml."""
+"""What mkdocs does not do by itself when the docs are built: a hook of mkdocs.yml.
 
+It makes the page of all settings, and has notebooks link to pages of the site.
+"""
+
+import re
 from typing import Any
 
 from fedgs.config.method_settings import KnownSettings, settings_of
@@ -33,6 +37,13 @@ def on_files(files: Any, config: Any) -> None:
     from mkdocs.structure.files import File
 
     files.append(File.generated(config, PAGE, content=page()))
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Returns a page with links that lead to pages; a notebook's lead to sources."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    return re.sub(r'(href="[^":]+)\.(md|ipynb)(#[^"]*)?"', r'\1.html\3"', html)
 
 
 def page() -> str:

@@ -19,7 +19,7 @@ from settings_page import page as settings_page
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 EXTENSIONS = ["attr_list", "fenced_code", "tables", "toc"]
-OUTSIDE = ("http://", "https://", "mailto:")
+OUTSIDE = ("http://", "https://", "mailto:", "data:")
 # A word in capitals stands for what a reader puts there: RUN, DATA, E. A number fits
 # wherever a path, a text or a number is expected.
 PLACEHOLDER = re.compile(r"^[A-Z][A-Z0-9_]*$")
