@@ -84,8 +84,8 @@ CHANGES = {
     "replace-one": "has these data or any other",
     "add-or-remove": "is there or not",
 }
-# The conditions of docs/privacy.md, "2. Amplification by sampling", in its order. The
-# code checks what settings and events show; the rest is the user's promise.
+# The conditions of docs/privacy.md, "Which theorem may be used when", 2, in its order.
+# The code checks what settings and events show; the rest is the user's promise.
 _AMPLIFIED = (
     "sampling: in each of {} a new uniform draw of m clients answers all B fakes; the "
     "whole round is sampled, then rounds are composed; sensitivity 2C sqrt(B) under "

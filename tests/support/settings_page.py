@@ -1,5 +1,9 @@
-"""The page of all settings, made when the docs are built: a hook of mkdocs.yml."""
+"""What mkdocs does not do by itself when the docs are built: a hook of mkdocs.yml.
 
+It makes the page of all settings, and has notebooks link to pages of the site.
+"""
+
+import re
 from typing import Any
 
 from fedgs.config.method_settings import KnownSettings, settings_of
@@ -12,11 +16,13 @@ PAGE = "settings.md"
 HEAD = """\
 # All settings
 
-Every setting of a run is a flag of `fedgs train`, a key of a TOML file (`--config`) and
-a keyword of `fedgs.train`: `--batch-size 16`, `batch_size = 16`. A flag overrides the
-file, and the file the recipe. `fedgs train --help-all` prints them, too. Those of
-GS-WGAN, Training and Model are a method's own, where it reads them; a file may have
-them in a table of its name, `[gs-wgan]`.
+This page is for somebody who looks up a setting. `fedgs settings` prints the same.
+
+Every setting of a run is given by `--set` (`--set batch_size=16`), as a key of a TOML
+file (`--config`, `batch_size = 16`) or as a keyword of `fedgs.train`; those that people
+use most are also flags of `fedgs train`. A flag overrides the file, and the file the
+recipe. The settings of the groups GS-WGAN, Training and Model belong to the methods
+that read them.
 
 The recipe of all commands is `feature-means` unless another one is named. It also takes
 size and channels of the images, low frequencies by the number of clients, and holds out
@@ -31,6 +37,13 @@ def on_files(files: Any, config: Any) -> None:
     from mkdocs.structure.files import File
 
     files.append(File.generated(config, PAGE, content=page()))
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Returns a page with links that lead to pages; a notebook's lead to sources."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    return re.sub(r'(href="[^":]+)\.(md|ipynb)(#[^"]*)?"', r'\1.html\3"', html)
 
 
 def page() -> str:
