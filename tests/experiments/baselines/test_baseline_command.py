@@ -93,7 +93,7 @@ A_RUN = "a run"
             ("baseline", "dp-merf", "--noise-multiplier", 1e-300),
             "noise_multiplier = 1e-300:",
         ),
-        (("audit", A_RUN), "RUN = .*: wgan-gp claims no epsilon"),
+        (("audit", A_RUN), "RUN = .*: wgan-gp states no epsilon"),
         (
             ("privacy", "of", A_RUN, A_RUN),
             "RUN = .*: a run of `fedgs baseline` cannot be",
