@@ -523,7 +523,10 @@ REFUSED = [
     ({"suspicious": "7"}, "suspicious = '7'.*0, 1"),
     ({"healthy": "v1", "cohorts": "own.csv"}, "give --suspicious too"),
     ({"healthy": "v1", "suspicious": "v2"}, "give --cohorts"),
-    ({"healthy": "v1", "suspicious": "v1", "cohorts": "own.csv"}, "suspicious = .*another --suspicious"),
+    (
+        {"healthy": "v1", "suspicious": "v1", "cohorts": "own.csv"},
+        "suspicious = .*another --suspicious",
+    ),
     ({"cohort_value": "v1"}, "cohort_value = 'v1'.*--cohorts"),
     ({"moment_size": 17}, "moment_size = 17.*16"),
     ({"client_selection": "uniform"}, "client_selection"),
