@@ -28,6 +28,7 @@ from torch import Tensor
 from fedgs.config.feature_settings import OF_TRUNKS
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
+from fedgs.gan.torchvision_network import RGB_MEAN, RGB_STD, TorchvisionNetwork
 from fedgs.randomness import stream
 from fedgs.shapes import Images, TensorDict
 
@@ -44,30 +45,41 @@ WEIGHTS = {
     "linear": (128, 64 * 7**2),
 }
 BLOCKS = (1, 2, 1, 2, 1)  # strides of Lite0's first: S / 2 before, S / 8 after them
-# Mean and standard deviation of the images that it was trained on, by channel.
-RGB_MEAN = (0.485, 0.456, 0.406)
-RGB_STD = (0.229, 0.224, 0.225)
 
 
-def trunk_features(kind: str, images: Images) -> Tensor:
+def trunk_features(
+    kind: str, images: Images, chosen: TorchvisionNetwork | None = None
+) -> Tensor:
     """Returns the features of images, shape (B, sum(layers_of(kind))).
 
     Args:
         kind: of features, of `OF_TRUNKS`.
         images: shape (B, C, S, S) in [0, 1].
+        chosen: stands in the place of the packaged ImageNet network.
 
     Raises:
         UserError: the package's files are damaged.
     """
     found: list[Tensor] = []
     for name in OF_TRUNKS[kind]:
-        if name == "random":
-            trunk = random_trunk(images.shape[1])
+        if name == "imagenet" and chosen is not None:
+            found += chosen.layers(images)
         else:
-            trunk = packaged(name)
-        trunk = {n: value.to(images.device) for n, value in trunk.items()}
-        found += (lite0_layers if name == "imagenet" else layers)(trunk, images)
-    return torch.cat([layer.flatten(1) for layer in found], dim=1)
+            found += _layers_of(name, images)
+    flat = [layer.flatten(1) for layer in found]
+    return torch.cat(flat, dim=1)
+
+
+def _layers_of(name: str, images: Images) -> list[Tensor]:
+    """Returns the layers of a trunk: "random", or one that comes with the package."""
+    if name == "random":
+        trunk = random_trunk(images.shape[1])
+    else:
+        trunk = packaged(name)
+    there = {key: value.to(images.device) for key, value in trunk.items()}
+    if name == "imagenet":
+        return lite0_layers(there, images)
+    return layers(there, images)
 
 
 def layers(trunk: TensorDict, images: Images) -> list[Tensor]:
