@@ -269,7 +269,10 @@ class PretrainedSettings(TrunkSettings):
         if digest is None:
             return
         if self.features is None:
-            yield "features_sha256", "of which network? give --features too"
+            yield (
+                "features_sha256",
+                "belongs to a network; give --features, or leave it out",
+            )
         if not SHA256.fullmatch(digest):
             yield "features_sha256", "give 64 hexadecimal digits in lower case"
 

@@ -130,7 +130,7 @@ class RunConfig(Settings):
             names.update(settings_of_method(phase.method).public_images)
         if isinstance(self, PretrainedSettings) and self.features is not None:
             names.discard("ImageNet")  # whose network the chosen one replaces
-            names.add(f"the training of {self.features}")
+            names.add(f"{self.features}'s training")
         if self.public_data is not None:
             # A file's name may tell of its owner, and this is published.
             if self.public_data in BUILT_IN:

@@ -142,7 +142,7 @@ def chosen_network(config: ResolvedConfig) -> TorchvisionNetwork | None:
     """
     if not isinstance(config, PretrainedSettings) or config.features is None:
         return None
-    return _network(
+    return loaded_network(
         name=config.features,
         agreed=config.features_sha256,
         folder=cache_folder(),
@@ -166,7 +166,7 @@ def with_weights(config: ConfigT) -> ConfigT:
     folder = cache_folder()
     weights = found_weights(name, config.features_sha256, folder)
     # Whether they are this network's, and whether it has stages: before any work.
-    _network(name, weights.digest, folder, least_side=SIDES[0], device="cpu")
+    loaded_network(name, weights.digest, folder, least_side=SIDES[0], device="cpu")
     return replace(config, features_sha256=weights.digest)
 
 
@@ -182,7 +182,7 @@ def check_name(name: str) -> None:
     nearest = difflib.get_close_matches(shortened(name), known, 1, 0.0)
     raise UserError(
         f"features = {shortened(name)!r}: torchvision has no such classifier; the "
-        f"nearest is {nearest[0]}"
+        f"nearest is {nearest[0]}; give --features a name of torchvision.models"
     )
 
 
@@ -236,9 +236,21 @@ def candidates(name: str, folder: Path) -> Iterator[Path]:
 
 
 @lru_cache(maxsize=1)  # the weights of one take hundreds of megabytes
-def _network(
+def loaded_network(
     name: str, agreed: str | None, folder: Path, least_side: int, device: str
 ) -> TorchvisionNetwork:
+    """Returns a network with weights of this machine, the same object again.
+
+    Args:
+        name: of the network.
+        agreed: as of `found_weights`.
+        folder: likewise.
+        least_side: of the images.
+        device: where they are.
+
+    Raises:
+        UserError: no such network, or its weights are not there, or not what was given.
+    """
     check_name(name)
     model = model_of(name, found_weights(name, agreed, folder)).to(device)
     for side in SIDES:
@@ -249,7 +261,7 @@ def _network(
             return TorchvisionNetwork(model, side, stages)
     raise UserError(
         f"features = {name!r}: has not {len(STAGES)} stages of convolutions; give "
-        "another network, such as vgg19 or resnet18"
+        "--features vgg19, resnet18 or another of convolutions"
     )
 
 
