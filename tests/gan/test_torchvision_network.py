@@ -4,6 +4,7 @@ import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def short_fits(monkeypatch):
     monkeypatch.setattr(refinement, "REFERENCE_STEPS", 4)
 
 
-def chosen(**settings: object) -> ResolvedConfig:
+def chosen(**settings: object) -> Any:
     """The settings of a run with features of a network, by its weights here."""
     return with_weights(tiny_config(**CHOSEN | settings))
 
