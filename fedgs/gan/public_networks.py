@@ -99,14 +99,20 @@ def layers(trunk: TensorDict, images: Images) -> list[Tensor]:
         weight = trunk[f"{name}.weight"]
         bias = trunk[f"{name}.bias"]
         padding = weight.shape[-1] // 2
-        return F.relu(F.conv2d(inputs, weight, bias, stride=stride, padding=padding))
+        outputs = F.conv2d(inputs, weight, bias, stride=stride, padding=padding)
+        return F.relu(outputs)
 
     first = convolved(images, "conv1", 2)
-    last = convolved(convolved(first, "conv2", 1), "conv3", 2)
+    second = convolved(first, "conv2", 1)
+    last = convolved(second, "conv3", 2)
     fields = F.adaptive_avg_pool2d(last, 7).flatten(1)
     deep = F.linear(fields, trunk["linear.weight"], trunk["linear.bias"])
-    parts = map(F.adaptive_avg_pool2d, (first, first.square(), last), (7, 4, 4))
-    return [*parts, deep]
+    return [
+        F.adaptive_avg_pool2d(first, 7),
+        F.adaptive_avg_pool2d(first.square(), 4),
+        F.adaptive_avg_pool2d(last, 4),
+        deep,
+    ]
 
 
 def lite0_layers(trunk: TensorDict, images: Images) -> list[Tensor]:
@@ -124,8 +130,12 @@ def lite0_layers(trunk: TensorDict, images: Images) -> list[Tensor]:
         weight = trunk[f"{name}.weight"]
         size = inputs.shape[-1]
         # As TensorFlow pads: where it is uneven, one more behind than before.
-        pad = max((-(-size // stride) - 1) * stride + weight.shape[-1] - size, 0)
-        inputs = F.pad(inputs, (pad // 2, pad - pad // 2) * 2)
+        outputs = -(-size // stride)  # rounded up
+        needed = (outputs - 1) * stride + weight.shape[-1]
+        pad = max(needed - size, 0)
+        before = pad // 2
+        behind = pad - before
+        inputs = F.pad(inputs, (before, behind, before, behind))
         groups = inputs.shape[1] // weight.shape[1]
         return F.conv2d(inputs, weight, trunk[f"{name}.bias"], stride, groups=groups)
 
@@ -142,11 +152,14 @@ def lite0_layers(trunk: TensorDict, images: Images) -> list[Tensor]:
         x = convolved(x, f"{block}.project")
         if x.shape == inputs.shape:
             x = x + inputs
-        else:
-            x = x
         found.append(x)
-    parts = found[2], found[2].square(), *found[3:]
-    return [*map(F.adaptive_avg_pool2d, parts, (7, 4, 4, 2))]
+    _, _, middle, third, last = found
+    return [
+        F.adaptive_avg_pool2d(middle, 7),
+        F.adaptive_avg_pool2d(middle.square(), 4),
+        F.adaptive_avg_pool2d(third, 4),
+        F.adaptive_avg_pool2d(last, 2),
+    ]
 
 
 @lru_cache(maxsize=2)
