@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from fedgs.config.feature_settings import PretrainedSettings
 from fedgs.config.phases import written
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig
@@ -40,6 +41,7 @@ def agreement(title: str, node: Node) -> str:
             f"{config.num_rounds} rounds",
             f"  unit: {_unit(node)}",
             *_phases(config),
+            *_network(config),
             *_masks(node),
             f"  cost against the server: {cost_in_words(config, limits)}",
             f"  limits: {_in_force(limits)}",
@@ -87,6 +89,14 @@ def _phases(config: ResolvedConfig) -> list[str]:
         f"  {len(noises)} of the rounds release embeddings, with "
         f"noise_multiplier {', '.join(noises)}"
     ]
+
+
+def _network(config: ResolvedConfig) -> list[str]:
+    """Returns a line on the network that was chosen for features, if one was."""
+    if not isinstance(config, PretrainedSettings) or config.features is None:
+        return []
+    digest = config.features_sha256
+    return [f"  features of {config.features}, its weights by SHA-256 {digest}"]
 
 
 def cost_in_words(config: ResolvedConfig, limits: Limits) -> str:

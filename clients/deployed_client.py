@@ -48,6 +48,7 @@ from fedgs.data.load import split_records
 from fedgs.data.records import DataWarning
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import make_folder, read_json, remove_temporaries, write_json
+from fedgs.gan.torchvision_network import chosen_network
 from fedgs.mechanism.peers import Peers
 from fedgs.methods import phase_at
 from fedgs.methods.base import Request
@@ -179,6 +180,17 @@ class DeploymentConfig:
                 "cohorts is unset: the run is of cohorts of clients; give --cohorts, a "
                 "CSV file of owner,cohort",
             )
+
+    def check_features(self, config: ResolvedConfig) -> None:
+        """Refuses features of a network that is another one here, or is not here.
+
+        Raises:
+            ClientRefused: names the setting and the remedy.
+        """
+        try:
+            chosen_network(config)
+        except UserError as error:
+            raise ClientRefused("features", str(error)) from error
 
     def open(self) -> None:
         """Makes the state directory, and holds it as long as this process lives.
@@ -430,6 +442,7 @@ class DeployedClient:
         limits.check_run(config)
         self.site.check_peers(config)
         self.site.check_cohorts(config)
+        self.site.check_features(config)
         hosted = config.hosting.hosted(_position(self.site, config))
         # Before the data are read: whether they fit would tell of them.
         limits.check_num_clients(len(hosted), config.cohort_value)

@@ -24,9 +24,10 @@ from torch import Tensor
 from fedgs.config.feature_settings import MASS, OF_MOMENTS, PRETRAINED
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.gan import models, moments, refinement
-from fedgs.gan.features import KINDS, LEAST_SHARE, LEAST_WEIGHT, MeanFeatures, products
+from fedgs.gan import features, models, moments, refinement
+from fedgs.gan.features import LEAST_SHARE, LEAST_WEIGHT, MeanFeatures, products
 from fedgs.gan.public_networks import refiner_of_fonts
+from fedgs.gan.torchvision_network import chosen_network
 from fedgs.gs_wgan import Trained
 from fedgs.mechanism import sanitizer
 from fedgs.mechanism.noise import NoiseStream
@@ -87,9 +88,9 @@ def answer(
     images, labels = data.client(k)
     for image, label in zip(torch.tensor(images), torch.tensor(labels), strict=True):
         group = 0 if phase.method == "scatter" else int(label)
-        features = features_of(phase, network, image[None], label)
+        found = features_of(phase, network, image[None], label)
         total[0, 0, group, 0] += MASS
-        total[0, 0, group, 1:] += features - expected[group]
+        total[0, 0, group, 1:] += found - expected[group]
     total *= len(expected) / len(images)  # whoever has more images says no more
     return sanitizer.clip(sanitizer.PerSampleGradients(total[None]), phase.clip_bound)
 
@@ -99,7 +100,8 @@ def features_of(
 ) -> Tensor:
     """Returns the features of one image (1, C, S, S)."""
     if phase.method not in OF_MOMENTS:  # layers of public networks
-        return KINDS[phase.method].features(network, image, label[None])[0]
+        chosen = chosen_network(phase)
+        return features.mean_layers(phase.method, network, image, 1, chosen)[0]
     low = sanitizer.to_dct(image, phase.moment_size).flatten()  # k x k low frequencies
     if phase.method == "means":
         return low - network["mean"][label]

@@ -8,6 +8,7 @@
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ LAYERS = {"imagenet": IMAGENET_LAYERS, "random": SMALL_LAYERS, "fonts": SMALL_LA
 TRUNK_AXES = 64
 PRETRAINED = "pretrained-features"  # of networks that have seen public images
 OF_TRUNKS = {"features": ("random",), PRETRAINED: ("fonts", "imagenet")}
+SHA256 = re.compile("[0-9a-f]{64}")
 # Methods whose release a moment's features are measured along.
 OF_MOMENTS = ("means", "scatter", "moments", "parts")
 OF_FEATURES = (*OF_MOMENTS, *OF_TRUNKS)
@@ -245,6 +247,34 @@ class PretrainedSettings(TrunkSettings):
     """Settings of `pretrained-features`: networks that have seen public images."""
 
     public_images = ("ImageNet", "fonts")
+
+    features: str | None = option(
+        None,
+        "Training",
+        "Classifier of torchvision.models, such as vgg19, whose layers are features in "
+        "place of the packaged ImageNet network's; its weights lie in torchvision's "
+        "cache already, on every machine.",
+    )
+    features_sha256: str | None = option(
+        None,
+        "Training",
+        "SHA-256 of the file with its weights; other files are refused. Default: that "
+        "of the file found at the start.",
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """Yields whether a hash is of no network, or is none."""
+        yield from super().problems()
+        digest = self.features_sha256
+        if digest is None:
+            return
+        if self.features is None:
+            yield (
+                "features_sha256",
+                "belongs to a network; give --features, or leave it out",
+            )
+        if not SHA256.fullmatch(digest):
+            yield "features_sha256", "give 64 hexadecimal digits in lower case"
 
 
 @dataclass(frozen=True)

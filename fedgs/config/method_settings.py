@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fedgs.config.feature_settings import GroupMeansSettings, MomentSettings
+from fedgs.config.feature_settings import (
+    GroupMeansSettings,
+    MomentSettings,
+    PretrainedSettings,
+)
 from fedgs.config.fields import Problem, Trait, option, scalar_type
 from fedgs.config.settings import GROUPS, IMAGE_SIZES, MOST_WIDTH, Settings, types_of
 from fedgs.config.terms import Terms
@@ -165,7 +169,9 @@ class GsWganSettings(NetworkSettings):
 
 
 @dataclass(frozen=True)
-class KnownSettings(GsWganSettings, MomentSettings, GroupMeansSettings):
+class KnownSettings(
+    GsWganSettings, MomentSettings, PretrainedSettings, GroupMeansSettings
+):
     """All settings that people set, whichever methods a run has; for their fields."""
 
 

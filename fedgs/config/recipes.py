@@ -15,7 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedgs.config.feature_settings import OF_FEATURES, OF_TRUNKS
+from fedgs.config.feature_settings import (
+    OF_FEATURES,
+    OF_TRUNKS,
+    PretrainedSettings,
+)
 from fedgs.config.phases import Phase, read_phases
 from fedgs.config.plugins import GROUP_MEANS, GS_WGAN, METHODS, load, settings_of_method
 from fedgs.config.rounds import with_open_settings
@@ -222,6 +226,9 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
     Args:
         config: resolved, so with noise.
 
+    Raises:
+        UserError: they pay for no features, and somebody chose their network.
+
     >>> config = dataclasses.replace(moments(), num_clients=539, noise_multiplier=0.63)
     >>> moments_for(config)  # epsilon 1
     {'moment_size': 6}
@@ -234,6 +241,7 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
         found["latent_dim"] = axes
     last = [phase for phase in config.phases if phase.method in OF_TRUNKS]
     if last and signal < LEAST_FOR_FEATURES:
+        refuse_features(config)
         names = "num_rounds", "phases", "generator"
         found |= {name: getattr(moments(), name) for name in names}
     elif last and signal >= REFINED_SIDE[0]:
@@ -244,6 +252,20 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
     # As many coordinates with every number of channels.
     size = max(2, round(side / (config.image_channels or 1) ** 0.5))
     return found | {"moment_size": size}
+
+
+def refuse_features(config: RunConfig) -> None:
+    """Refuses a network that somebody chose where the budget pays for no features.
+
+    Raises:
+        UserError: a network was chosen.
+    """
+    if isinstance(config, PretrainedSettings) and config.features is not None:
+        raise UserError(
+            f"features = {config.features!r}: so few clients, or so much noise, pay "
+            "for moments alone; leave --features out, or give a larger "
+            "--target-epsilon, or --phases"
+        )
 
 
 def signal_of(config: RunConfig) -> float:

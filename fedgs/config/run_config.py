@@ -16,6 +16,7 @@ from fedgs.config.feature_settings import (
     GroupMeansSettings,
     LowFrequencySettings,
     MomentSettings,
+    PretrainedSettings,
 )
 from fedgs.config.fields import Scalar, again, entry, refuse, shortened
 from fedgs.config.method_settings import GsWganSettings, NetworkSettings, settings_of
@@ -127,6 +128,9 @@ class RunConfig(Settings):
         names = set[str]()
         for phase in self.phases:
             names.update(settings_of_method(phase.method).public_images)
+        if isinstance(self, PretrainedSettings) and self.features is not None:
+            names.discard("ImageNet")  # whose network the chosen one replaces
+            names.add(f"{self.features}'s training")
         if self.public_data is not None:
             # A file's name may tell of its owner, and this is published.
             if self.public_data in BUILT_IN:

@@ -41,6 +41,7 @@ from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.run_config import FeatureConfig, GroupMeansConfig, MomentConfig
 from fedgs.config.settings import PARTS_OF_CLASS
 from fedgs.gan.public_networks import trunk_features
+from fedgs.gan.torchvision_network import TorchvisionNetwork
 from fedgs.mechanism.sanitizer import to_dct
 from fedgs.shapes import Images, Labels, TensorDict
 
@@ -184,12 +185,24 @@ def _moment_features(net: TensorDict, images: Images, groups: Labels) -> Tensor:
     return torch.cat([residual, QUADRATIC_WEIGHT * products(residual)], dim=1)
 
 
-def _layers(kind: str, net: TensorDict, images: Images, labels: Labels) -> Tensor:
+def _layers(
+    kind: str,
+    net: TensorDict,
+    images: Images,
+    labels: Labels,
+    chosen: TorchvisionNetwork | None = None,
+) -> Tensor:
     """Returns what `mean_layers` does, of each image by itself."""
-    return mean_layers(kind, net, images, len(images))
+    return mean_layers(kind, net, images, len(images), chosen)
 
 
-def mean_layers(kind: str, net: TensorDict, images: Images, groups: int) -> Tensor:
+def mean_layers(
+    kind: str,
+    net: TensorDict,
+    images: Images,
+    groups: int,
+    chosen: TorchvisionNetwork | None = None,
+) -> Tensor:
     """Returns each group's means of the trunks' layers, and of products of the last.
 
     Privacy: no server chooses the trunks, which each client has from elsewhere.
@@ -199,12 +212,13 @@ def mean_layers(kind: str, net: TensorDict, images: Images, groups: int) -> Tens
         net: how they are scaled.
         images: shape (n, C, S, S): image i is of the group i modulo their number.
         groups: as many as divide n.
+        chosen: as of `trunk_features`.
 
     Returns:
         Shape (groups, features).
     """
     sizes = layers_of(kind)
-    found = trunk_features(kind, images)
+    found = trunk_features(kind, images, chosen)
     means = found.unflatten(0, (-1, groups)).mean(0)
     parts = [(means - net["mean"]) * net["scale"]]
     lasts = found.split(sizes, dim=1)[3::4]
@@ -257,7 +271,12 @@ KINDS = {
 
 
 def group_sums(
-    kind: str, net: TensorDict, images: Images, labels: Labels, num_groups: int
+    kind: str,
+    net: TensorDict,
+    images: Images,
+    labels: Labels,
+    num_groups: int,
+    chosen: TorchvisionNetwork | None = None,
 ) -> Tensor:
     """Returns each group's size and sum of features, (num_groups, 1 + f), float64.
 
@@ -269,11 +288,15 @@ def group_sums(
         images: shape (n, C, S, S), float32 in [0, 1].
         labels: shape (n,).
         num_groups: all of the kind, also those without an image; 1: of all images.
+        chosen: as of `trunk_features`.
     """
+    features_of = KINDS[kind].features
+    if chosen is not None:
+        features_of = partial(_layers, kind, chosen=chosen)
     total = torch.zeros((), dtype=torch.float64, device=images.device)
     for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE):
         groups = KINDS[kind].groups(net, images[rows], labels[rows])
-        features = KINDS[kind].features(net, images[rows], groups).double()
+        features = features_of(net, images[rows], groups).double()
         if num_groups > 1:
             together = groups
         else:
@@ -286,7 +309,12 @@ def group_sums(
 
 @torch.no_grad()
 def embedding(
-    kind: str, network: TensorDict, centre: Tensor, images: Images, labels: Labels
+    kind: str,
+    network: TensorDict,
+    centre: Tensor,
+    images: Images,
+    labels: Labels,
+    chosen: TorchvisionNetwork | None = None,
 ) -> Tensor:
     """Returns one client's embedding: what its images add to each group, by share.
 
@@ -304,6 +332,7 @@ def embedding(
         centre: m, shape (groups, features).
         images: all n images of the client, (n, C, S, S), float32 in [0, 1].
         labels: shape (n,).
+        chosen: as of `trunk_features`.
 
     Returns:
         Shape (groups, 1 + features), float64; zeros without images.
@@ -313,7 +342,7 @@ def embedding(
     num_groups, num_features = centre.shape
     if not len(labels):
         return centre.new_zeros(num_groups, 1 + num_features).double()
-    sums = group_sums(kind, network, images, labels, num_groups)
+    sums = group_sums(kind, network, images, labels, num_groups, chosen)
     counts, sums = sums.split([1, num_features], dim=1)
     sums = sums - counts * centre.double()
     return torch.cat([MASS * counts, sums], dim=1) * (num_groups / len(labels))

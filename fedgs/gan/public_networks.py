@@ -28,6 +28,7 @@ from torch import Tensor
 from fedgs.config.feature_settings import OF_TRUNKS
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
+from fedgs.gan.torchvision_network import RGB_MEAN, RGB_STD, TorchvisionNetwork
 from fedgs.randomness import stream
 from fedgs.shapes import Images, TensorDict
 
@@ -44,30 +45,41 @@ WEIGHTS = {
     "linear": (128, 64 * 7**2),
 }
 BLOCKS = (1, 2, 1, 2, 1)  # strides of Lite0's first: S / 2 before, S / 8 after them
-# Mean and standard deviation of the images that it was trained on, by channel.
-RGB_MEAN = (0.485, 0.456, 0.406)
-RGB_STD = (0.229, 0.224, 0.225)
 
 
-def trunk_features(kind: str, images: Images) -> Tensor:
+def trunk_features(
+    kind: str, images: Images, chosen: TorchvisionNetwork | None = None
+) -> Tensor:
     """Returns the features of images, shape (B, sum(layers_of(kind))).
 
     Args:
         kind: of features, of `OF_TRUNKS`.
         images: shape (B, C, S, S) in [0, 1].
+        chosen: stands in the place of the packaged ImageNet network.
 
     Raises:
         UserError: the package's files are damaged.
     """
     found: list[Tensor] = []
     for name in OF_TRUNKS[kind]:
-        if name == "random":
-            trunk = random_trunk(images.shape[1])
+        if name == "imagenet" and chosen is not None:
+            found += chosen.layers(images)
         else:
-            trunk = packaged(name)
-        trunk = {n: value.to(images.device) for n, value in trunk.items()}
-        found += (lite0_layers if name == "imagenet" else layers)(trunk, images)
-    return torch.cat([layer.flatten(1) for layer in found], dim=1)
+            found += _layers_of(name, images)
+    flat = [layer.flatten(1) for layer in found]
+    return torch.cat(flat, dim=1)
+
+
+def _layers_of(name: str, images: Images) -> list[Tensor]:
+    """Returns the layers of a trunk: "random", or one that comes with the package."""
+    if name == "random":
+        trunk = random_trunk(images.shape[1])
+    else:
+        trunk = packaged(name)
+    there = {key: value.to(images.device) for key, value in trunk.items()}
+    if name == "imagenet":
+        return lite0_layers(there, images)
+    return layers(there, images)
 
 
 def layers(trunk: TensorDict, images: Images) -> list[Tensor]:
@@ -87,14 +99,20 @@ def layers(trunk: TensorDict, images: Images) -> list[Tensor]:
         weight = trunk[f"{name}.weight"]
         bias = trunk[f"{name}.bias"]
         padding = weight.shape[-1] // 2
-        return F.relu(F.conv2d(inputs, weight, bias, stride=stride, padding=padding))
+        outputs = F.conv2d(inputs, weight, bias, stride=stride, padding=padding)
+        return F.relu(outputs)
 
     first = convolved(images, "conv1", 2)
-    last = convolved(convolved(first, "conv2", 1), "conv3", 2)
+    second = convolved(first, "conv2", 1)
+    last = convolved(second, "conv3", 2)
     fields = F.adaptive_avg_pool2d(last, 7).flatten(1)
     deep = F.linear(fields, trunk["linear.weight"], trunk["linear.bias"])
-    parts = map(F.adaptive_avg_pool2d, (first, first.square(), last), (7, 4, 4))
-    return [*parts, deep]
+    return [
+        F.adaptive_avg_pool2d(first, 7),
+        F.adaptive_avg_pool2d(first.square(), 4),
+        F.adaptive_avg_pool2d(last, 4),
+        deep,
+    ]
 
 
 def lite0_layers(trunk: TensorDict, images: Images) -> list[Tensor]:
@@ -112,8 +130,12 @@ def lite0_layers(trunk: TensorDict, images: Images) -> list[Tensor]:
         weight = trunk[f"{name}.weight"]
         size = inputs.shape[-1]
         # As TensorFlow pads: where it is uneven, one more behind than before.
-        pad = max((-(-size // stride) - 1) * stride + weight.shape[-1] - size, 0)
-        inputs = F.pad(inputs, (pad // 2, pad - pad // 2) * 2)
+        outputs = -(-size // stride)  # rounded up
+        needed = (outputs - 1) * stride + weight.shape[-1]
+        pad = max(needed - size, 0)
+        before = pad // 2
+        behind = pad - before
+        inputs = F.pad(inputs, (before, behind, before, behind))
         groups = inputs.shape[1] // weight.shape[1]
         return F.conv2d(inputs, weight, trunk[f"{name}.bias"], stride, groups=groups)
 
@@ -130,11 +152,14 @@ def lite0_layers(trunk: TensorDict, images: Images) -> list[Tensor]:
         x = convolved(x, f"{block}.project")
         if x.shape == inputs.shape:
             x = x + inputs
-        else:
-            x = x
         found.append(x)
-    parts = found[2], found[2].square(), *found[3:]
-    return [*map(F.adaptive_avg_pool2d, parts, (7, 4, 4, 2))]
+    _, _, middle, third, last = found
+    return [
+        F.adaptive_avg_pool2d(middle, 7),
+        F.adaptive_avg_pool2d(middle.square(), 4),
+        F.adaptive_avg_pool2d(third, 4),
+        F.adaptive_avg_pool2d(last, 2),
+    ]
 
 
 @lru_cache(maxsize=2)

@@ -8,9 +8,10 @@ discriminators, and the generator may take as many steps against it as it likes:
     loss = sum over classes of |E f(G(z, y)) - target_y|^2
 
 In colour each image also stays near its Gaussian's low frequencies: `strayed`.
-Features are made by the trunk of `fedgs.gan.public_networks`, and scaled by what the
-generator itself draws before the release. Where moments begin from public images, a
-small budget is of use, and the noise may be larger than the distances: `credible`.
+Features are made by the trunks of `fedgs.gan.public_networks`, one of which a network
+of `fedgs.gan.torchvision_network` may replace, and scaled by what the generator itself
+draws before the release. Where moments begin from public images, a small budget is of
+use, and the noise may be larger than the distances: `credible`.
 
 Privacy: post-processing of DP output.
 
@@ -33,6 +34,7 @@ from fedgs.gan.features import KINDS, MeanFeatures, mean_layers
 from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update_ema
 from fedgs.gan.moments import belief
 from fedgs.gan.public_networks import trunk_features
+from fedgs.gan.torchvision_network import chosen_network
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels, Latents, TensorDict
 
@@ -75,10 +77,12 @@ def reference(config: FeatureConfig, generator: Generator) -> tuple[TensorDict, 
     """
     kind = config.method
     layers = layers_of(kind)
+    chosen = chosen_network(config)
     steps = range(-REFERENCE_STEPS, 0)
     with torch.no_grad():
         samples = [_drawn(config, generator, step) for step in steps]
-        found = torch.cat([trunk_features(kind, images) for images, _ in samples])
+        features = [trunk_features(kind, images, chosen) for images, _ in samples]
+        found = torch.cat(features)
         mean = found.double().mean(0)
         parts = (found.double() - mean).split(layers, 1)
         lengths = [part.norm(dim=1).mean() for part in parts]
@@ -111,7 +115,8 @@ def class_means(
         images: shape (n, C, S, S).
         labels: shape (n,), as of `_drawn`.
     """
-    return mean_layers(config.method, net, images, config.num_classes)
+    chosen = chosen_network(config)
+    return mean_layers(config.method, net, images, config.num_classes, chosen)
 
 
 def strayed(config: FeatureConfig, images: Images, gaussian: Images) -> Tensor:

@@ -35,6 +35,7 @@ from fedgs.gan.features import KINDS, MeanFeatures, embedding, mean_features
 from fedgs.gan.models import GeneratorRefined, build_generator
 from fedgs.gan.moments import expected, in_parts, model_of, set_generator
 from fedgs.gan.public_networks import refiner_of_fonts
+from fedgs.gan.torchvision_network import chosen_network
 from fedgs.methods.base import Declared, Method, OneClient, Released, Request, State
 from fedgs.methods.public_data import public_start
 from fedgs.methods.schedule import EVERYONE
@@ -118,7 +119,8 @@ class FeatureMeans(Method[FeatureConfigT]):
         }
         centre = network.pop(EXPECTED)
         images, labels = client.tensors(config.device)
-        answered = embedding(config.method, network, centre, images, labels)
+        chosen = chosen_network(config)
+        answered = embedding(config.method, network, centre, images, labels, chosen)
         return answered[None, None]
 
     def finish(
@@ -176,7 +178,13 @@ class Features(FeatureMeans[FeatureConfig]):
     Settings = TrunkSettings
 
     def join(self, config: FeatureConfig, state: State) -> None:
-        """Starts the refiner as one that was trained on fonts, for public networks."""
+        """Starts the refiner as one that was trained on fonts, for public networks.
+
+        Raises:
+            UserError: the run's features are of a network that is not here.
+        """
+        # Before the first round, and again where a run is resumed.
+        chosen_network(config)
         if config.method == PRETRAINED:
             for generator in refined(state):
                 start = refiner_of_fonts(config)

@@ -38,6 +38,7 @@ from fedgs.data.sources import (
 from fedgs.deployment import MOST_ANSWER_BYTES
 from fedgs.errors import UserError
 from fedgs.gan.models import build_discriminator
+from fedgs.gan.torchvision_network import with_weights
 from fedgs.methods import phase_with_discriminators
 from fedgs.methods.public_data import digests, public_start
 from fedgs.privacy.accountant import Plan
@@ -132,7 +133,7 @@ def resolve(
         UserError: settings that contradict each other, the data or the machine.
     """
     # Checked before the data are loaded, which may take long, and again with them.
-    config = _with_seed(config.validate())
+    config = with_weights(_with_seed(config.validate()))
     if config.amplification and config.noise_seed is not None:
         remedy = "leave out --amplification or --noise-seed"
         raise UserError(f"amplification = True: refused: {PUBLIC_SELECTION}; {remedy}")
@@ -214,7 +215,7 @@ def resolve_deployed(config: RunConfig) -> ResolvedConfig:
     if num_clients is None:
         num_clients = len(config.node_names) * config.clients_per_node
     config = _with_seed(_with_participants(config, num_clients))
-    resolved = with_noise(config.validate())
+    resolved = with_noise(with_weights(config.validate()))
     check_answer(resolved)
     public_start(resolved)  # refuses data that do not fit, before anything is started
     return resolved

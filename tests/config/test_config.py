@@ -18,7 +18,9 @@ from tiny import run_config, tiny_config
 
 OF_MOMENTS = {"phases": "means"}
 OF_GROUPS = {"phases": "group-means"}
-OF_ALL = (run_config(), run_config(**OF_MOMENTS), run_config(**OF_GROUPS))
+OF_FEATURES = {"phases": "means,pretrained-features"}
+ALL_PHASES = ({}, OF_MOMENTS, OF_GROUPS, OF_FEATURES)
+OF_ALL = tuple(run_config(**phases) for phases in ALL_PHASES)
 FIELDS = {spec.name: spec for config in OF_ALL for spec in dataclasses.fields(config)}
 SETTINGS = [spec.name for spec in settings_of()]
 INSIDE: dict[str, st.SearchStrategy[object]] = {
@@ -74,7 +76,7 @@ def inside(spec) -> st.SearchStrategy[object]:
 
 def phases_with(name: str) -> dict[str, str]:
     """Phases that have a setting, of the default ones where these do."""
-    for phases in ({}, OF_MOMENTS, OF_GROUPS):
+    for phases in ALL_PHASES:
         if hasattr(run_config(**phases), name):
             return phases
     raise AssertionError(name)
