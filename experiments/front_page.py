@@ -8,13 +8,11 @@ are the first ones that `fedgs sample RUN` draws of each class. None are chosen.
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import typer
 from numpy.typing import NDArray
 
-from fedgs.app.flags import run_command
+from fedgs.app.flags import OutputOption, RunArgument, run_command
 from fedgs.evaluation.images import load_real
 from fedgs.files import write_atomically
 from fedgs.library import load
@@ -24,10 +22,7 @@ _COLUMNS = 12
 _MAGNIFIED = 3  # each pixel is this many pixels wide and high
 
 
-def main(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    output: Annotated[Path, typer.Option(help="PNG file to write.")],
-) -> None:
+def main(run: RunArgument, output: OutputOption) -> None:
     """Draw real images above synthetic ones, the same classes in each column."""
     trained = load(run)
     num_classes = trained.config.num_classes
