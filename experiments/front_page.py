@@ -7,7 +7,6 @@ are the first ones that `fedgs sample RUN` draws of each class. None are chosen.
 """
 
 import sys
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
