@@ -46,7 +46,7 @@ text { font: 13px system-ui, sans-serif; fill: #1f2933; }
 
 
 @dataclass(frozen=True)
-class Row:
+class ObserverRow:
     """One box, over the whole width.
 
     Attributes:
@@ -98,7 +98,7 @@ class Drawing:
     width: int
     columns: tuple[int, ...]
     heads: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ObserverRow, ...]
 
 
 WHO_SEES_WHAT = Drawing(
@@ -108,13 +108,13 @@ WHO_SEES_WHAT = Drawing(
     columns=(12, 190, 440),
     heads=("who", "sees", "epsilon against it"),
     rows=(
-        Row(
+        ObserverRow(
             "Client",
             ("one patient or writer,", "with all images"),
             (("its own images",), ("it is the one who is protected",)),
             onward="images, on the node's own disk",
         ),
-        Row(
+        ObserverRow(
             "Node",
             ("a hospital's machine,", "which hosts its clients"),
             (
@@ -128,7 +128,7 @@ WHO_SEES_WHAT = Drawing(
             onward="one noisy sum over its clients: nothing else of them leaves a node",
             is_barrier=True,
         ),
-        Row(
+        ObserverRow(
             "Server",
             ("asks, adds up,", "makes the generator"),
             (
@@ -147,7 +147,7 @@ WHO_SEES_WHAT = Drawing(
             ),
             onward="the generator",
         ),
-        Row(
+        ObserverRow(
             "Outsider",
             ("anybody to whom", "something is published"),
             (
@@ -165,7 +165,7 @@ PHASES = Drawing(
     columns=(12, 190, 432),
     heads=("phase", "the server sends", "a node answers, clipped and with noise"),
     rows=(
-        Row(
+        ObserverRow(
             "means",
             ("one answer",),
             (
@@ -176,7 +176,7 @@ PHASES = Drawing(
                 ),
             ),
         ),
-        Row(
+        ObserverRow(
             "scatter",
             ("one answer",),
             (
@@ -184,7 +184,7 @@ PHASES = Drawing(
                 ("how images deviate from them:", "one covariance for all classes"),
             ),
         ),
-        Row(
+        ObserverRow(
             "moments",
             ("one answer",),
             (
@@ -192,7 +192,7 @@ PHASES = Drawing(
                 ("of each class: mean and", "covariance along these axes"),
             ),
         ),
-        Row(
+        ObserverRow(
             "parts",
             ("with many clients only",),
             (
@@ -201,7 +201,7 @@ PHASES = Drawing(
             ),
             is_optional=True,
         ),
-        Row(
+        ObserverRow(
             "pretrained-features",
             ("one answer",),
             (
@@ -214,7 +214,7 @@ PHASES = Drawing(
             onward="from here on nothing leaves a node",
             is_barrier=True,
         ),
-        Row(
+        ObserverRow(
             "fit",
             ("minutes, on the server",),
             (
@@ -253,7 +253,7 @@ def svg(drawing: Drawing) -> str:
     return "\n".join([*head, *parts, "</svg>", ""])
 
 
-def _row(drawing: Drawing, row: Row, top: int) -> list[str]:
+def _row(drawing: Drawing, row: ObserverRow, top: int) -> list[str]:
     """Returns the elements of one box whose upper side is at `top`."""
     kind = "box"
     if row.is_optional:
@@ -271,7 +271,7 @@ def _row(drawing: Drawing, row: Row, top: int) -> list[str]:
     return parts
 
 
-def _arrow(drawing: Drawing, row: Row, top: int) -> list[str]:
+def _arrow(drawing: Drawing, row: ObserverRow, top: int) -> list[str]:
     """Returns the arrow below a box whose lower side is at `top`, and its label."""
     x = _MARGIN + drawing.columns[0] + 24
     end = top + row.gap - 3

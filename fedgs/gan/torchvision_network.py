@@ -77,7 +77,7 @@ class Weights(NamedTuple):
     digest: str
 
 
-class Stage(NamedTuple):
+class NetworkStage(NamedTuple):
     """A node of a network's graph whose output is one stage of it.
 
     Attributes:
@@ -92,7 +92,7 @@ class Stage(NamedTuple):
 class TorchvisionNetwork:
     """The stages of a classifier, as layers of features; it may be differentiated."""
 
-    def __init__(self, model: nn.Module, side: int, stages: list[Stage]) -> None:
+    def __init__(self, model: nn.Module, side: int, stages: list[NetworkStage]) -> None:
         """Cuts a network off behind its last stage.
 
         Args:
@@ -314,7 +314,7 @@ def read_tensors(weights: Weights) -> TensorDict:
 
 
 @torch.no_grad()
-def stages_of(model: nn.Module, side: int, device: str) -> list[Stage]:
+def stages_of(model: nn.Module, side: int, device: str) -> list[NetworkStage]:
     """Returns the last stages of a network, up to four: where its fields grow larger.
 
     A stage ends where the next convolution or pooling makes fewer fields of it. What
@@ -326,7 +326,7 @@ def stages_of(model: nn.Module, side: int, device: str) -> list[Stage]:
         device: of the model.
     """
     # Of each number of fields the last node that has as many.
-    last: dict[int, Stage] = {}
+    last: dict[int, NetworkStage] = {}
     _, nodes = get_graph_node_names(model)
     extractor = create_feature_extractor(model, {node: node for node in nodes})
     try:
@@ -343,6 +343,6 @@ def stages_of(model: nn.Module, side: int, device: str) -> list[Stage]:
         if height > fewest or height != width or height < SMALLEST_STAGE:
             continue  # of the classifier, or not of an image
         if height < side:
-            last[height] = Stage(node, channels)
+            last[height] = NetworkStage(node, channels)
         fewest = height
     return list(last.values())[-len(STAGES) :]
