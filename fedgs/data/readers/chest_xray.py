@@ -19,7 +19,6 @@ Source: Kermany et al., "Identifying medical diagnoses and treatable diseases by
 image-based deep learning", Cell 172 (2018); doi.org/10.17632/rscbjbr9sj, CC BY 4.0.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -85,9 +84,7 @@ def read(config: RunConfig) -> Records:
             occur twice, or a picture that cannot be used, named by its file.
     """
     root = _root(config)
-    # By a hash of the names, which begin with the class: each node of a simulation
-    # hosts patients of all classes, as a hospital does.
-    files = sorted(_files(root), key=_place)
+    files = sorted(_files(root))
     raise_if_any(f"data = {config.data!r}", _problems(root, files))
     rules = PictureRules.of(config)
     rules = replace(rules, side=rules.side or SIDE, channels=rules.channels or 1)
@@ -107,11 +104,6 @@ def read(config: RunConfig) -> Records:
         background=DARK,
         found=reader.found,
     )
-
-
-def _place(file: _Radiograph) -> tuple[bytes, _Radiograph]:
-    """Returns what a file is sorted by: files of one patient stay together."""
-    return hashlib.sha256(file.patient.encode()).digest(), file
 
 
 def _root(config: RunConfig) -> Path:
