@@ -236,7 +236,7 @@ def test_a_run_is_scored_reported_and_forecast(run, tmp_path):
     unseeded = SETTINGS_GIVEN | {"noise_seed": None, "output": tmp_path / "no"}
     unseeded |= {"recipe": "gs-wgan"}
     found = fedgs.forecast(*GIVEN, **unseeded)
-    assert found["does"] == "2 rounds, 6 of 6 clients each, engine local"
+    assert found["rounds"] == "2, each with 6 of 6 clients; engine local"
     assert "epsilon (release, zero-out)" in found
     assert not (tmp_path / "no").exists()
     assert_refused("metric:", fedgs.evaluate, run, metric="cnn")

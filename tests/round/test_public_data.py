@@ -90,8 +90,8 @@ def test_every_row_of_a_run_with_public_data_states_what_it_supposes(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "channels", "named"),
     [
-        ([0, 1, 2, 3], 1, "has images of 4 classes, the run has 3; give"),
-        ([0, 2, 2, 0], 1, "has images of 2 classes, the run has 3; give"),
+        ([0, 1, 2, 3], 1, "has images of 4 classes, .*3; give"),
+        ([0, 2, 2, 0], 1, "has images of 2 classes, .*3; give"),
         ([0, 1, 2, 1], 3, "image_channels = 1:"),
     ],
 )

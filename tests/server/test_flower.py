@@ -207,7 +207,7 @@ def test_flower_with_two_workers_gives_the_local_bytes(
     out = machines.log_of(command)
     assert "6 clients (nodes: 3, rounds: 3, clients in each: 6)" in out
     assert "round 3 of 3" in out
-    assert "run folder" in out
+    assert "run folder" in out.lower()
     assert Ledger.read(output / "ledger.jsonl").length == 3
     made = sorted(path.name for path in (output / "private").iterdir())
     assert made == ["node-00000", "node-00001", "node-00002"]
