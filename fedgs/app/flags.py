@@ -114,7 +114,7 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
                 where = error.ctx.command_path
             else:
                 where = "fedgs"
-            problem = f"{problem} See `{where} --help`."
+            problem = f"{_without_flag(error) or problem} See `{where} --help`."
     except UserError as error:
         problem = _FLAG.sub(_as_set, str(error))
     except OSError as error:  # what no command explains better
@@ -140,6 +140,18 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
     if problem:
         print(folded(f"Error: {problem}", sys.stderr), file=sys.stderr)
     return code
+
+
+def _without_flag(error: click.UsageError) -> str:
+    """Returns what to say of a flag that is a setting without one; "" of all others."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    flags = {parameter.name for parameter in error.ctx.command.params}
+    name = error.option_name.lstrip("-").replace("-", "_")
+    is_setting = any(spec.name == name for spec in settings_of(name))
+    if "set" not in flags or not is_setting:
+        return ""
+    return f"The setting {name} has no flag here: give --set {name}=VALUE."
 
 
 def _as_set(found: "re.Match[str]") -> str:

@@ -522,6 +522,8 @@ def test_privacy_of_a_run_and_its_reproduction_take_no_other_settings(fedgs, tra
     for flag in ("--noise-multiplier", "--recipe"):
         refused(fedgs("privacy", "of", trained, flag, 9), f"No such option '{flag}'")
     refused(fedgs("privacy", "reproduce", "--delta", 0.1), "No such option '--delta'")
+    # A setting without a flag is said to be one.
+    refused(fedgs("train", "--fit", "crop"), "--set fit=VALUE")
 
 
 def test_noise_and_target_are_a_question_of_rounds(fedgs):
