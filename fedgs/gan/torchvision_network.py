@@ -16,6 +16,9 @@ Privacy: public. The SHA-256 of the file is a setting of the run. Each client ha
 file from elsewhere, and refuses a run with another one: no server chooses what a
 feature is.
 
+torchvision is imported where a network was chosen, and not with this module: it takes
+as long as all that every run, node and worker imports at its start.
+
 Source: docs/privacy.md, "Embedding releases"; https://docs.pytorch.org/vision/models.
 """
 
@@ -34,11 +37,6 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load
 from torch import Tensor, nn
-from torchvision import models
-from torchvision.models.feature_extraction import (
-    create_feature_extractor,
-    get_graph_node_names,
-)
 
 from fedgs.config.feature_settings import PretrainedSettings
 from fedgs.config.fields import shortened
@@ -100,6 +98,8 @@ class TorchvisionNetwork:
             side: to which images are enlarged.
             stages: as many as `STAGES`, in the order in which images pass them.
         """
+        from torchvision.models.feature_extraction import create_feature_extractor
+
         self._side = side
         nodes = {stage.node: str(index) for index, stage in enumerate(stages)}
         self._extractor = create_feature_extractor(model, nodes)
@@ -176,6 +176,8 @@ def check_name(name: str) -> None:
     Raises:
         UserError: with the nearest name.
     """
+    from torchvision import models
+
     known = models.list_models(module=models)  # no detection, segmentation or video
     if name in known:
         return
@@ -226,6 +228,8 @@ def found_weights(name: str, agreed: str | None, folder: Path) -> Weights:
 
 def candidates(name: str, folder: Path) -> Iterator[Path]:
     """Yields the files that may have a network's weights, one's own first."""
+    from torchvision import models
+
     yield folder / f"{name}.safetensors"
     yield folder / f"{name}.pth"
     all_weights = models.get_model_weights(name)
@@ -271,6 +275,8 @@ def model_of(name: str, weights: Weights) -> nn.Module:
     Raises:
         UserError: the file is damaged, or of another network.
     """
+    from torchvision import models
+
     problem = f"features = {name!r}: {weights.path}: is damaged, or no such file"
     remedy = "give a file of tensors, .safetensors or as torch.save writes a state_dict"
     with wrap_error(Exception, problem, remedy):
@@ -325,6 +331,11 @@ def stages_of(model: nn.Module, side: int, device: str) -> list[NetworkStage]:
         side: of its images.
         device: of the model.
     """
+    from torchvision.models.feature_extraction import (
+        create_feature_extractor,
+        get_graph_node_names,
+    )
+
     # Of each number of fields the last node that has as many.
     last: dict[int, NetworkStage] = {}
     _, nodes = get_graph_node_names(model)
