@@ -170,7 +170,9 @@ def _threads(backend: Any) -> int:
 
 
 def _process_message(
-    backend: Any, message: Message, context: Context
+    backend: Any,
+    message: Message,
+    context: Context,
 ) -> tuple[Message, Context]:
     """Runs the client app in the node's own worker."""
     import ray
@@ -196,7 +198,10 @@ def silence_ray() -> None:
         from ray._private.node import Node
 
         def start_api_server(
-            self: Node, *, include_dashboard: bool | None, raise_on_failure: bool
+            self: Node,
+            *,
+            include_dashboard: bool | None,
+            raise_on_failure: bool,
         ) -> None:
             """Starts none."""
 

@@ -197,7 +197,9 @@ def _trial(
 
 
 def spoilt(
-    data: FederatedImages, bug: Transformation | None, clients: NDArray[np.int64]
+    data: FederatedImages,
+    bug: Transformation | None,
+    clients: NDArray[np.int64],
 ) -> FederatedImages:
     """Returns the data with a bug in all images of some clients."""
     if bug is None:
@@ -233,7 +235,10 @@ def _sums(
 
 
 def _verdict(
-    config: GroupMeansConfig, sums: Mapping[int, Tensor], signal: float, trial: int
+    config: GroupMeansConfig,
+    sums: Mapping[int, Tensor],
+    signal: float,
+    trial: int,
 ) -> str:
     """Returns the verdict on two nodes' sums at one level of noise."""
     noisy = dataclasses.replace(config, noise_multiplier=_CLIENTS / signal)

@@ -110,7 +110,9 @@ def trained_trunk(images: Tensor, labels: Labels) -> TensorDict:
 
 
 def trained_refiner(
-    config: ResolvedConfig, images: Tensor, labels: Labels
+    config: ResolvedConfig,
+    images: Tensor,
+    labels: Labels,
 ) -> TensorDict:
     """Fits a refiner, behind the fonts' own Gaussians, to the fonts' own features."""
     generator = build_generator(config, 0)
@@ -139,7 +141,10 @@ def trained_refiner(
 
 
 def _feature_means(
-    config: FeatureConfig, network: TensorDict, images: Tensor, labels: Labels
+    config: FeatureConfig,
+    network: TensorDict,
+    images: Tensor,
+    labels: Labels,
 ) -> Tensor:
     """Returns the classes' mean features, of as many images of each class."""
     of_class: list[Tensor] = []

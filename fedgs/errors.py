@@ -80,7 +80,9 @@ def raise_if_any(where: str, problems: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def wrap_error(
-    errors: type[Exception] | tuple[type[Exception], ...], problem: str, remedy: str
+    errors: type[Exception] | tuple[type[Exception], ...],
+    problem: str,
+    remedy: str,
 ) -> Iterator[None]:
     """Makes a library's errors in a `with` block one for people.
 

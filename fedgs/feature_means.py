@@ -78,7 +78,11 @@ def train(config: ResolvedConfig, data: FederatedImages) -> Trained:
 
 
 def answer(
-    phase: Any, network: TensorDict, expected: Tensor, data: FederatedImages, k: int
+    phase: Any,
+    network: TensorDict,
+    expected: Tensor,
+    data: FederatedImages,
+    k: int,
 ) -> sanitizer.ClippedGradients:
     """Returns how client k's images differ from what is expected, clipped to norm C.
 
@@ -96,7 +100,10 @@ def answer(
 
 
 def features_of(
-    phase: Any, network: TensorDict, image: Images, label: Tensor
+    phase: Any,
+    network: TensorDict,
+    image: Images,
+    label: Tensor,
 ) -> Tensor:
     """Returns the features of one image (1, C, S, S)."""
     if phase.method not in OF_MOMENTS:  # layers of public networks
@@ -112,7 +119,11 @@ def features_of(
 
 
 def means(
-    phase: Any, network: TensorDict, expected: Tensor, total: Tensor, noise_std: float
+    phase: Any,
+    network: TensorDict,
+    expected: Tensor,
+    total: Tensor,
+    noise_std: float,
 ) -> MeanFeatures:
     """Makes mean features (groups, features) of the noisy sum of all clients' answers.
 

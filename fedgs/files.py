@@ -154,7 +154,9 @@ def _leads_out(path: str, root: str) -> bool:
 
 @contextlib.contextmanager
 def replacing(
-    path: Path, is_durable: bool = True, recycle: Path | None = None
+    path: Path,
+    is_durable: bool = True,
+    recycle: Path | None = None,
 ) -> Iterator[BinaryIO]:
     """Opens a file to write all of `path` to; readers see the old or the new content.
 

@@ -152,7 +152,10 @@ def select(config: GsWganConfig, round: int) -> list[int]:
 
 
 def draw_latents(
-    config: GsWganConfig, count: int, purpose: str, *indices: int
+    config: GsWganConfig,
+    count: int,
+    purpose: str,
+    *indices: int,
 ) -> tuple[Latents, Labels]:
     """Draws z ~ P_z and labels for some fakes, from a stream of their own."""
     rng = stream(config.seed, purpose, *indices)
@@ -211,7 +214,12 @@ class Client:
             optimizer.step()  # 25
 
     def train(
-        self, purpose: str, round: int, fakes: Images, labels: Labels, is_one_set: bool
+        self,
+        purpose: str,
+        round: int,
+        fakes: Images,
+        labels: Labels,
+        is_one_set: bool,
     ) -> None:
         """Takes n_dis steps of the discriminator (7, 20; 29-31).
 

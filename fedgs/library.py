@@ -212,7 +212,10 @@ class TrainingRun:
         return load_generator(self.folder)
 
     def sample(
-        self, count: int, labels: int | Sequence[int] | None = None, seed: int = 0
+        self,
+        count: int,
+        labels: int | Sequence[int] | None = None,
+        seed: int = 0,
     ) -> Samples:
         """Draws images; see `draw_samples`. Another seed draws other images."""
         return draw_samples(self.folder, count, labels, seed)

@@ -129,7 +129,8 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
 
 
 def _claims(
-    folder: RunFolder, typed: str
+    folder: RunFolder,
+    typed: str,
 ) -> tuple[Sequence[Statement], Sequence[dict[str, Any]], str, str]:
     """Returns the bounds, the one the run is for first; releases; method; trust."""
     if folder.is_baseline:

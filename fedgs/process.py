@@ -107,7 +107,9 @@ def processes_of(token: str, variable: str = TOKEN_VARIABLE) -> list[int]:
 
 
 def end_processes(
-    token: str, patience: float = 5.0, variable: str = TOKEN_VARIABLE
+    token: str,
+    patience: float = 5.0,
+    variable: str = TOKEN_VARIABLE,
 ) -> None:
     """Terminates all other processes that carry the token, then kills what is left.
 

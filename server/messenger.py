@@ -37,13 +37,19 @@ class SilentStrategy(Strategy):
     """A Flower strategy without Flower's evaluation, of clients or of the server."""
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         """Sends nothing: clients evaluate nothing, for that would leave a client."""
         return []
 
     def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,
+        replies: Iterable[Message],
     ) -> MetricRecord | None:
         """Has nothing to aggregate."""
         return None

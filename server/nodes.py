@@ -111,7 +111,10 @@ class Nodes:
         return {"run_id": self.roll.run_id}
 
     def encode(
-        self, request: Request, nodes: Sequence[int], attempt: Attempt | None = None
+        self,
+        request: Request,
+        nodes: Sequence[int],
+        attempt: Attempt | None = None,
     ) -> list[Message]:
         """Returns a request as one message for each node; nothing else makes one.
 
@@ -147,7 +150,10 @@ class Nodes:
         return Message(content, self.exchange.addresses.get(node, NOT_JOINED), kind)
 
     def replies(
-        self, messages: Iterable[Message], timeout: float, stop: Stop | None
+        self,
+        messages: Iterable[Message],
+        timeout: float,
+        stop: Stop | None,
     ) -> Iterator[Message]:
         """Sends the messages that were made last; yields the replies as they come.
 

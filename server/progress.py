@@ -39,7 +39,11 @@ class RunProgress:
     """
 
     def __init__(
-        self, path: Path | None, config: ResolvedConfig, run_id: str, round: int
+        self,
+        path: Path | None,
+        config: ResolvedConfig,
+        run_id: str,
+        round: int,
     ) -> None:
         """Writes nothing yet."""
         self.path = path

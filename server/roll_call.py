@@ -51,7 +51,10 @@ ASK_AGAIN_SECONDS = 10.0  # until a node that failed or was refused is asked aga
 
 
 def roll_call(
-    grid: Grid, expected: int, run_folder: Path, stop: Stop | None = None
+    grid: Grid,
+    expected: int,
+    run_folder: Path,
+    stop: Stop | None = None,
 ) -> dict[int, int]:
     """Returns Flower's address of each simulated node; those are random per run.
 
@@ -103,7 +106,10 @@ def roll_call(
 
 
 def _check_simulated(
-    node: int, record: ConfigRecord, expected: int, run_folder: Path
+    node: int,
+    record: ConfigRecord,
+    expected: int,
+    run_folder: Path,
 ) -> None:
     """Refuses a node that cannot take part; raises `UserError` with the remedy."""
     num_partitions = record.get("num_partitions", expected)

@@ -125,7 +125,11 @@ class FederatedGan(SilentStrategy):
         )
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         """Begins a round: has new nodes prepared, then returns the round's requests.
 
@@ -150,7 +154,9 @@ class FederatedGan(SilentStrategy):
         return self.nodes.encode(request, asked, attempt)
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,
+        replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Finishes a round: checks replies as they come, then takes the step.
 

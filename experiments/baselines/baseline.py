@@ -100,7 +100,10 @@ class Baseline(Generic[AnySettings]):
     num_steps: int
 
     def __init__(
-        self, settings: AnySettings, config: NetworkConfig, data: FederatedImages
+        self,
+        settings: AnySettings,
+        config: NetworkConfig,
+        data: FederatedImages,
     ) -> None:
         """Builds the generator, and by `build` the rest.
 
@@ -122,7 +125,11 @@ class Baseline(Generic[AnySettings]):
 
     @classmethod
     def calibrated(
-        cls, settings: Any, facts: Facts, target_epsilon: float, delta: float
+        cls,
+        settings: Any,
+        facts: Facts,
+        target_epsilon: float,
+        delta: float,
     ) -> Any:
         """Returns settings whose noise meets the epsilon of its own unit and relation.
 
@@ -133,7 +140,11 @@ class Baseline(Generic[AnySettings]):
 
     @classmethod
     def guarantees(
-        cls, settings: Any, facts: Facts, events: Sequence[StepEvent], delta: float
+        cls,
+        settings: Any,
+        facts: Facts,
+        events: Sequence[StepEvent],
+        delta: float,
     ) -> list[Statement]:
         """Returns what was released so far, by all events in their order.
 
@@ -148,7 +159,12 @@ class Baseline(Generic[AnySettings]):
 
     @classmethod
     def audit_scores(
-        cls, settings: Any, facts: Facts, event: StepEvent, relation: str, trials: int
+        cls,
+        settings: Any,
+        facts: Facts,
+        event: StepEvent,
+        relation: str,
+        trials: int,
     ) -> AuditScores | None:
         """Attacks one release; None where nobody has written an attack yet.
 

@@ -174,7 +174,9 @@ class BaselineRun:
         return [release.event for release in ledger.events]
 
     def guarantees(
-        self, delta: float | None = None, with_private: bool = False
+        self,
+        delta: float | None = None,
+        with_private: bool = False,
     ) -> list[Statement]:
         """Returns what the run guarantees for all that it released so far.
 
@@ -252,7 +254,9 @@ class BaselineRun:
             return next(r for r in rows if (r.label, r.unit) == (VALID, self.unit))
 
         def scores_of(
-            event: StepEvent, relation: str, trials: int
+            event: StepEvent,
+            relation: str,
+            trials: int,
         ) -> AuditScores | None:
             return self.method.audit_scores(
                 self.settings, self.facts, event, relation, trials

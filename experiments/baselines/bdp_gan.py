@@ -134,7 +134,11 @@ class BdpGan(DPSGDGan[BdpGanSettings]):
 
     @classmethod
     def calibrated(
-        cls, settings: BdpGanSettings, facts: Facts, target_epsilon: float, delta: float
+        cls,
+        settings: BdpGanSettings,
+        facts: Facts,
+        target_epsilon: float,
+        delta: float,
     ) -> BdpGanSettings:
         """Refuses: a Bayesian epsilon is no target of differential privacy."""
         raise UserError(

@@ -248,7 +248,11 @@ class CentralDPMerf(Baseline[AnyDPMerfSettings]):
 
     @classmethod
     def calibrated(
-        cls, settings: Any, facts: Facts, target_epsilon: float, delta: float
+        cls,
+        settings: Any,
+        facts: Facts,
+        target_epsilon: float,
+        delta: float,
     ) -> Any:
         """Sets sigma for replace-one; by batches add-or-remove."""
         if settings.release == "once":  # noise / sensitivity of the relation, 1 or 2
@@ -265,7 +269,11 @@ class CentralDPMerf(Baseline[AnyDPMerfSettings]):
 
     @classmethod
     def guarantees(
-        cls, settings: Any, facts: Facts, events: Sequence[StepEvent], delta: float
+        cls,
+        settings: Any,
+        facts: Facts,
+        events: Sequence[StepEvent],
+        delta: float,
     ) -> list[Statement]:
         """Returns what was released so far, first by the relation of `calibrated`."""
         if settings.release == "batches":
@@ -279,7 +287,12 @@ class CentralDPMerf(Baseline[AnyDPMerfSettings]):
 
     @classmethod
     def audit_scores(
-        cls, settings: Any, facts: Facts, event: StepEvent, relation: str, trials: int
+        cls,
+        settings: Any,
+        facts: Facts,
+        event: StepEvent,
+        relation: str,
+        trials: int,
     ) -> AuditScores:
         """Plays a release with a blank image of class 0, and with its neighbour.
 
@@ -310,7 +323,9 @@ class CentralDPMerf(Baseline[AnyDPMerfSettings]):
 
 
 def _unsampled(
-    facts: Facts, events: Sequence[StepEvent], delta: float
+    facts: Facts,
+    events: Sequence[StepEvent],
+    delta: float,
 ) -> list[Statement]:
     """Returns valid lines of sums over all images, to which a record adds norm 1."""
     square = 0.0
@@ -437,7 +452,11 @@ class AutoencoderDPMerf(CentralDPMerf[AutoencoderDPMerfSettings]):
 
     @classmethod
     def calibrated(
-        cls, settings: Any, facts: Facts, target_epsilon: float, delta: float
+        cls,
+        settings: Any,
+        facts: Facts,
+        target_epsilon: float,
+        delta: float,
     ) -> Any:
         """Sets both noises: first the autoencoder's by its share, then the rest."""
         rate = settings.sampling_rate
@@ -460,7 +479,11 @@ class AutoencoderDPMerf(CentralDPMerf[AutoencoderDPMerfSettings]):
 
     @classmethod
     def guarantees(
-        cls, settings: Any, facts: Facts, events: Sequence[StepEvent], delta: float
+        cls,
+        settings: Any,
+        facts: Facts,
+        events: Sequence[StepEvent],
+        delta: float,
     ) -> list[Statement]:
         """Returns what was released so far, by autoencoder and embeddings together."""
         lines = dp_sgd.add_or_remove(facts, events, delta)

@@ -73,7 +73,10 @@ def per_sample(network: nn.Module) -> Any:
 
 
 def clipped_rows(
-    network: Any, losses: Losses, records: Tensor, clip_bound: float
+    network: Any,
+    losses: Losses,
+    records: Tensor,
+    clip_bound: float,
 ) -> Iterator[Tensor]:
     """Yields records' gradients, each clipped over all weights together.
 
@@ -103,7 +106,10 @@ def clipped_rows(
 
 
 def clipped_sum(
-    network: Any, losses: Losses, records: Tensor, clip_bound: float
+    network: Any,
+    losses: Losses,
+    records: Tensor,
+    clip_bound: float,
 ) -> Tensor:
     """Returns the sum of `clipped_rows`: all weights in one vector.
 
@@ -197,7 +203,9 @@ def units(facts: Facts) -> list[tuple[str, int]]:
 
 
 def add_or_remove(
-    facts: Facts, events: Sequence[StepEvent], delta: float
+    facts: Facts,
+    events: Sequence[StepEvent],
+    delta: float,
 ) -> list[Statement]:
     """Returns the valid lines of sums over Poisson batches: of a record, of a user.
 
@@ -220,7 +228,10 @@ def add_or_remove(
 
 
 def published(
-    sigma: float, events: Sequence[StepEvent], delta: float, code: str
+    sigma: float,
+    events: Sequence[StepEvent],
+    delta: float,
+    code: str,
 ) -> list[Statement]:
     """Returns the line that GS-WGAN's table made of a method, by autodp; or none.
 

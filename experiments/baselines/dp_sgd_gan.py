@@ -234,7 +234,11 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
 
     @classmethod
     def calibrated(
-        cls, settings: Any, facts: Facts, target_epsilon: float, delta: float
+        cls,
+        settings: Any,
+        facts: Facts,
+        target_epsilon: float,
+        delta: float,
     ) -> Any:
         """Sets the noise for a record that is added or removed.
 
@@ -251,7 +255,11 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
 
     @classmethod
     def guarantees(
-        cls, settings: Any, facts: Facts, events: Sequence[StepEvent], delta: float
+        cls,
+        settings: Any,
+        facts: Facts,
+        events: Sequence[StepEvent],
+        delta: float,
     ) -> list[Statement]:
         """Returns what was released so far; published by GS-WGAN's table and the code.
 
@@ -281,7 +289,12 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
 
     @classmethod
     def audit_scores(
-        cls, settings: Any, facts: Facts, event: StepEvent, relation: str, trials: int
+        cls,
+        settings: Any,
+        facts: Facts,
+        event: StepEvent,
+        relation: str,
+        trials: int,
     ) -> AuditScores:
         """Plays one release with and without a record whose gradient is clipped."""
         return dp_sgd.audit_scores(event, trials)

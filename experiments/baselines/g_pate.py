@@ -132,7 +132,10 @@ class GPate(PateBaseline[GPateSettings]):
         return torch.from_numpy(scaled).to(images.device)
 
     def _votes(
-        self, images: Images, labels: Labels, projections: Tensor
+        self,
+        images: Images,
+        labels: Labels,
+        projections: Tensor,
     ) -> npt.NDArray[np.int64]:
         """Returns the histograms of all teachers' votes, (B, k, bins): private."""
         settings = self.settings
@@ -145,7 +148,9 @@ class GPate(PateBaseline[GPateSettings]):
         return torch.stack(counts).sum(0).cpu().numpy()
 
     def _release(
-        self, index: int, counts: npt.NDArray[np.int64]
+        self,
+        index: int,
+        counts: npt.NDArray[np.int64],
     ) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
         """Returns the answered coordinates, 0 where there is none, and their event."""
         settings = self.settings
@@ -177,7 +182,11 @@ class GPate(PateBaseline[GPateSettings]):
 
     @classmethod
     def calibrated(
-        cls, settings: GPateSettings, facts: Facts, target_epsilon: float, delta: float
+        cls,
+        settings: GPateSettings,
+        facts: Facts,
+        target_epsilon: float,
+        delta: float,
     ) -> GPateSettings:
         """Returns settings with the noise for replace-one of a user's data set."""
         noise = smallest_noise(settings, REPLACED, target_epsilon, delta)
@@ -294,7 +303,10 @@ def aggregate(
 
 
 def smallest_noise(
-    settings: GPateSettings, distance: float, epsilon: float, delta: float
+    settings: GPateSettings,
+    distance: float,
+    epsilon: float,
+    delta: float,
 ) -> float:
     """Returns the noise of a count with which all queries stay within epsilon.
 

@@ -16,7 +16,10 @@ ScoresOf = Callable[[StepEvent, str, int], AuditScores | None]
 
 
 def attack_releases(
-    events: Sequence[StepEvent], claim_of: ClaimOf, scores_of: ScoresOf, trials: int
+    events: Sequence[StepEvent],
+    claim_of: ClaimOf,
+    scores_of: ScoresOf,
+    trials: int,
 ) -> list[Finding]:
     """Attacks the first release of each kind; nothing of a method without an attack.
 
@@ -51,7 +54,10 @@ def distinct_events(events: Sequence[StepEvent]) -> list[StepEvent]:
 
 
 def _finding(
-    event: StepEvent, claim: Statement, scores: AuditScores, alpha: float
+    event: StepEvent,
+    claim: Statement,
+    scores: AuditScores,
+    alpha: float,
 ) -> Finding:
     """Returns a lower bound of what one release costs beside what is claimed."""
     outside, inside = scores

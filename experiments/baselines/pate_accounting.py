@@ -272,7 +272,9 @@ def rdp_epsilon(rdp: Floats, delta: float) -> float:
 
 
 def laplace_moments(
-    gaps: npt.NDArray[Any], inverse_scale: float, needs_condition: bool
+    gaps: npt.NDArray[Any],
+    inverse_scale: float,
+    needs_condition: bool,
 ) -> Floats:
     """Returns what PATE-GAN's accountant charges for queries, at moments 1 to 20.
 

@@ -169,7 +169,9 @@ class PateGan(PateBaseline[PateGanSettings]):
         return torch.stack(counts).sum(0).cpu().numpy()
 
     def _release(
-        self, step: int, ones: npt.NDArray[np.int64]
+        self,
+        step: int,
+        ones: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.float64]:
         """Returns the noisy labels of fakes, 0 or 1."""
         config = self.config
@@ -263,7 +265,10 @@ class PateGan(PateBaseline[PateGanSettings]):
 
 
 def largest_inverse_noise(
-    settings: PateGanSettings, moved: float, epsilon: float, delta: float
+    settings: PateGanSettings,
+    moved: float,
+    epsilon: float,
+    delta: float,
 ) -> float:
     """Returns the lambda with which all labels stay within epsilon.
 

@@ -70,7 +70,11 @@ AnyTeacherSettings = TypeVar("AnyTeacherSettings", bound=TeacherSettings)
 
 
 def valid_guarantees(
-    replaced: float, left_out: float, delta: float, theorem: str, is_revealed: bool
+    replaced: float,
+    left_out: float,
+    delta: float,
+    theorem: str,
+    is_revealed: bool,
 ) -> list[Statement]:
     """Returns the valid lines of votes, with what they suppose.
 
@@ -101,7 +105,9 @@ def valid_guarantees(
 
 
 def trial_scores(
-    trials: int, numbers: int, score: Callable[[], float]
+    trials: int,
+    numbers: int,
+    score: Callable[[], float],
 ) -> npt.NDArray[np.float64]:
     """Returns the scores of an audit's trials, fewer where one draws much noise.
 
@@ -132,7 +138,11 @@ class Teachers(ModuleStack):
 
 
 def _loss(
-    teacher: Any, real: Images, real_labels: Labels, fake: Images, fake_labels: Labels
+    teacher: Any,
+    real: Images,
+    real_labels: Labels,
+    fake: Images,
+    fake_labels: Labels,
 ) -> Tensor:
     on_real = teacher(real, real_labels)
     on_fake = teacher(fake, fake_labels)
@@ -204,7 +214,10 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
             train_discriminators(config, teachers, chunk, draws, images, labels)
 
     def ask(
-        self, function: Callable[..., Tensor], images: Images, labels: Labels
+        self,
+        function: Callable[..., Tensor],
+        images: Images,
+        labels: Labels,
     ) -> Iterator[Tensor]:
         """Yields function(teacher, images, labels) of chunks of teachers.
 

@@ -113,7 +113,11 @@ class WganGp(Baseline[WganGpSettings]):
 
     @classmethod
     def calibrated(
-        cls, settings: WganGpSettings, facts: Facts, target_epsilon: float, delta: float
+        cls,
+        settings: WganGpSettings,
+        facts: Facts,
+        target_epsilon: float,
+        delta: float,
     ) -> WganGpSettings:
         """Refuses: there is no noise to calibrate."""
         raise UserError(

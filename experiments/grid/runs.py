@@ -89,7 +89,9 @@ def fill(
 
 
 def _fill_missing(
-    cells: Sequence[Cell], request: TableRequest, store: Store
+    cells: Sequence[Cell],
+    request: TableRequest,
+    store: Store,
 ) -> dict[str, str]:
     """Computes what no line tells yet; returns the cells that failed, and why."""
     missing: list[Cell] = []

@@ -227,7 +227,9 @@ def norm_histograms(norms: Sequence[Norms], clip_bound: float) -> Figure:
 
 @settings_flags("data", "data_dir", "num_rounds", "output", has_set=True)
 def gradient_norms(
-    recipe: RecipeOption = "algorithm-1", *, settings: dict[str, Any]
+    recipe: RecipeOption = "algorithm-1",
+    *,
+    settings: dict[str, Any],
 ) -> None:
     """Draw norms of gradients before and after clipping: NOT PRIVATE."""
     given = {"output": "runs/norms", "seed": 0} | settings

@@ -180,7 +180,11 @@ def _server_of_full_participation() -> float:
 
 @lru_cache(maxsize=256)
 def _ratio(
-    epsilon: Epsilon, setting: Setting, target: float, clients: int, shared: int
+    epsilon: Epsilon,
+    setting: Setting,
+    target: float,
+    clients: int,
+    shared: int,
 ) -> float:
     """Returns the least ratio of a draw that reaches a target."""
 

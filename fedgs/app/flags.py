@@ -181,7 +181,9 @@ def run_command(command: Command, words: Sequence[str] | None = None) -> int:
 
 
 def settings_flags(
-    *chosen: str, defaults: Mapping[str, Any] | None = None, has_set: bool = False
+    *chosen: str,
+    defaults: Mapping[str, Any] | None = None,
+    has_set: bool = False,
 ) -> Callable[[Command], Command]:
     """Adds one flag per setting to a command, which gets those given as `settings`.
 
@@ -203,7 +205,8 @@ def settings_flags(
 
 
 def request_flags(
-    *requests: type[Any], has_defaults: bool = True
+    *requests: type[Any],
+    has_defaults: bool = True,
 ) -> Callable[[Command], Command]:
     """Adds the flags of dataclasses to a command, which gets their values as `given`.
 
@@ -222,7 +225,9 @@ def request_flags(
 
 
 def _with_flags(
-    command: Command, flags: Sequence[inspect.Parameter], receiver: str
+    command: Command,
+    flags: Sequence[inspect.Parameter],
+    receiver: str,
 ) -> Command:
     """Returns a command with more flags, which gets all that are set as one argument.
 
@@ -263,7 +268,10 @@ def _with_flags(
 
 
 def _parameter(
-    name: str, kind: Any, flag: Any, default: Any = None
+    name: str,
+    kind: Any,
+    flag: Any,
+    default: Any = None,
 ) -> inspect.Parameter:
     return inspect.Parameter(
         name,
@@ -303,7 +311,9 @@ def _help_of(spec: "dataclasses.Field[Any]") -> str:
 
 
 def _request_flag(
-    spec: "dataclasses.Field[Any]", kind: Any, has_default: bool
+    spec: "dataclasses.Field[Any]",
+    kind: Any,
+    has_default: bool,
 ) -> inspect.Parameter:
     """Returns one field of a request as a typer option, or argument."""
     text = _help_of(spec)

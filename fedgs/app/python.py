@@ -100,7 +100,8 @@ def _place(run: Run) -> Path:
 
 
 def _split(
-    asked: dict[str, Any], *requests: type[Any]
+    asked: dict[str, Any],
+    *requests: type[Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the fields of requests, and what must be settings of a run."""
     names = {spec.name for request in requests for spec in fields(request)}

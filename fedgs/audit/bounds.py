@@ -64,7 +64,10 @@ def rate_at_most(count: Any, trials: int, alpha: float) -> Any:
 
 
 def error_rates(
-    outside: Scores, inside: Scores, threshold: Any, alpha: float
+    outside: Scores,
+    inside: Scores,
+    threshold: Any,
+    alpha: float,
 ) -> ErrorRates:
     """Returns bounds of both error rates of the test `score > threshold`.
 
@@ -162,7 +165,11 @@ def best_threshold(
 
 
 def one_run_p_value(
-    num_canaries: int, guesses: int, correct: int, epsilon: float, delta: float
+    num_canaries: int,
+    guesses: int,
+    correct: int,
+    epsilon: float,
+    delta: float,
 ) -> float:
     """Returns the bound of Eq. 3: how surprising so many right guesses would be.
 
@@ -191,7 +198,11 @@ def one_run_p_value(
 
 
 def one_run_epsilon(
-    num_canaries: int, guesses: int, correct: int, delta: float, alpha: float
+    num_canaries: int,
+    guesses: int,
+    correct: int,
+    delta: float,
+    alpha: float,
 ) -> float:
     """Returns the largest epsilon that Eq. 3 rejects, 0 if it rejects none.
 

@@ -114,7 +114,10 @@ class CanaryDiscriminators(Discriminators):
     """A node's discriminators, of which some answer with a fixed gradient."""
 
     def __init__(
-        self, config: GsWganConfig, hosted: Sequence[int], fixed: Mapping[int, Tensor]
+        self,
+        config: GsWganConfig,
+        hosted: Sequence[int],
+        fixed: Mapping[int, Tensor],
     ) -> None:
         """Initialises all; `fixed` holds the gradients (C, S, S) by client."""
         super().__init__(config, hosted)
@@ -142,7 +145,10 @@ class CanaryNodes(LocalNodes):
     """
 
     def __init__(
-        self, config: GsWganConfig, data: FederatedImages, canaries: Canaries
+        self,
+        config: GsWganConfig,
+        data: FederatedImages,
+        canaries: Canaries,
     ) -> None:
         """Starts the worker threads."""
         super().__init__(config, data, Path(config.output))  # saves nothing
@@ -196,7 +202,10 @@ class CanaryNodes(LocalNodes):
         return total
 
     def _watch(
-        self, request: Request, answers: Sequence[NodeRelease], known: Sequence[Tensor]
+        self,
+        request: Request,
+        answers: Sequence[NodeRelease],
+        known: Sequence[Tensor],
     ) -> None:
         # The adversary knows all data but the canary's, so that it takes off what the
         # other clients contributed.

@@ -245,7 +245,10 @@ _IN_WORDS = {"asked": "takes part", "seen": "drawn", "hidden": "drawn, unseen"}
 
 
 def attack_claim(
-    claim: Claim, simulation: "Simulation", delta: float, alpha: float
+    claim: Claim,
+    simulation: "Simulation",
+    delta: float,
+    alpha: float,
 ) -> Finding:
     """Returns a lower bound for a claim, from the trials of a simulation.
 
@@ -297,7 +300,11 @@ def attack_claim(
 
 
 def bound_epsilon(
-    outside: Scores, inside: Scores, split: int, delta: float, alpha: float
+    outside: Scores,
+    inside: Scores,
+    split: int,
+    delta: float,
+    alpha: float,
 ) -> tuple[float, ErrorRates]:
     """Returns a lower bound of epsilon by Eq. 1 of `bounds`, and its error rates.
 

@@ -31,7 +31,10 @@ Number = Callable[[Vector, Vector], float]
 
 
 def audit_samples(
-    synthetic: Images, members: Images, others: Images, seed: int = 0
+    synthetic: Images,
+    members: Images,
+    others: Images,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Attacks samples; returns AUC and TPR at low FPR.
 

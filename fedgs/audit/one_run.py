@@ -201,7 +201,11 @@ def guess_coins(
 
 
 def best_guesses(
-    scores: Scores, is_in: Any, num_canaries: int, delta: float, alpha: float
+    scores: Scores,
+    is_in: Any,
+    num_canaries: int,
+    delta: float,
+    alpha: float,
 ) -> tuple[float, int, int]:
     """Returns the best bound of a few preset numbers of guesses, r and v with it.
 

@@ -283,7 +283,9 @@ class _World(NamedTuple):
 
 
 def _measured(
-    config: ResolvedConfig, request: Request, data: FederatedImages
+    config: ResolvedConfig,
+    request: Request,
+    data: FederatedImages,
 ) -> dict[str, float]:
     """Returns the largest norm of a sample for each name of what is measured.
 
@@ -310,7 +312,9 @@ def _measured(
 
 
 def _lengths(
-    config: ResolvedConfig, request: Request, worlds: Sequence[_World]
+    config: ResolvedConfig,
+    request: Request,
+    worlds: Sequence[_World],
 ) -> dict[str, float]:
     """Returns `_measured` of a node, of it with another client, and without the one."""
     of_worlds: list[Tensor] = []
@@ -349,7 +353,9 @@ def _outside(parts: Sequence[Tensor], world: _World) -> Iterator[Tensor]:
 
 
 def _groupings(
-    config: ResolvedConfig, request: Request, count: int
+    config: ResolvedConfig,
+    request: Request,
+    count: int,
 ) -> Iterator[Sequence[Sequence[InGroup | None]]]:
     """Yields the groups of all made-up clients in each of the three worlds.
 
@@ -393,7 +399,10 @@ def _groupings(
 
 
 def _sum(
-    config: ResolvedConfig, request: Request, world: _World, clients: Sequence[int]
+    config: ResolvedConfig,
+    request: Request,
+    world: _World,
+    clients: Sequence[int],
 ) -> Tensor:
     """Returns the sum that a node of these clients releases, but for the noise."""
     nets = None

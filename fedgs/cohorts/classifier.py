@@ -157,7 +157,9 @@ def train(
 
 @torch.no_grad()
 def accuracy(
-    model: Classifier, images: NDArray[np.float32], labels: NDArray[np.int64]
+    model: Classifier,
+    images: NDArray[np.float32],
+    labels: NDArray[np.int64],
 ) -> float:
     """Returns the share of images with the right label; NaN without images.
 

@@ -130,7 +130,9 @@ def groups_of(
 
 
 def weighted(
-    config: GroupMeansSettings, groups: Sequence[int | None], least: int
+    config: GroupMeansSettings,
+    groups: Sequence[int | None],
+    least: int,
 ) -> list[InGroup | None]:
     """Returns the groups of a node's clients with their weights.
 

@@ -86,7 +86,9 @@ def training_settings(selection: Selection, num_clients: int) -> dict[str, Any]:
 
 
 def deployed_settings(
-    selection: Thresholds, num_clients: int, num_nodes: int
+    selection: Thresholds,
+    num_clients: int,
+    num_nodes: int,
 ) -> dict[str, Any]:
     """Returns what a private selection decides of the deployed run that makes it.
 
@@ -129,7 +131,8 @@ def deployed_settings(
 
 
 def divided(
-    selection: Selection, accuracies: NDArray[np.float64]
+    selection: Selection,
+    accuracies: NDArray[np.float64],
 ) -> tuple[dict[str, float], list[str]]:
     """Divides all clients of a simulation.
 
@@ -187,7 +190,10 @@ def membership(accuracy: float, thresholds: Mapping[str, float]) -> str:
 
 
 def randomise(
-    cohort: str, cohorts: Sequence[str], epsilon: float, rng: random.Random
+    cohort: str,
+    cohorts: Sequence[str],
+    epsilon: float,
+    rng: random.Random,
 ) -> str:
     """Returns the cohort, or with some probability another one at random.
 
@@ -213,7 +219,9 @@ def randomise(
 
 
 def thresholds_after(
-    selection: Thresholds, num_clients: int, counts: Sequence[Sequence[float]]
+    selection: Thresholds,
+    num_clients: int,
+    counts: Sequence[Sequence[float]],
 ) -> dict[str, float]:
     """Returns the thresholds that are asked next; after the search, those it found.
 
@@ -280,7 +288,9 @@ def _searched(target: float, counts: Sequence[float]) -> float:
 
 
 def statements(
-    selection: Selection, cost: SelectionCost | None, public: Sequence[str] = ()
+    selection: Selection,
+    cost: SelectionCost | None,
+    public: Sequence[str] = (),
 ) -> tuple[Statement, ...]:
     """Returns the guarantee of a private selection by itself; nothing if not private.
 

@@ -92,7 +92,9 @@ class Placement:
 # Cached with its sums over nodes: it is asked for each client of each round.
 @lru_cache(maxsize=4)
 def hosting(
-    num_clients: int, clients_per_node: int, node_sizes: str | None
+    num_clients: int,
+    clients_per_node: int,
+    node_sizes: str | None,
 ) -> Placement:
     """Returns the nodes of a run; settings as in `RunConfig`.
 

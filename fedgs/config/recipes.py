@@ -416,7 +416,8 @@ def configure(
 
 
 def settings_in(
-    config_file: Path | None, phases: Sequence[Phase] = (Phase(GS_WGAN),)
+    config_file: Path | None,
+    phases: Sequence[Phase] = (Phase(GS_WGAN),),
 ) -> dict[str, Any]:
     """Returns the settings that a TOML file names; none without a file.
 

@@ -156,7 +156,9 @@ class RunConfig(Settings):
 
     @classmethod
     def from_flat(
-        cls, values: Mapping[str, Any], base: "RunConfig | None" = None
+        cls,
+        values: Mapping[str, Any],
+        base: "RunConfig | None" = None,
     ) -> Self:
         """Builds a configuration from flat scalars, on top of `base`.
 
@@ -235,7 +237,8 @@ def class_of(kind: type[ConfigT], methods: Iterable[str]) -> type[ConfigT]:
 
 @functools.cache
 def _class_with(
-    kind: type[ConfigT], all_own: frozenset[type[Settings]]
+    kind: type[ConfigT],
+    all_own: frozenset[type[Settings]],
 ) -> type[ConfigT]:
     # A class that another one derives from comes with it. Sorted, because a frozenset
     # has no order, and the order of the bases is that of the fields.
@@ -324,7 +327,9 @@ def of_gs_wgan(config: RunConfig) -> "GsWganConfig":
 
 
 def check_names(
-    names: Iterable[str], known: Collection[str] = (), phases: Sequence[Phase] = ()
+    names: Iterable[str],
+    known: Collection[str] = (),
+    phases: Sequence[Phase] = (),
 ) -> None:
     """Refuses names that are none of a run's settings.
 

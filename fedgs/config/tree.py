@@ -39,7 +39,9 @@ def table_of(name: str) -> str | None:
 
 
 def flattened(
-    tree: Mapping[str, Any], where: str, methods: Sequence[str]
+    tree: Mapping[str, Any],
+    where: str,
+    methods: Sequence[str],
 ) -> dict[str, Any]:
     """Returns the settings of a tree by their plain names.
 

@@ -28,7 +28,9 @@ def for_all_clients(config: RunConfig) -> RunConfig:
 
 
 def cohort_of_data(
-    path: Path, data: FederatedImages, setting: str = "cohort"
+    path: Path,
+    data: FederatedImages,
+    setting: str = "cohort",
 ) -> Cohort:
     """Reads a cohort file, all of whose clients the data has; without those held out.
 
@@ -50,7 +52,10 @@ def cohort_of_data(
 
 
 def _check_known(
-    setting: str, path: Path, names: Collection[str], data: FederatedImages
+    setting: str,
+    path: Path,
+    names: Collection[str],
+    data: FederatedImages,
 ) -> None:
     """Refuses a file with names that the data does not have."""
     known = {*data.client_names, *data.test_owners}

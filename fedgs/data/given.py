@@ -21,7 +21,10 @@ Column = ArrayLike | str | None  # a value for each image, or a column's name
 
 
 def read_given(
-    config: RunConfig, images: Any, labels: Column = None, clients: Column = None
+    config: RunConfig,
+    images: Any,
+    labels: Column = None,
+    clients: Column = None,
 ) -> Records:
     """Makes records of what a program holds in memory; not fitted to the run yet.
 
@@ -98,7 +101,10 @@ def _of_torch(config: RunConfig, reader: PictureReader, dataset: Any) -> dict[st
 
 
 def _of_hugging_face(
-    config: RunConfig, reader: PictureReader, dataset: Any, columns: dict[str, Any]
+    config: RunConfig,
+    reader: PictureReader,
+    dataset: Any,
+    columns: dict[str, Any],
 ) -> tuple[dict[str, Any], int]:
     """Returns the columns, and how many classes the data set declares."""
     kinds = {name: type(kind).__name__ for name, kind in dataset.features.items()}
@@ -125,7 +131,9 @@ def _of_hugging_face(
 
 
 def _pictures(
-    config: RunConfig, reader: PictureReader, items: Iterable[Any]
+    config: RunConfig,
+    reader: PictureReader,
+    items: Iterable[Any],
 ) -> NDArray[Any]:
     """Stacks images, all of Pillow or all arrays.
 

@@ -108,7 +108,8 @@ def iid(num_records: int, num_clients: int, rng: np.random.Generator) -> Groups:
 
 
 def by_client(
-    clients: NDArray[np.generic], owners: NDArray[np.generic] | None = None
+    clients: NDArray[np.generic],
+    owners: NDArray[np.generic] | None = None,
 ) -> tuple[Groups, list[str]]:
     """Groups records by owner; clients in sorted order, records in the data's.
 
@@ -304,7 +305,8 @@ def _of_held_out_owners(config: RunConfig, records: Records) -> NDArray[np.bool_
 
 
 def owners_held_out(
-    config: RunConfig, owners: NDArray[np.generic]
+    config: RunConfig,
+    owners: NDArray[np.generic],
 ) -> NDArray[np.bool_]:
     """Tells which owners `test_owners` holds out, by a hash of the name of each.
 

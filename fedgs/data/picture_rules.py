@@ -92,7 +92,10 @@ class PictureRules:
         return self.normalize or self.window is not None
 
     def in_bytes(
-        self, values: NDArray[Any], declared: tuple[float, float] | None, where: str
+        self,
+        values: NDArray[Any],
+        declared: tuple[float, float] | None,
+        where: str,
     ) -> NDArray[np.uint8]:
         """Returns the values of one picture as 0 to 255.
 

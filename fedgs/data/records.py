@@ -123,7 +123,9 @@ def gathered(
 
 
 def _warn_of_users_without(
-    data: str, users: NDArray[np.generic], owners: NDArray[np.generic]
+    data: str,
+    users: NDArray[np.generic],
+    owners: NDArray[np.generic],
 ) -> None:
     """Warns of users who own no image of the run's classes.
 
@@ -230,7 +232,10 @@ def fit(config: RunConfig, records: Records) -> Records:
 
 
 def _problems(
-    config: RunConfig, labels: NDArray[np.int64], num_classes: int, channels: int
+    config: RunConfig,
+    labels: NDArray[np.int64],
+    num_classes: int,
+    channels: int,
 ) -> Iterator[Problem]:
     """Yields labels that no class has, and colours that the run has not."""
     most = max(config.num_classes or 0, MOST_CLASSES)

@@ -79,7 +79,10 @@ class Transformation:
         return list(itertools.permutations(range(num_classes), 2))
 
     def apply(
-        self, images: Images, labels: Labels, num_classes: int
+        self,
+        images: Images,
+        labels: Labels,
+        num_classes: int,
     ) -> tuple[Images, Labels]:
         """Returns images and labels with the bug in all of them, at the first degree.
 

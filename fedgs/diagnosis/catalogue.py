@@ -194,7 +194,9 @@ class CohortSamples:
         return _SHOWN if entry.is_linear else 0.0
 
     def candidates(
-        self, entries: Sequence[Transformation], after: Candidate | None = None
+        self,
+        entries: Sequence[Transformation],
+        after: Candidate | None = None,
     ) -> list[Candidate]:
         """Returns the catalogue's candidates, or each on top of another candidate."""
         found: list[Candidate] = []

@@ -41,7 +41,9 @@ Samples = Mapping[str, Sequence[LabelledImages]]  # of each cohort's groups
 
 
 def conclude(
-    folder: RunFolder, rule: Rule | None = None, suspects: Sequence[Transformation] = ()
+    folder: RunFolder,
+    rule: Rule | None = None,
+    suspects: Sequence[Transformation] = (),
 ) -> dict[str, Any] | None:
     """Compares the groups of a finished run, and writes what they differ in.
 
@@ -177,7 +179,9 @@ def _of_site(verdict: SiteVerdict) -> dict[str, Any]:
 
 
 def _as_json(
-    names: tuple[str, str], diagnosis: Diagnosis, sentence: str
+    names: tuple[str, str],
+    diagnosis: Diagnosis,
+    sentence: str,
 ) -> dict[str, Any]:
     suspicious, healthy = names
     return {

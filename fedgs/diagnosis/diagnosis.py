@@ -299,7 +299,8 @@ def _problems(
 
 
 def _label_problems(
-    groups: Sequence[LabelledImages], num_classes: int
+    groups: Sequence[LabelledImages],
+    num_classes: int,
 ) -> Iterator[str]:
     for number, (_, labels) in enumerate(groups):
         if labels.min() < 0 or labels.max() >= num_classes:
@@ -338,7 +339,9 @@ class _Explanation:
 
 
 def _explanations(
-    samples: CohortSamples, candidates: Sequence[Candidate], rule: Rule
+    samples: CohortSamples,
+    candidates: Sequence[Candidate],
+    rule: Rule,
 ) -> list[_Explanation]:
     """Returns an explanation for every entry, the best first."""
     by_name = dict[str, list[Candidate]]()
@@ -357,7 +360,9 @@ def _most(found: Sequence[_Explanation]) -> dict[str, Array]:
 
 
 def _explanation(
-    own: Sequence[Candidate], samples: CohortSamples, rule: Rule
+    own: Sequence[Candidate],
+    samples: CohortSamples,
+    rule: Rule,
 ) -> _Explanation:
     """Returns what one entry explains, by its best degree and spoilt cohort.
 
@@ -390,7 +395,8 @@ def _explanation(
 
 
 def _share(
-    candidate: Candidate, samples: CohortSamples
+    candidate: Candidate,
+    samples: CohortSamples,
 ) -> tuple[float, Interval | None]:
     """Returns the share of spoilt clients, and its confidence interval."""
     cohorts = samples.cohorts
@@ -523,7 +529,9 @@ def _is_clearly_more(one: Candidate, other: Candidate, samples: CohortSamples) -
 
 
 def _has_second(
-    first: _Explanation, samples: CohortSamples, entries: Sequence[Transformation]
+    first: _Explanation,
+    samples: CohortSamples,
+    entries: Sequence[Transformation],
 ) -> bool:
     """Tells whether another entry explains clearly more on top of the first."""
     if first.fit >= GOOD_FIT:

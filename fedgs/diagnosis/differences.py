@@ -23,7 +23,8 @@ class Difference:
 
 
 def differences(
-    means: NDArray[np.float64], rows: NDArray[np.bool_]
+    means: NDArray[np.float64],
+    rows: NDArray[np.bool_],
 ) -> tuple[Difference, ...]:
     """Returns how far the cohorts are apart in every class, largest first.
 

@@ -241,7 +241,9 @@ def closed_test(statistics: Mapping[str, Array]) -> dict[str, float]:
 
 
 def jackknife(
-    statistic: Statistic, cohorts: NDArray[np.int64], confidence: float
+    statistic: Statistic,
+    cohorts: NDArray[np.int64],
+    confidence: float,
 ) -> tuple[float, tuple[float, float] | None]:
     """Returns a statistic of two cohorts or more and its confidence interval.
 

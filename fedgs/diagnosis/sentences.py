@@ -61,7 +61,10 @@ def sentence_of_site(verdict: SiteVerdict, others: str) -> str:
 
 
 def _verdict(
-    diagnosis: Diagnosis, suspicious: str, healthy: str, accused: str = ""
+    diagnosis: Diagnosis,
+    suspicious: str,
+    healthy: str,
+    accused: str = "",
 ) -> str:
     found = [s for s in diagnosis.ranking if s.decision in FOUND]
     if found:

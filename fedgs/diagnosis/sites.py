@@ -245,7 +245,9 @@ class _Comparison:
 
 
 def _most_explained(
-    candidates: Sequence[Candidate], healthy: Rows, suspicious: Rows
+    candidates: Sequence[Candidate],
+    healthy: Rows,
+    suspicious: Rows,
 ) -> Array:
     """Returns what the best of some candidates explains, for each row."""
     explained = [own.explained(healthy, suspicious) for own in candidates]
@@ -270,7 +272,9 @@ class _Question:
     entries: Sequence[Transformation]
 
     def step(
-        self, remaining: tuple[str, ...], least_p: float
+        self,
+        remaining: tuple[str, ...],
+        least_p: float,
     ) -> dict[str, SiteVerdict]:
         """Returns verdicts after one step: those named or rivals are to be taken out.
 
@@ -333,7 +337,10 @@ class _Question:
         return _Comparison(names, samples, samples.candidates(self.entries))
 
     def _verdict(
-        self, comparison: _Comparison, site: str, least_p: float
+        self,
+        comparison: _Comparison,
+        site: str,
+        least_p: float,
     ) -> SiteVerdict:
         """Returns the verdict of one site of a comparison, which names nobody yet."""
         diagnosis = judge(

@@ -229,7 +229,9 @@ def _converged(classifier: Any) -> bool | None:
 
 
 def run_classifiers(
-    task: Task, names: Sequence[str], report: Report
+    task: Task,
+    names: Sequence[str],
+    report: Report,
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """Trains and tests classifiers side by side, and remembers each when it is done.
 
@@ -281,7 +283,9 @@ def run_classifiers(
 
 
 def _train_and_keep(
-    task: Task, keys: dict[str, str], name: str
+    task: Task,
+    keys: dict[str, str],
+    name: str,
 ) -> tuple[str, Result | BaseException]:
     """Returns a new result, or why there is none; what is raised here would be lost."""
     try:
@@ -350,7 +354,8 @@ def _keys(task: Task, names: Sequence[str]) -> dict[str, str]:
 
 
 def calibrated(
-    synthetic: dict[str, Result], real: dict[str, Result]
+    synthetic: dict[str, Result],
+    real: dict[str, Result],
 ) -> dict[str, float]:
     """Returns acc(synthetic) / acc(real) of each classifier that both have.
 

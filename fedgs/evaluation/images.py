@@ -55,7 +55,9 @@ class RealImages(NamedTuple):
 
 
 def load_real(
-    config: RunConfig, most: int | None = None, test_data: str | None = None
+    config: RunConfig,
+    most: int | None = None,
+    test_data: str | None = None,
 ) -> RealImages:
     """Loads the training and the test split of `config.data`, clean and of all clients.
 

@@ -92,7 +92,10 @@ class Outputs(NamedTuple):
 
 
 def cached_lenet(
-    train: LabelledImages, num_classes: int, device: str, report: Report
+    train: LabelledImages,
+    num_classes: int,
+    device: str,
+    report: Report,
 ) -> tuple[str, LeNet]:
     """Returns the classifier of these training images, trained if it is not cached.
 

@@ -31,7 +31,9 @@ Features = NDArray[np.float32]
 
 
 def inception_score(
-    logits: Features, seed: int, num_splits: int = NUM_SPLITS
+    logits: Features,
+    seed: int,
+    num_splits: int = NUM_SPLITS,
 ) -> tuple[float, float]:
     """Returns mean and standard deviation of exp(E_x KL(p(y|x) || p(y))) over splits.
 
@@ -85,7 +87,9 @@ def fid(real: Features, synthetic: Features) -> float:
 
 
 def manifold_scores(
-    real: Features, synthetic: Features, num_neighbours: int = NUM_NEIGHBOURS
+    real: Features,
+    synthetic: Features,
+    num_neighbours: int = NUM_NEIGHBOURS,
 ) -> dict[str, float]:
     """Returns precision, recall, density and coverage by k nearest neighbours.
 
@@ -141,7 +145,9 @@ def _radii(points: torch.Tensor, num_neighbours: int) -> torch.Tensor:
 
 
 def memorisation(
-    train: Features, test: Features, synthetic: Features
+    train: Features,
+    test: Features,
+    synthetic: Features,
 ) -> dict[str, float]:
     """Returns how close synthetic images come to real training images.
 
@@ -186,7 +192,8 @@ def nearest(points: torch.Tensor, others: torch.Tensor, count: int) -> torch.Ten
 
 
 def _distances(
-    points: torch.Tensor, others: torch.Tensor
+    points: torch.Tensor,
+    others: torch.Tensor,
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yields parts of the Euclidean distance matrix and which rows they are."""
     for start in range(0, len(points), CHUNK):

@@ -91,7 +91,9 @@ class Draws:
 
 
 def draw_matching(
-    rng: np.random.Generator, wanted: Indices, labels: Indices
+    rng: np.random.Generator,
+    wanted: Indices,
+    labels: Indices,
 ) -> Indices:
     """Draws for every wanted label a position in `labels` that has it.
 

@@ -283,7 +283,10 @@ class Discriminators(ModuleStack):
         return alone
 
     def query(
-        self, indices: Positions, images: Images, labels: Labels
+        self,
+        indices: Positions,
+        images: Images,
+        labels: Labels,
     ) -> PerSampleGrads:
         """Returns every listed client's gradient for every image; changes no state.
 

@@ -607,7 +607,10 @@ def build(kind: Callable[[ConfigT], ModelT], config: ConfigT, rng_seed: int) -> 
 
 
 def update_ema(
-    average: nn.Module, generator: nn.Module, step: int, decay: float
+    average: nn.Module,
+    generator: nn.Module,
+    step: int,
+    decay: float,
 ) -> None:
     """Moves the averaged generator in place: a * average + (1 - a) * generator.
 
@@ -639,7 +642,9 @@ def ema_weight(step: int, decay: float) -> float:
 
 
 def sample_latents(
-    config: ResolvedConfig, rng: np.random.Generator, count: int
+    config: ResolvedConfig,
+    rng: np.random.Generator,
+    count: int,
 ) -> Latents:
     """Draws z: fair bits {0, 1} (bernoulli, the paper), N(0, 1) or U[0, 1).
 
@@ -657,7 +662,9 @@ def sample_latents(
 
 
 def sample_labels(
-    config: ResolvedConfig, rng: np.random.Generator, count: int
+    config: ResolvedConfig,
+    rng: np.random.Generator,
+    count: int,
 ) -> Labels:
     """Draws labels uniformly from [0, num_classes): shape (count,), int64.
 

@@ -85,7 +85,9 @@ class Model:
 
 
 def model_of(
-    config: MomentConfig, releases: Sequence[MeanFeatures], start: Model | None = None
+    config: MomentConfig,
+    releases: Sequence[MeanFeatures],
+    start: Model | None = None,
 ) -> Model:
     """Returns what the releases of moments so far say; before the first, the start.
 
@@ -201,7 +203,10 @@ def _longest(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _alike_beside_the_axes(
-    overall: Tensor, centre: Tensor, to_axes: Tensor, back: Tensor
+    overall: Tensor,
+    centre: Tensor,
+    to_axes: Tensor,
+    back: Tensor,
 ) -> Tensor:
     """Returns means of classes that differ along the axes alone: (classes, d).
 
@@ -359,7 +364,9 @@ def in_pixels(config: LowFrequencyConfig, frequencies: Tensor) -> Tensor:
 
 @torch.no_grad()
 def set_generator(
-    config: LowFrequencyConfig, model: Model, *generators: Generator
+    config: LowFrequencyConfig,
+    model: Model,
+    *generators: Generator,
 ) -> None:
     """Gives generators the model's Gaussians: mean + factor^T z in pixels.
 

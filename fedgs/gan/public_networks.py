@@ -48,7 +48,9 @@ BLOCKS = (1, 2, 1, 2, 1)  # strides of Lite0's first: S / 2 before, S / 8 after 
 
 
 def trunk_features(
-    kind: str, images: Images, chosen: TorchvisionNetwork | None = None
+    kind: str,
+    images: Images,
+    chosen: TorchvisionNetwork | None = None,
 ) -> Tensor:
     """Returns the features of images, shape (B, sum(layers_of(kind))).
 

@@ -105,7 +105,10 @@ def _axes(deep: Tensor) -> Tensor:
 
 
 def class_means(
-    config: FeatureConfig, net: TensorDict, images: Images, labels: Labels
+    config: FeatureConfig,
+    net: TensorDict,
+    images: Images,
+    labels: Labels,
 ) -> Tensor:
     """Returns the mean features of each class, which all have as many images.
 
@@ -148,7 +151,9 @@ def latents(config: FeatureConfig, step: int) -> tuple[Latents, Labels]:
 
 
 def _drawn(
-    config: FeatureConfig, generator: Generator, step: int
+    config: FeatureConfig,
+    generator: Generator,
+    step: int,
 ) -> tuple[Images, Labels]:
     """Draws the images of a step."""
     z, labels = latents(config, step)

@@ -241,7 +241,11 @@ def candidates(name: str, folder: Path) -> Iterator[Path]:
 
 @lru_cache(maxsize=1)  # the weights of one take hundreds of megabytes
 def loaded_network(
-    name: str, agreed: str | None, folder: Path, least_side: int, device: str
+    name: str,
+    agreed: str | None,
+    folder: Path,
+    least_side: int,
+    device: str,
 ) -> TorchvisionNetwork:
     """Returns a network with weights of this machine, the same object again.
 

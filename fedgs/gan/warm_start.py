@@ -108,7 +108,10 @@ class LocalGenerators:
         return fakes, labels
 
     def step(
-        self, discriminators: Discriminators, chunk: Positions, round: int
+        self,
+        discriminators: Discriminators,
+        chunk: Positions,
+        round: int,
     ) -> None:
         """Takes one generator step per client against its discriminator (line 25)."""
         z, labels = self._latents("warm-start-step", round, self.config.batch_size)
@@ -123,7 +126,10 @@ class LocalGenerators:
         self.stack.step(loss, self.indices, *tensors, z, labels)
 
     def _latents(
-        self, purpose: str, warm_round: int, count: int
+        self,
+        purpose: str,
+        warm_round: int,
+        count: int,
     ) -> tuple[Latents, Labels]:
         config = self.config
         z = []

@@ -243,7 +243,12 @@ class MaskedSum:
     """
 
     def __init__(
-        self, values: Tensor, round: int, node_id: int, next_key: bytes, made_by: Any
+        self,
+        values: Tensor,
+        round: int,
+        node_id: int,
+        next_key: bytes,
+        made_by: Any,
     ) -> None:
         """Is called by `mask` and `received_masked` only."""
         if made_by is not _MADE_HERE:
@@ -304,7 +309,10 @@ def mask(
 
 
 def received_masked(
-    values: Tensor, round: int, node_id: int, next_key: bytes
+    values: Tensor,
+    round: int,
+    node_id: int,
+    next_key: bytes,
 ) -> MaskedSum:
     """Wraps a masked sum that arrived in a message, or that was stored.
 

@@ -136,7 +136,10 @@ class Peers:
 
 
 def is_signed(
-    key: ec.EllipticCurvePublicKey, run: str, name: str, announced: Announced
+    key: ec.EllipticCurvePublicKey,
+    run: str,
+    name: str,
+    announced: Announced,
 ) -> bool:
     """Tells whether a node's registered key has signed its masking key for a run."""
     try:

@@ -209,7 +209,8 @@ def take(
 
 
 def _marked(
-    first: ClippedGradients, others: Iterator[ClippedGradients]
+    first: ClippedGradients,
+    others: Iterator[ClippedGradients],
 ) -> Iterator[ClippedGradients]:
     """Yields parts of one clip bound, each marked as released."""
     for part in itertools.chain([first], others):
@@ -226,7 +227,11 @@ def _marked(
 
 
 def received(
-    values: Tensor, round: int, node_id: int, noise_std: float, clip_bound: float
+    values: Tensor,
+    round: int,
+    node_id: int,
+    noise_std: float,
+    clip_bound: float,
 ) -> SanitizedGradients:
     """Wraps a release that arrived in a message, or that was stored.
 

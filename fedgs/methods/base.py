@@ -376,7 +376,10 @@ class Method(ABC, Generic[ConfigT]):
         return ()
 
     def train(
-        self, config: ConfigT, clients: Sequence[OneClient], request: Request
+        self,
+        config: ConfigT,
+        clients: Sequence[OneClient],
+        request: Request,
     ) -> None:
         """Trains discriminators in place, before anybody answers; by itself nothing.
 
@@ -399,7 +402,10 @@ class Method(ABC, Generic[ConfigT]):
         """
 
     def answer_stacked(
-        self, config: ConfigT, clients: Sequence[OneClient], request: Request
+        self,
+        config: ConfigT,
+        clients: Sequence[OneClient],
+        request: Request,
     ) -> Tensor:
         """Returns what several clients answer, a row (B, ...) for each, in their order.
 
@@ -416,7 +422,11 @@ class Method(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def finish(
-        self, config: ConfigT, state: State, pending: Any, released: Released
+        self,
+        config: ConfigT,
+        state: State,
+        pending: Any,
+        released: Released,
     ) -> None:
         """Learns from a round's answers, and counts it: `state.round` grows by 1.
 
@@ -430,7 +440,10 @@ class Method(ABC, Generic[ConfigT]):
         """
 
     def settle(
-        self, config: ConfigT, state: State, check: Callable[[int, int], None]
+        self,
+        config: ConfigT,
+        state: State,
+        check: Callable[[int, int], None],
     ) -> bool:
         """Does long work on what a round released, once its checkpoint is written.
 

@@ -67,7 +67,10 @@ class CohortClassifier(Method[ResolvedConfig]):
         return asked(config, state, state.generator.state_dict()), None
 
     def answer(
-        self, config: ResolvedConfig, client: OneClient, request: Request
+        self,
+        config: ResolvedConfig,
+        client: OneClient,
+        request: Request,
     ) -> Tensor:
         """Returns the client's update: one sample, clipped as a whole.
 
@@ -84,7 +87,11 @@ class CohortClassifier(Method[ResolvedConfig]):
         return update[None, None, None]
 
     def finish(
-        self, config: ResolvedConfig, state: State, pending: None, released: Released
+        self,
+        config: ResolvedConfig,
+        state: State,
+        pending: None,
+        released: Released,
     ) -> None:
         """Moves the classifier by the mean update.
 
@@ -105,7 +112,9 @@ METHOD = CohortClassifier()
 
 
 def images_of(
-    config: ResolvedConfig, client: ClientImages, is_held_out: bool
+    config: ResolvedConfig,
+    client: ClientImages,
+    is_held_out: bool,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Returns the images that a client evaluates itself on, or all others, with labels.
 
@@ -118,7 +127,9 @@ def images_of(
 
 
 def accuracy_of(
-    config: ResolvedConfig, client: ClientImages, weights: TensorDict
+    config: ResolvedConfig,
+    client: ClientImages,
+    weights: TensorDict,
 ) -> float:
     """Returns a classifier's accuracy on what a client holds out; NaN where nothing.
 

@@ -135,7 +135,10 @@ class CohortCounts(Method[CountConfig]):
         return asked(config, state, tensors), None
 
     def answer(
-        self, config: CountConfig, client: OneClient, request: Request
+        self,
+        config: CountConfig,
+        client: OneClient,
+        request: Request,
     ) -> Tensor:
         """Returns C / sqrt(P) for each threshold not exceeded, else -C / sqrt(P).
 
@@ -155,7 +158,11 @@ class CohortCounts(Method[CountConfig]):
         return values[None, None, None]
 
     def finish(
-        self, config: CountConfig, state: State, pending: None, released: Released
+        self,
+        config: CountConfig,
+        state: State,
+        pending: None,
+        released: Released,
     ) -> None:
         """Keeps the noisy counts.
 
@@ -172,7 +179,10 @@ METHOD = CohortCounts()
 
 
 def cohorts_of(
-    config: CountConfig, data: FederatedImages, hosted: Sequence[int], request: Request
+    config: CountConfig,
+    data: FederatedImages,
+    hosted: Sequence[int],
+    request: Request,
 ) -> dict[str, str]:
     """Returns the cohort of each client of a node, by its name.
 
@@ -215,7 +225,9 @@ def outcome_of(config: CountConfig, state: State) -> dict[str, Any]:
 
 
 def _thresholds_after(
-    config: CountConfig, state: State, num_asked: int
+    config: CountConfig,
+    state: State,
+    num_asked: int,
 ) -> dict[str, float]:
     """Returns what is asked after so many questions."""
     counts = _counts(state)[:num_asked].tolist()
@@ -223,7 +235,9 @@ def _thresholds_after(
 
 
 def _measured(
-    config: CountConfig, client: ClientImages, request: Request
+    config: CountConfig,
+    client: ClientImages,
+    request: Request,
 ) -> tuple[float, dict[str, float]]:
     """Returns a client's accuracy, and the thresholds by the names of their settings.
 

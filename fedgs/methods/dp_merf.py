@@ -56,7 +56,12 @@ class Embedding(nn.Module):
     target: Tensor  # of the fit: the released mean
 
     def __init__(
-        self, classes: int, size: int, num_features: int, variance: float, seed: int
+        self,
+        classes: int,
+        size: int,
+        num_features: int,
+        variance: float,
+        seed: int,
     ) -> None:
         """Draws the frequencies W, public, for vectors of `size` numbers."""
         super().__init__()
@@ -81,7 +86,10 @@ class Embedding(nn.Module):
         return one_hot.T @ features * scale
 
     def total(
-        self, images: Images, labels: Labels, vectors_of: Callable[[Images], Tensor]
+        self,
+        images: Images,
+        labels: Labels,
+        vectors_of: Callable[[Images], Tensor],
     ) -> Tensor:
         """Returns `sum` over many images, of which a few at a time are embedded.
 
@@ -101,7 +109,12 @@ class Embedding(nn.Module):
         return total
 
     def approach(
-        self, vectors: Tensor, labels: Labels, adam: Adam, rate: float, step: int
+        self,
+        vectors: Tensor,
+        labels: Labels,
+        adam: Adam,
+        rate: float,
+        step: int,
     ) -> None:
         """Takes one step of the fit: the mean embedding of fakes nears the target.
 
@@ -167,7 +180,10 @@ class DPMerf(Method[NetworkConfig]):
         return asked(config, state, {}), None
 
     def answer(
-        self, config: NetworkConfig, client: OneClient, request: Request
+        self,
+        config: NetworkConfig,
+        client: OneClient,
+        request: Request,
     ) -> Tensor:
         """Returns the client's mean embedding: one sample.
 
@@ -179,7 +195,11 @@ class DPMerf(Method[NetworkConfig]):
         return mean[None, None]
 
     def finish(
-        self, config: NetworkConfig, state: State, pending: None, released: Released
+        self,
+        config: NetworkConfig,
+        state: State,
+        pending: None,
+        released: Released,
     ) -> None:
         """Keeps the mean of the clients' embeddings.
 
@@ -191,7 +211,10 @@ class DPMerf(Method[NetworkConfig]):
         state.round += 1
 
     def settle(
-        self, config: NetworkConfig, state: State, check: Callable[[int, int], None]
+        self,
+        config: NetworkConfig,
+        state: State,
+        check: Callable[[int, int], None],
     ) -> bool:
         """Fits the generator to the released mean, with classes alike.
 

@@ -58,7 +58,9 @@ class FeatureMeans(Method[FeatureConfigT]):
 
     @abstractmethod
     def network(
-        self, config: FeatureConfigT, state: State
+        self,
+        config: FeatureConfigT,
+        state: State,
     ) -> tuple[TensorDict, Tensor]:
         """Returns the phase's feature network, and what clients subtract.
 
@@ -108,7 +110,10 @@ class FeatureMeans(Method[FeatureConfigT]):
             raise UserError("request for mean features that is not to all: refused")
 
     def answer(
-        self, config: FeatureConfigT, client: OneClient, request: Request
+        self,
+        config: FeatureConfigT,
+        client: OneClient,
+        request: Request,
     ) -> Tensor:
         """Returns the client's embedding: one sample, which is clipped as a whole.
 
@@ -202,7 +207,10 @@ class Features(FeatureMeans[FeatureConfig]):
         """Does nothing yet: the fit takes minutes, and `settle` does it."""
 
     def settle(
-        self, config: FeatureConfig, state: State, check: Callable[[int, int], None]
+        self,
+        config: FeatureConfig,
+        state: State,
+        check: Callable[[int, int], None],
     ) -> bool:
         """Fits the refiner to the released means.
 

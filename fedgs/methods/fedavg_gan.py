@@ -134,7 +134,10 @@ class FedAvgGan(Method[NetworkConfig]):
             raise UserError("request that is no round of Fed-Avg GAN: refused")
 
     def answer(
-        self, config: NetworkConfig, client: OneClient, request: Request
+        self,
+        config: NetworkConfig,
+        client: OneClient,
+        request: Request,
     ) -> Tensor:
         """Returns the client's update: one sample, clipped as a whole.
 
@@ -143,7 +146,10 @@ class FedAvgGan(Method[NetworkConfig]):
         return self.answer_stacked(config, [client], request)[0]
 
     def answer_stacked(
-        self, config: NetworkConfig, clients: Sequence[OneClient], request: Request
+        self,
+        config: NetworkConfig,
+        clients: Sequence[OneClient],
+        request: Request,
     ) -> Tensor:
         """Returns the updates of several clients, each of its own copy.
 
@@ -158,7 +164,11 @@ class FedAvgGan(Method[NetworkConfig]):
         return 1
 
     def finish(
-        self, config: NetworkConfig, state: State, pending: None, released: Released
+        self,
+        config: NetworkConfig,
+        state: State,
+        pending: None,
+        released: Released,
     ) -> None:
         """Moves the discriminator by the mean update, then trains the generator by it.
 
@@ -211,7 +221,9 @@ def _network(state: State, name: str) -> nn.Module:
 
 
 def client_updates(
-    config: NetworkConfig, clients: Sequence[OneClient], request: Request
+    config: NetworkConfig,
+    clients: Sequence[OneClient],
+    request: Request,
 ) -> Tensor:
     """Returns the updates of clients, shape (n, weights), in their order.
 
@@ -241,7 +253,10 @@ def client_updates(
 
 
 def _draw(
-    config: NetworkConfig, generator: nn.Module, client: OneClient, round: int
+    config: NetworkConfig,
+    generator: nn.Module,
+    client: OneClient,
+    round: int,
 ) -> tuple[Tensor, ...]:
     """Draws a client's real images, their labels, fakes of these labels and mixes.
 

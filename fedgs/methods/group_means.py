@@ -98,7 +98,10 @@ class GroupMeans(Method[GroupMeansConfig]):
         return weighted(config, groups_of(config, names, cohorts), least)
 
     def answer(
-        self, config: GroupMeansConfig, client: OneClient, request: Request
+        self,
+        config: GroupMeansConfig,
+        client: OneClient,
+        request: Request,
     ) -> Tensor:
         """Returns the client's embedding in the block of its group, all else zero.
 
@@ -176,7 +179,8 @@ class Group(NamedTuple):
 
 
 def groups_released(
-    config: GroupMeansConfig, releases: Sequence[tuple[str, TensorDict]]
+    config: GroupMeansConfig,
+    releases: Sequence[tuple[str, TensorDict]],
 ) -> list[Group]:
     """Returns what a run has released of every group; nothing before its release.
 
@@ -223,7 +227,10 @@ def _seen(blocks: Tensor, noise_std: float) -> Tensor:
 
 
 def _equally_noisy(
-    config: GroupMeansConfig, targets: Tensor, noise: Tensor, is_known: Tensor
+    config: GroupMeansConfig,
+    targets: Tensor,
+    noise: Tensor,
+    is_known: Tensor,
 ) -> Tensor:
     """Adds noise, so that every group has as much as the one that has most.
 
@@ -254,7 +261,9 @@ def _is_known(mass: Tensor) -> Tensor:
 
 
 def _mean_features(
-    config: GroupMeansConfig, block: Tensor, noise_std: float
+    config: GroupMeansConfig,
+    block: Tensor,
+    noise_std: float,
 ) -> MeanFeatures:
     """Returns the weighted mean features of a group's classes, (classes, features)."""
     centre = torch.zeros(config.num_groups, config.num_features)

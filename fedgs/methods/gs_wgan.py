@@ -130,7 +130,11 @@ class GsWgan(Method[GsWganConfig]):
         return Request(0, tensors, participants=(), trainees=EVERYONE)
 
     def finish(
-        self, config: GsWganConfig, state: State, pending: Images, released: Released
+        self,
+        config: GsWganConfig,
+        state: State,
+        pending: Images,
+        released: Released,
     ) -> None:
         """Updates the generator from the nodes' releases (Algorithm 2, line 11).
 
@@ -166,7 +170,10 @@ class GsWgan(Method[GsWganConfig]):
             raise UserError(f"labels outside [0, {config.num_classes}): refused")
 
     def train(
-        self, config: GsWganConfig, clients: Sequence[OneClient], request: Request
+        self,
+        config: GsWganConfig,
+        clients: Sequence[OneClient],
+        request: Request,
     ) -> None:
         """Takes n_dis steps of each client's discriminator, on its records (29-31).
 
@@ -186,7 +193,10 @@ class GsWgan(Method[GsWganConfig]):
         train_discriminators(config, nets, chunk, draws, fakes, labels)
 
     def answer(
-        self, config: GsWganConfig, client: OneClient, request: Request
+        self,
+        config: GsWganConfig,
+        client: OneClient,
+        request: Request,
     ) -> Tensor:
         """Returns the gradient by each of the last B fakes, in the run's basis (9, 32).
 
@@ -197,7 +207,10 @@ class GsWgan(Method[GsWganConfig]):
         return self.answer_stacked(config, [client], request)[0]
 
     def answer_stacked(
-        self, config: GsWganConfig, clients: Sequence[OneClient], request: Request
+        self,
+        config: GsWganConfig,
+        clients: Sequence[OneClient],
+        request: Request,
     ) -> Tensor:
         """Returns the same of several clients, whose discriminators share nothing.
 
@@ -248,7 +261,9 @@ def _latents(config: GsWganConfig, round: int) -> tuple[Latents, Labels]:
 
 
 def jacobian_step(
-    optimizer: Optimizer, images: Images, image_grads: ImageGrads
+    optimizer: Optimizer,
+    images: Images,
+    image_grads: ImageGrads,
 ) -> None:
     """Multiplies image gradients by the generator's Jacobian and takes one step.
 

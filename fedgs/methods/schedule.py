@@ -50,7 +50,10 @@ def select(config: ResolvedConfig, round: int) -> Clients:
 # Cached, because many rounds lie in one lap.
 @lru_cache(maxsize=4)
 def _balanced_lap(
-    seed: int | str, num_clients: int, count: int, lap: int
+    seed: int | str,
+    num_clients: int,
+    count: int,
+    lap: int,
 ) -> tuple[int, ...]:
     """Returns a shuffled order of all clients, used up before the next one starts.
 

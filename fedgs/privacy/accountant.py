@@ -306,7 +306,10 @@ class _Question(NamedTuple):
         )
 
     def _conditions(
-        self, rounds: _Rounds, adversary: str, relation: str
+        self,
+        rounds: _Rounds,
+        adversary: str,
+        relation: str,
     ) -> Iterator[str]:
         """Yields the conditions of a row that no theorem makes."""
         sees = _SEES[adversary]
@@ -438,7 +441,10 @@ def statements_of_runs(
 
 
 def _released(
-    runs: Sequence[Run], unit: str, colluding: int, is_reshuffled: bool
+    runs: Sequence[Run],
+    unit: str,
+    colluding: int,
+    is_reshuffled: bool,
 ) -> _Rounds:
     all_spent = [_spending(run, colluding) for run in numbered_alike(runs)]
     together = RunsOnSameClients(all_spent, is_reshuffled)

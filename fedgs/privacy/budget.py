@@ -367,7 +367,9 @@ class Budget:
 
 
 def budget_of(
-    config: RunConfig, events: Iterable[Event], selections: Sequence[SelectionCost] = ()
+    config: RunConfig,
+    events: Iterable[Event],
+    selections: Sequence[SelectionCost] = (),
 ) -> Budget | None:
     """Returns the budget of a run, None where it has no target_epsilon.
 
@@ -387,7 +389,9 @@ def budget_of(
 
 
 def is_spent(
-    config: RunConfig, events: Sequence[Event], selections: Sequence[SelectionCost] = ()
+    config: RunConfig,
+    events: Sequence[Event],
+    selections: Sequence[SelectionCost] = (),
 ) -> bool:
     """Tells whether a run has a target that allows no round after its last one.
 

@@ -255,7 +255,8 @@ class Limits:
         yield "client_epsilon", "amplification", holds, remedy
 
     def _demands_of_terms(
-        self, config: ResolvedConfig
+        self,
+        config: ResolvedConfig,
     ) -> Iterator[tuple[str, str, bool, str]]:
         """Yields the same of what the releases of all rounds are agreed to be."""
         all_terms = [alike.terms for alike in rounds_alike(config)]
@@ -304,7 +305,9 @@ class Limits:
         yield "client_epsilon", "noise_multiplier", holds, "more, for a single release"
 
     def _demands_of_groups(
-        self, config: ResolvedConfig, all_terms: Sequence[Terms]
+        self,
+        config: ResolvedConfig,
+        all_terms: Sequence[Terms],
     ) -> Iterator[tuple[str, str, bool, str]]:
         """Yields the same of groups of clients, by what is public of them."""
         if not self.allow_groups:

@@ -420,7 +420,10 @@ class Chain(Generic[EventT]):
         self._hashes += hashes
 
     def verify_prefix(
-        self, length: int, head: str | None, witness: str = "the checkpoint"
+        self,
+        length: int,
+        head: str | None,
+        witness: str = "the checkpoint",
     ) -> None:
         """Checks that the ledger begins with a history that another file has seen.
 

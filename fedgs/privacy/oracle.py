@@ -27,7 +27,10 @@ _TABLE_2 = "a client's average of {:.2f} rounds is composed, and many exceed it"
 
 
 def autodp_epsilon(
-    multiplier: float, count: float, rate: float | None, delta: float
+    multiplier: float,
+    count: float,
+    rate: float | None,
+    delta: float,
 ) -> float | None:
     """Returns autodp's epsilon of Gaussian releases; None means unbounded.
 
@@ -107,7 +110,10 @@ def as_published(plan: Plan, delta: float) -> tuple[Statement, ...]:
 
 
 def poisson_rdp_epsilon(
-    multiplier: float, rate: float, count: int, delta: float
+    multiplier: float,
+    rate: float,
+    count: int,
+    delta: float,
 ) -> float:
     """Returns dp-accounting's RDP epsilon of Poisson-subsampled Gaussian releases.
 

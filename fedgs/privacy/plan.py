@@ -55,7 +55,10 @@ def relations_of(unit: str) -> tuple[str, ...]:
 
 
 def noise_shares(
-    adversary: str, counted_nodes: int, colluding: int = 0, is_masked: bool = False
+    adversary: str,
+    counted_nodes: int,
+    colluding: int = 0,
+    is_masked: bool = False,
 ) -> int:
     """Returns how many nodes' noise the adversary cannot take away.
 
@@ -80,7 +83,10 @@ def noise_shares(
 
 
 def noise_ratio(
-    multiplier: float, batch_size: int, relation: str, shares: int
+    multiplier: float,
+    batch_size: int,
+    relation: str,
+    shares: int,
 ) -> float:
     """Returns z = noise / sensitivity of one round's release of B fakes.
 
@@ -131,7 +137,11 @@ def costs_of(event: Event, colluding: int) -> tuple[float, ...]:
 # Rounds of a run have the same numbers, and a ledger has thousands of them.
 @lru_cache(maxsize=128)
 def _costs(
-    multiplier: float, batch_size: int, nodes: int, colluding: int, is_masked: bool
+    multiplier: float,
+    batch_size: int,
+    nodes: int,
+    colluding: int,
+    is_masked: bool,
 ) -> tuple[float, ...]:
     costs: list[float] = []
     for adversary in ADVERSARY_COLUMNS:
@@ -284,7 +294,10 @@ class Plan:
         )
 
     def law(
-        self, selection: str, ratio: float, num_rounds: int | None = None
+        self,
+        selection: str,
+        ratio: float,
+        num_rounds: int | None = None,
     ) -> tuple[Law, str, str]:
         """Returns `fedgs.privacy.participation.planned_law` for a client_selection.
 

@@ -106,7 +106,9 @@ def theorem(releases: Sequence[PoissonReleases], group: int = 1) -> str:
 
 
 def smallest_noise(
-    releases: Callable[[float], Sequence[PoissonReleases]], target: float, delta: float
+    releases: Callable[[float], Sequence[PoissonReleases]],
+    target: float,
+    delta: float,
 ) -> float:
     """Returns the least noise multiplier that meets an epsilon, rounded up by 1e-4.
 
@@ -144,7 +146,9 @@ def smallest_noise(
 
 @lru_cache(maxsize=256)
 def _composed_epsilon(
-    releases: tuple[PoissonReleases, ...], delta: float, group: int
+    releases: tuple[PoissonReleases, ...],
+    delta: float,
+    group: int,
 ) -> float:
     step = _grid_step(releases, group)
     pld: Any = importlib.import_module("dp_accounting.pld.pld_privacy_accountant")

@@ -115,7 +115,10 @@ class SelectionCost:
         return math.sqrt(training + counts)
 
     def composed(
-        self, adversary: str, relation: str, rounds: Law = _NOTHING
+        self,
+        adversary: str,
+        relation: str,
+        rounds: Law = _NOTHING,
     ) -> "Law | SampledBound | Composed":
         """Returns the guarantee of the selection and of a run on the cohort, together.
 

@@ -71,7 +71,10 @@ class Spending:
     """
 
     def __init__(
-        self, selection_hash: str = "", largest_node: int = 1, cohort: int = 0
+        self,
+        selection_hash: str = "",
+        largest_node: int = 1,
+        cohort: int = 0,
     ) -> None:
         """Starts without events."""
         self.selection_hash = selection_hash

@@ -39,7 +39,9 @@ from fedgs.methods.schedule import Clients, clients_of
 
 
 def answer_of(
-    config: ResolvedConfig, hosted: Hosted, request: Request
+    config: ResolvedConfig,
+    hosted: Hosted,
+    request: Request,
 ) -> SanitizedGradients | IntegerSum | None:
     """Returns a node's release of a round; None where none of its clients takes part.
 
@@ -63,7 +65,9 @@ def answer_of(
 
 
 def raw_answers(
-    config: ResolvedConfig, hosted: Hosted, request: Request
+    config: ResolvedConfig,
+    hosted: Hosted,
+    request: Request,
 ) -> Iterator[Tensor]:
     """Yields what a node's participants answer, in their order; trainees train first.
 
@@ -99,7 +103,10 @@ def _of_images(values: Tensor, group: Sequence[OneClient], hosted: Hosted) -> Te
 
 
 def _groups(
-    method: Method[Any], config: ResolvedConfig, hosted: Hosted, asked: Clients
+    method: Method[Any],
+    config: ResolvedConfig,
+    hosted: Hosted,
+    asked: Clients,
 ) -> Iterator[list[OneClient]]:
     """Yields the asked clients of a node with their data, in groups of one call each.
 
@@ -162,7 +169,10 @@ def release(
 
 
 def _clipped(
-    config: ResolvedConfig, terms: Terms, answers: Iterable[Tensor], asked: int
+    config: ResolvedConfig,
+    terms: Terms,
+    answers: Iterable[Tensor],
+    asked: int,
 ) -> Iterator[ClippedGradients]:
     """Yields clipped answers; raises after the last one if there are not `asked`."""
     answered = 0
@@ -178,7 +188,9 @@ def _clipped(
 
 
 def per_sample(
-    config: ResolvedConfig, terms: Terms, values: Tensor
+    config: ResolvedConfig,
+    terms: Terms,
+    values: Tensor,
 ) -> PerSampleGradients:
     """Returns what a method answered for some clients as the mechanism takes it.
 
@@ -200,7 +212,9 @@ def per_sample(
 
 
 def summed(
-    config: ResolvedConfig, round: int, answers: Sequence[SanitizedGradients]
+    config: ResolvedConfig,
+    round: int,
+    answers: Sequence[SanitizedGradients],
 ) -> Released:
     """Returns the sum of the nodes' releases.
 

@@ -38,7 +38,8 @@ def server_tensors(server: State) -> TensorDict:
 
 
 def restored_releases(
-    config: ResolvedConfig, tensors: TensorDict
+    config: ResolvedConfig,
+    tensors: TensorDict,
 ) -> list[tuple[str, TensorDict]]:
     """Returns `State.released` of a checkpoint, with the methods of the settings."""
     found: list[tuple[str, TensorDict]] = []
@@ -64,7 +65,8 @@ def tensors_of(parts: Mapping[str, nn.Module | Optimizer]) -> TensorDict:
 
 
 def load_tensors(
-    parts: Mapping[str, nn.Module | Optimizer], tensors: TensorDict
+    parts: Mapping[str, nn.Module | Optimizer],
+    tensors: TensorDict,
 ) -> None:
     """Puts networks and optimizers into the state of `tensors_of`."""
     for key, part in parts.items():

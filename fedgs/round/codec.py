@@ -114,7 +114,9 @@ def pack_request(tensors: TensorDict, config: ResolvedConfig) -> bytes:
 
 
 def unpack_request(
-    content: object, declared: Mapping[str, Declared], config: ResolvedConfig
+    content: object,
+    declared: Mapping[str, Declared],
+    config: ResolvedConfig,
 ) -> TensorDict:
     """Decodes the tensors of a request: names, shapes and types are those declared.
 
@@ -149,7 +151,9 @@ def _unpack_fakes(content: object, shape: tuple[int, ...]) -> TensorDict:
 
 
 def pack_release(
-    values: Release, config: ResolvedConfig, terms: Terms | None = None
+    values: Release,
+    config: ResolvedConfig,
+    terms: Terms | None = None,
 ) -> bytes:
     """Encodes the values of a release, which are multiples of `release_step`.
 
@@ -202,7 +206,9 @@ def stated_release_bytes(config: ResolvedConfig, terms: Terms | None = None) -> 
 
 
 def unpack_release(
-    content: object, config: ResolvedConfig, terms: Terms | None = None
+    content: object,
+    config: ResolvedConfig,
+    terms: Terms | None = None,
 ) -> Release:
     """Decodes the values of a release, float32 of the round's shape.
 
@@ -305,7 +311,10 @@ def _inflate(content: object, size: int) -> bytearray:
 
 
 def _check(
-    tensor: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype
+    tensor: Tensor,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> None:
     if tuple(tensor.shape) != shape or tensor.dtype != dtype:
         raise UserError(

@@ -49,7 +49,10 @@ def train(folder: RunFolder, data: FederatedImages, report: Report, stop: Stop) 
 
 
 def train_nodes(
-    folder: RunFolder, nodes: "LocalNodes", report: Report, stop: Stop
+    folder: RunFolder,
+    nodes: "LocalNodes",
+    report: Report,
+    stop: Stop,
 ) -> None:
     """Trains a run with nodes of this process; the loop of the local engine.
 
@@ -77,7 +80,10 @@ class LocalNodes:
     """
 
     def __init__(
-        self, config: ResolvedConfig, data: FederatedImages, private: Path
+        self,
+        config: ResolvedConfig,
+        data: FederatedImages,
+        private: Path,
     ) -> None:
         """Starts the worker threads; the nodes' states are in the private folder."""
         self.config = config

@@ -108,7 +108,9 @@ def content_of(sent: SentRequest) -> Request:
 
 
 def encode_request(
-    sent: SentRequest, config: ResolvedConfig, tensors: bytes | None = None
+    sent: SentRequest,
+    config: ResolvedConfig,
+    tensors: bytes | None = None,
 ) -> Payload:
     """Encodes a request.
 
@@ -134,7 +136,8 @@ def encode_request(
 
 
 def decode_request(
-    payload: Mapping[str, object], config: ResolvedConfig
+    payload: Mapping[str, object],
+    config: ResolvedConfig,
 ) -> SentRequest:
     """Decodes a request and checks it against the run's configuration and method.
 
@@ -166,7 +169,8 @@ def decode_request(
 
 
 def _decode_asked(
-    payload: Mapping[str, object], config: ResolvedConfig
+    payload: Mapping[str, object],
+    config: ResolvedConfig,
 ) -> tuple[int, Clients, Clients, int]:
     """Returns round, participants, trainees and keep_round of a request, checked.
 
@@ -215,7 +219,9 @@ def decode_key(payload: Mapping[str, object]) -> Announced:
 
 
 def encode_answer(
-    answer: NodeRelease | None, config: ResolvedConfig, sent: SentRequest
+    answer: NodeRelease | None,
+    config: ResolvedConfig,
+    sent: SentRequest,
 ) -> Payload:
     """Encodes a reply: sanitized gradients, or an empty one from a node that trained.
 
@@ -333,7 +339,9 @@ def _decode_answer(
 
 
 def sum_of(
-    config: ResolvedConfig, request: Request, answers: Sequence[NodeRelease]
+    config: ResolvedConfig,
+    request: Request,
+    answers: Sequence[NodeRelease],
 ) -> SanitizedGradients:
     """Returns what a secure aggregation opens: the sum of all listed nodes' releases.
 
@@ -380,7 +388,9 @@ def one_line(text: object) -> str:
 
 
 def _check_fields(
-    payload: Mapping[str, object], names: Set[str], others: Set[str] = frozenset()
+    payload: Mapping[str, object],
+    names: Set[str],
+    others: Set[str] = frozenset(),
 ) -> None:
     if not names <= set(payload) <= names | others:
         raise UserError(f"message with other fields than {sorted(names)}: refused")

@@ -50,7 +50,9 @@ Load = Callable[[RunConfig], FederatedImages]
 
 
 def new_run(
-    config: RunConfig, load: Load = load_data, name: str = "run"
+    config: RunConfig,
+    load: Load = load_data,
+    name: str = "run",
 ) -> tuple[RunFolder, FederatedImages]:
     """Makes the folder of a run that can start, and loads its data.
 
@@ -68,7 +70,9 @@ def new_run(
 
 
 def planned_run(
-    config: RunConfig, load: Load = load_data, name: str = "run"
+    config: RunConfig,
+    load: Load = load_data,
+    name: str = "run",
 ) -> tuple[ResolvedConfig, FederatedImages]:
     """Returns the settings of a run that can start, and its data; writes nothing.
 
@@ -118,7 +122,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def resolve(
-    config: RunConfig, data: FederatedImages | None = None, load: Load = load_data
+    config: RunConfig,
+    data: FederatedImages | None = None,
+    load: Load = load_data,
 ) -> tuple[ResolvedConfig, FederatedImages]:
     """Loads the data and fixes every open setting: shape, K, m, seed, noise.
 
@@ -238,7 +244,9 @@ def check_answer(config: ResolvedConfig) -> None:
 
 
 def fitted_to_data(
-    config: RunConfig, given: Mapping[str, Any], load: Load = load_data
+    config: RunConfig,
+    given: Mapping[str, Any],
+    load: Load = load_data,
 ) -> tuple[RunConfig, FederatedImages]:
     """Fits the default recipe to what is public of the data, and loads them.
 
@@ -390,7 +398,8 @@ def with_noise(config: RunConfig) -> ResolvedConfig:
 
 
 def _check_calibrated(
-    config: ResolvedConfig, selections: Sequence[SelectionCost]
+    config: ResolvedConfig,
+    selections: Sequence[SelectionCost],
 ) -> None:
     """Refuses a method whose noise does not follow the calibrated multiplier.
 

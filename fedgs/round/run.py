@@ -97,7 +97,11 @@ class RunSession(Session):
     ledger: Ledger
 
     def __init__(
-        self, folder: RunFolder, ledger: Ledger, report: Report, save_nodes: SaveNodes
+        self,
+        folder: RunFolder,
+        ledger: Ledger,
+        report: Report,
+        save_nodes: SaveNodes,
     ) -> None:
         """Goes on from the last checkpoint, if there is one; `opened` calls this."""
         self.server = new_state(folder.config)
@@ -115,7 +119,10 @@ class RunSession(Session):
     @classmethod
     @contextmanager
     def opened(
-        cls, folder: RunFolder, report: Report, save_nodes: SaveNodes
+        cls,
+        folder: RunFolder,
+        report: Report,
+        save_nodes: SaveNodes,
     ) -> Iterator["RunSession"]:
         """Holds the run's ledger open; a `RunStopped` inside commits a checkpoint.
 
@@ -238,7 +245,9 @@ class RunSession(Session):
         return sorted({*nodes_of(self.config, clients)} - self._prepared)
 
     def begin(
-        self, nodes: Sequence[int] | None = None, failures: Sequence[str] = ()
+        self,
+        nodes: Sequence[int] | None = None,
+        failures: Sequence[str] = (),
     ) -> Request:
         """Draws the next round's request; its event is on the disk before it is sent.
 
@@ -314,7 +323,9 @@ class RunSession(Session):
         )
 
     def finish(
-        self, answers: Sequence[NodeRelease], failures: Sequence[str] = ()
+        self,
+        answers: Sequence[NodeRelease],
+        failures: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Takes the generator's step from a round's answers; writes what is due.
 
@@ -353,7 +364,11 @@ class RunSession(Session):
         return metrics
 
     def _check_enough(
-        self, asked: "_Round", event: Event, num_answers: int, failures: Sequence[str]
+        self,
+        asked: "_Round",
+        event: Event,
+        num_answers: int,
+        failures: Sequence[str],
     ) -> None:
         """Discards a round that fewer nodes answered than `min_answers` asks for.
 
@@ -372,7 +387,9 @@ class RunSession(Session):
             )
 
     def _opened(
-        self, asked: "_Round", answers: Sequence[NodeRelease]
+        self,
+        asked: "_Round",
+        answers: Sequence[NodeRelease],
     ) -> list[SanitizedGradients]:
         """Returns the nodes' releases; of a secure aggregation their sum alone.
 
@@ -391,7 +408,9 @@ class RunSession(Session):
         return [each for each in answers if isinstance(each, SanitizedGradients)]
 
     def _learn(
-        self, asked: "_Round", answers: Sequence[SanitizedGradients]
+        self,
+        asked: "_Round",
+        answers: Sequence[SanitizedGradients],
     ) -> Released:
         """Has the method learn from the sum of the releases, and returns that sum."""
         round = asked.request.round
@@ -401,7 +420,10 @@ class RunSession(Session):
         return released
 
     def _metrics(
-        self, asked: "_Round", num_answers: int, released: Released
+        self,
+        asked: "_Round",
+        num_answers: int,
+        released: Released,
     ) -> dict[str, Any]:
         """Returns the public metrics of a round that is done."""
         # Metrics are published, so only what is public or DP output may be among them.
@@ -450,7 +472,9 @@ class _Round:
 
 
 def last_rounds(
-    config: ResolvedConfig, events: Sequence[Event], committed: int
+    config: ResolvedConfig,
+    events: Sequence[Event],
+    committed: int,
 ) -> dict[int, int]:
     """Returns the last committed round of each node that was needed for one."""
     # Later events are of rounds that a resumed run repeats, from the nodes' states at

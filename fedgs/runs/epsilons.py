@@ -116,7 +116,9 @@ def _run(config: RunConfig, events: Sequence[Event]) -> Run:
 
 
 def by_round(
-    config: RunConfig, events: Sequence[Event], most: int
+    config: RunConfig,
+    events: Sequence[Event],
+    most: int,
 ) -> Iterator[tuple[int, Sequence[Statement]]]:
     """Yields rounds, and what is stated of all that was released until each.
 
@@ -168,7 +170,8 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def with_cohort_condition(
-    found: Iterable[Statement], configs: Iterable[RunConfig]
+    found: Iterable[Statement],
+    configs: Iterable[RunConfig],
 ) -> list[Statement]:
     """Adds how the cohorts were selected, where the statements do not say it yet."""
     texts = [selection_condition(config) for config in configs]

@@ -51,7 +51,9 @@ class OtherRun(Protocol):
         ...
 
     def guarantees(
-        self, delta: float | None = None, with_private: bool = False
+        self,
+        delta: float | None = None,
+        with_private: bool = False,
     ) -> list[Statement]:
         """Returns what the run guarantees for all that it released so far.
 

@@ -44,7 +44,10 @@ _PLACEHOLDERS = {
 
 
 def publish(
-    folder: RunFolder, output: str | Path, label: Mapping[str, Any], count: int
+    folder: RunFolder,
+    output: str | Path,
+    label: Mapping[str, Any],
+    count: int,
 ) -> None:
     """Writes the folder, whole or not at all.
 

@@ -458,7 +458,10 @@ class RunFolder:
         return [line for line in lines if type(line.get("round")) is int]
 
     def save_checkpoint(
-        self, round: int, tensors: "TensorDict", ledger: Chain[Any]
+        self,
+        round: int,
+        tensors: "TensorDict",
+        ledger: Chain[Any],
     ) -> None:
         """Commits the server's state of a round; the nodes' states are on disk.
 
@@ -563,7 +566,10 @@ class RunFolder:
         return tensors
 
     def save_generator(
-        self, generator: "TensorDict", ema: "TensorDict", ledger: Chain[Any]
+        self,
+        generator: "TensorDict",
+        ema: "TensorDict",
+        ledger: Chain[Any],
     ) -> None:
         """Writes the generator and its average, the run's product.
 

@@ -154,7 +154,9 @@ def draw_samples(
 
 
 def uniform_labels(
-    config: ResolvedConfig, count: int, seed: int
+    config: ResolvedConfig,
+    count: int,
+    seed: int,
 ) -> npt.NDArray[np.int64]:
     """Draws labels uniformly, shape (count,)."""
     return sample_labels(config, stream(seed, "sample-labels"), count).numpy()

@@ -41,7 +41,9 @@ CLOCK_SKEW = timedelta(days=1)  # of a client whose clock is behind
 
 
 def make_certificates(
-    folder: Path, hosts: Sequence[str], clients: Sequence[str]
+    folder: Path,
+    hosts: Sequence[str],
+    clients: Sequence[str],
 ) -> list[Path]:
     """Makes what is missing: authority and server certificate, clients' key pairs.
 
@@ -157,7 +159,8 @@ def _client(folder: Path, name: str) -> list[Path]:
 
 
 def _key(
-    path: Path, form: PrivateFormat = PrivateFormat.PKCS8
+    path: Path,
+    form: PrivateFormat = PrivateFormat.PKCS8,
 ) -> tuple[ec.EllipticCurvePrivateKey, list[Path]]:
     """Returns the key in a file, or a new one written to it."""
     if path.exists():

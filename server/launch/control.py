@@ -152,7 +152,9 @@ class Control:
 
 @contextlib.contextmanager
 def control_of(
-    server: str, authority: Path | None = None, patience: float = 0.0
+    server: str,
+    authority: Path | None = None,
+    patience: float = 0.0,
 ) -> Iterator[Control]:
     """Yields the control interface of a server.
 

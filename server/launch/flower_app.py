@@ -41,7 +41,9 @@ def free_port() -> int:
 
 
 def wait_for_port(
-    address: str, process: "subprocess.Popen[bytes]", timeout: float
+    address: str,
+    process: "subprocess.Popen[bytes]",
+    timeout: float,
 ) -> bool:
     """Waits until a server listens; returns whether it does.
 

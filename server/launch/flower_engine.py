@@ -194,7 +194,10 @@ def start_run(control: Control, folder: RunFolder) -> int:
 
 
 def _follow(
-    folder: RunFolder, report: Report, stop: Stop, status: Callable[[], str]
+    folder: RunFolder,
+    report: Report,
+    stop: Stop,
+    status: Callable[[], str],
 ) -> None:
     """Reports rounds and the fit, until the run has an outcome."""
     flower = folder.path / ".flower"

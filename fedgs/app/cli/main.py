@@ -200,7 +200,10 @@ def publish(
 @settings_flags(*READING, *SHAPE)
 @request_flags(EvaluationRequest)
 def evaluate(
-    as_json: JsonOption = False, *, given: dict[str, Any], settings: dict[str, Any]
+    as_json: JsonOption = False,
+    *,
+    given: dict[str, Any],
+    settings: dict[str, Any],
 ) -> None:
     """Measure how good synthetic images are, by comparison with real ones.
 

@@ -68,7 +68,9 @@ def audit(request: AuditRequest, as_json: bool) -> bool:
 
 
 def _attack_baseline(
-    folder: RunFolder, request: AuditRequest, progress: Progress
+    folder: RunFolder,
+    request: AuditRequest,
+    progress: Progress,
 ) -> Outcome:
     """Attacks one release of each kind; the worst case is the method's own."""
     run = open_other(folder.path)
@@ -96,7 +98,9 @@ def _attack_baseline(
 
 
 def _attack_run(
-    folder: RunFolder, request: AuditRequest, progress: Progress
+    folder: RunFolder,
+    request: AuditRequest,
+    progress: Progress,
 ) -> Outcome:
     """Attacks and checks one round of each kind; with --full, a whole run as well."""
     clients = folder.config.num_clients
@@ -172,7 +176,8 @@ def _one_round(
 
 
 def _checks(
-    config: ResolvedConfig, events: Sequence[Event]
+    config: ResolvedConfig,
+    events: Sequence[Event],
 ) -> tuple[list[Check], list[str]]:
     """Checks what all claims rest on; the checks, and why some could not run."""
     config = audited(config)
@@ -226,7 +231,9 @@ def _one_run(
 
 
 def _membership(
-    folder: RunFolder, data: FederatedImages | None, progress: Progress
+    folder: RunFolder,
+    data: FederatedImages | None,
+    progress: Progress,
 ) -> dict[str, Any] | str:
     """Attack C; why not, if it cannot run."""
     progress.say("Attack C: membership inference on samples")

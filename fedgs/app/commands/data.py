@@ -63,7 +63,9 @@ def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
 
 
 def describe(
-    config: RunConfig, records: Records, data: FederatedImages
+    config: RunConfig,
+    records: Records,
+    data: FederatedImages,
 ) -> dict[str, Any]:
     """Returns the numbers of the report.
 

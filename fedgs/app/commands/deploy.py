@@ -113,7 +113,9 @@ def submit(
 
 
 def select_clients(
-    submission: Submission, selection: dict[str, Any], settings: dict[str, Any]
+    submission: Submission,
+    selection: dict[str, Any],
+    settings: dict[str, Any],
 ) -> None:
     """Registers clients and starts a run that selects cohorts among theirs.
 

@@ -130,7 +130,9 @@ def _note_on_owners(config: ResolvedConfig, data: FederatedImages) -> str:
 
 
 def warnings_of(
-    config: ResolvedConfig, data: FederatedImages, target: float | None = None
+    config: ResolvedConfig,
+    data: FederatedImages,
+    target: float | None = None,
 ) -> Iterator[str]:
     """Yields what is allowed, but hardly what was meant.
 
@@ -230,7 +232,9 @@ def seconds_of_fit(config: ResolvedConfig, phase: Any) -> float:
 
 
 def seconds_of_rounds(
-    config: ResolvedConfig, phase: PhaseAt, data: FederatedImages
+    config: ResolvedConfig,
+    phase: PhaseAt,
+    data: FederatedImages,
 ) -> float:
     """Returns about how long a phase of many rounds takes, with its warm start.
 
@@ -264,7 +268,10 @@ def seconds_of_rounds(
 
 
 def timed_round(
-    config: ResolvedConfig, phase: PhaseAt, data: FederatedImages, on_node: int
+    config: ResolvedConfig,
+    phase: PhaseAt,
+    data: FederatedImages,
+    on_node: int,
 ) -> tuple[float, float]:
     """Returns seconds of the server's part of a round, and of each of a few clients."""
     torch.set_num_threads(1)

@@ -143,7 +143,9 @@ def _target_text(config: RunConfig) -> str:
 
 
 def of_noise_std(
-    noise_std: float, settings: dict[str, Any], at_epsilon: float | None = None
+    noise_std: float,
+    settings: dict[str, Any],
+    at_epsilon: float | None = None,
 ) -> list[Statement]:
     """Returns what "local" noise of another platform is worth: one round, and all.
 
@@ -312,7 +314,8 @@ def _holds(row: Statement) -> str:
 
 
 def tables(
-    statements: Sequence[Statement], worth: Callable[[Statement], str] = _holds
+    statements: Sequence[Statement],
+    worth: Callable[[Statement], str] = _holds,
 ) -> list[Table]:
     """Returns a table for each unit and number of rounds: never one column.
 
@@ -327,7 +330,9 @@ def tables(
 
 
 def _table(
-    title: str, rows: Sequence[Statement], worth: Callable[[Statement], str]
+    title: str,
+    rows: Sequence[Statement],
+    worth: Callable[[Statement], str],
 ) -> Table:
     # Names of theorems are long and repeat: a cell has a letter, and the note the name.
     theorems = dict.fromkeys(row.theorem for row in rows)

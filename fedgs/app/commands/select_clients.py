@@ -113,7 +113,8 @@ def resume(path: Path) -> None:
 
 
 def prepare(
-    config: RunConfig, selection: Selection
+    config: RunConfig,
+    selection: Selection,
 ) -> tuple[ResolvedConfig, FederatedImages]:
     """Checks everything before the work, and fixes what the classifier's run uses.
 
@@ -167,7 +168,10 @@ def split_selectable(config: RunConfig, records: Records) -> FederatedImages:
 
 
 def _select(
-    path: Path, config: ResolvedConfig, selection: Selection, data: FederatedImages
+    path: Path,
+    config: ResolvedConfig,
+    selection: Selection,
+    data: FederatedImages,
 ) -> None:
     """Trains the classifier, divides the clients, and writes and prints the cohorts."""
     own = dataclasses.replace(config, output=str(path / CLASSIFIER))
@@ -205,7 +209,9 @@ def _select(
 
 
 def accuracies_of(
-    folder: RunFolder, config: ResolvedConfig, data: FederatedImages
+    folder: RunFolder,
+    config: ResolvedConfig,
+    data: FederatedImages,
 ) -> NDArray[np.float64]:
     """Returns the classifier's accuracy on what each client holds out, shape (K,).
 
@@ -297,7 +303,8 @@ def _write(
 
 
 def planted_counts(
-    config: RunConfig, cohorts: Mapping[str, Sequence[str]]
+    config: RunConfig,
+    cohorts: Mapping[str, Sequence[str]],
 ) -> dict[str, dict[str, int]] | None:
     """Returns how many corrupted and intact clients each cohort has; None of no bug.
 

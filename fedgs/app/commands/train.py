@@ -66,7 +66,10 @@ def train(
 
 
 def _planned(
-    config: RunConfig, given: Mapping[str, Any], is_dry: bool, check: Check | None
+    config: RunConfig,
+    given: Mapping[str, Any],
+    is_dry: bool,
+    check: Check | None,
 ) -> tuple[RunFolder, FederatedImages | None] | None:
     """Returns a new run folder and what the local engine trains on; None of a dry run.
 
@@ -199,7 +202,9 @@ def train_from_checkpoint(
 
 
 def run_to_end(
-    folder: RunFolder, data: FederatedImages | None, other: OtherRun | None = None
+    folder: RunFolder,
+    data: FederatedImages | None,
+    other: OtherRun | None = None,
 ) -> None:
     """Trains as `train_from_checkpoint`, and says before and after what it is about.
 

@@ -21,7 +21,10 @@ from fedgs.randomness import stream
 
 
 def as_settings(
-    folder: Path, compared: Compared, config: RunConfig, own: GroupMeansSettings
+    folder: Path,
+    compared: Compared,
+    config: RunConfig,
+    own: GroupMeansSettings,
 ) -> RunConfig:
     """Returns settings that compare two files of client names, in groups of one size.
 

@@ -58,7 +58,8 @@ def _function(source: str, name: str) -> Any:
 
 
 def _checked(
-    text: str, function: Callable[[Any], Any]
+    text: str,
+    function: Callable[[Any], Any],
 ) -> Callable[[Images, Degree], Images]:
     """Returns the function on arrays; what it returns is checked."""
 

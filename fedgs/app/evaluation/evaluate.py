@@ -131,7 +131,8 @@ def _sizes(request: EvaluationRequest) -> Sizes:
 
 
 def _load(
-    request: EvaluationRequest, progress: Progress
+    request: EvaluationRequest,
+    progress: Progress,
 ) -> tuple[EvaluationRequest, RealImages, LabelledImages]:
     """Returns the request with all settings of its data, the real and the synthetic."""
     path = Path(request.source)

@@ -26,7 +26,9 @@ console = Console()
 
 
 def classifier_stage(
-    progress: Progress, title: str, total: int
+    progress: Progress,
+    title: str,
+    total: int,
 ) -> Callable[[str, dict[str, Any] | None, bool], None]:
     """Returns what the classifiers call with each result."""
     stage = progress.stage(title)
@@ -123,7 +125,9 @@ def _write_samples(path: Path, real: RealImages, synthetic: LabelledImages) -> N
 
 
 def rows_by_class(
-    part: LabelledImages, num_classes: int, rows: int
+    part: LabelledImages,
+    num_classes: int,
+    rows: int,
 ) -> NDArray[np.float32]:
     """Returns images of shape (rows, num_classes, C, S, S), one class a column.
 

@@ -111,7 +111,9 @@ class Scoring:
         return result
 
     def _image_metrics(
-        self, synthetic_outputs: lenet.Outputs, real_features: NDArray[np.float32]
+        self,
+        synthetic_outputs: lenet.Outputs,
+        real_features: NDArray[np.float32],
     ) -> dict[str, Any]:
         """Returns IS, FID, precision and recall, and memorisation."""
         name = self.request.network

@@ -97,7 +97,9 @@ def verdict_of(comparison: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _verdict_card(
-    facts: RunFacts, content: Mapping[str, Any], comparison: Mapping[str, Any]
+    facts: RunFacts,
+    content: Mapping[str, Any],
+    comparison: Mapping[str, Any],
 ) -> Card:
     answer, kind = verdict_of(comparison)
     step = next_step(facts.config, comparison, facts.name)

@@ -52,7 +52,10 @@ def read(config: RunConfig) -> Records:
 
 
 def read_arrays(
-    where: str, path: Path, needed: set[str], writer: str = "np.savez"
+    where: str,
+    path: Path,
+    needed: set[str],
+    writer: str = "np.savez",
 ) -> tuple[dict[str, NDArray[Any]], list[str]]:
     """Reads the known arrays of a file, never unpickling anything.
 
@@ -206,7 +209,8 @@ def _pixel_problems(images: NDArray[Any], rules: PictureRules) -> Iterator[str]:
 
 
 def _column_problems(
-    arrays: Mapping[str, NDArray[Any]], num_classes: int | None
+    arrays: Mapping[str, NDArray[Any]],
+    num_classes: int | None,
 ) -> Iterator[str]:
     """Yields labels or clients that are not one value of their type per image."""
     count = len(arrays["images"])

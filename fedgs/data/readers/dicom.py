@@ -118,7 +118,9 @@ def _unpacked(dataset: Any, where: str) -> NDArray[Any]:
 
 
 def _grey(
-    dataset: Any, pixels: NDArray[Any], is_raw: bool
+    dataset: Any,
+    pixels: NDArray[Any],
+    is_raw: bool,
 ) -> tuple[NDArray[Any], tuple[float, float]]:
     """Returns values (H, W), and which of them are black and white.
 

@@ -220,7 +220,10 @@ def _problems(pixels: NDArray[Any], labels: NDArray[Any]) -> Iterator[str]:
 
 
 def _checked(
-    config: RunConfig, pixels: NDArray[Any], labels: NDArray[Any], where: str
+    config: RunConfig,
+    pixels: NDArray[Any],
+    labels: NDArray[Any],
+    where: str,
 ) -> Part:
     """Returns one user's images and labels, `LEFT_OUT` of other classes."""
     raise_if_any(where, _problems(pixels, labels))

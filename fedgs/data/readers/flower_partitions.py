@@ -16,7 +16,10 @@ from fedgs.errors import UserError, wrap_error
 
 
 def partitions(
-    config: RunConfig, dataset: Any, source: HubSource, label: str | None
+    config: RunConfig,
+    dataset: Any,
+    source: HubSource,
+    label: str | None,
 ) -> Iterator[tuple[str | int, Any]]:
     """Yields every client and its rows.
 

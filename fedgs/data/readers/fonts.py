@@ -75,7 +75,10 @@ def read(split: str) -> Records:
 
 
 def _drawn(
-    num_fonts: int, size: int, split: str, writer: int
+    num_fonts: int,
+    size: int,
+    split: str,
+    writer: int,
 ) -> tuple[NDArray[np.generic], ...]:
     """Draws font (n,), digit (n,), style (n, 5) and bend (n, 2, 4, 4) of n images."""
     rng = stream(SEED, f"fonts-{split}", writer)
@@ -103,7 +106,9 @@ def _glyphs() -> Tensor:
 
 
 def _written(
-    glyphs: Tensor, style: NDArray[np.float32], bend: NDArray[np.float32]
+    glyphs: Tensor,
+    style: NDArray[np.float32],
+    bend: NDArray[np.float32],
 ) -> NDArray[np.uint8]:
     """Returns glyphs (n, 3, 40, 40) as they are written, (n, 1, 28, 28)."""
     rotation, slant, width, stroke, height = torch.from_numpy(style).unbind(1)

@@ -340,7 +340,9 @@ def _columns(dataset: Any, kind: type) -> list[str]:
 
 
 def _label_column(
-    config: RunConfig, dataset: Any, source: HubSource
+    config: RunConfig,
+    dataset: Any,
+    source: HubSource,
 ) -> tuple[str | None, int]:
     """Returns the column of labels, if any, and their number."""
     import datasets

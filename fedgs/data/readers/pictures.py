@@ -87,7 +87,10 @@ class PictureReader:
     patients: Patients = field(default_factory=Patients)
 
     def read(
-        self, source: Path | bytes, where: str, owner: str | None = None
+        self,
+        source: Path | bytes,
+        where: str,
+        owner: str | None = None,
     ) -> NDArray[np.uint8]:
         """Reads one picture file as an image.
 
