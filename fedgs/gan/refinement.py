@@ -82,15 +82,23 @@ def reference(config: FeatureConfig, generator: Generator) -> tuple[TensorDict, 
     with torch.no_grad():
         samples = [_drawn(config, generator, step) for step in steps]
         features = [trunk_features(kind, images, chosen) for images, _ in samples]
-        found = torch.cat(features)
-        mean = found.double().mean(0)
-        parts = (found.double() - mean).split(layers, 1)
-        lengths = [part.norm(dim=1).mean() for part in parts]
-        scale = 1 / torch.stack(lengths).clamp_min(1e-9)
-        scale = scale.repeat_interleave(torch.tensor(layers, device=mean.device))
-        axes = torch.cat([_axes(deep) for deep in parts[3::4]])
-        network = {"mean": mean, "scale": scale, "axes": axes}
-        network = {name: value.float().contiguous() for name, value in network.items()}
+        means: list[Tensor] = []
+        scales: list[Tensor] = []
+        axes: list[Tensor] = []
+        lasts = range(len(layers))[3::4]  # of each trunk
+        by_layer = zip(*[found.split(layers, dim=1) for found in features], strict=True)
+        # One layer at a time: of 62 classes, all of them in float64 take a gigabyte.
+        for index, values in enumerate(by_layer):
+            centred = torch.cat(values).double()
+            mean = centred.mean(0)
+            centred -= mean
+            length = centred.norm(dim=1).mean()
+            means.append(mean)
+            scales.append((1 / length.clamp_min(1e-9)).expand_as(mean))
+            if index in lasts:
+                axes.append(_axes(centred))
+        joined = {"mean": means, "scale": scales, "axes": axes}
+        network = {name: torch.cat(parts).float() for name, parts in joined.items()}
         sums = [class_means(config, network, drawn, y) for drawn, y in samples]
     centre = torch.stack(sums).mean(0)
     return {n: v.cpu() for n, v in network.items()}, centre.cpu()

@@ -19,14 +19,14 @@ from command_line import flags, printed
 from fedgs.app.commands import forecast
 from fedgs.app.tables import folded
 from fedgs.config.recipes import HELD_OUT, configure, moments_for, overridden, recipe
-from fedgs.methods import phases_of
+from fedgs.methods import new_state, phases_of
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
-from fedgs.round import local
+from fedgs.round import answer, local
 from fedgs.round.preparation import with_noise
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from tiny import REFINED, run_config, tiny_config
+from tiny import REFINED, run_config, tiny_config, tiny_data
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-hour.md"
 OWNERS, EACH = 30, 8
@@ -330,6 +330,43 @@ def test_time_of_a_fit_is_that_of_its_steps(monkeypatch, noise, steps):
     found = forecast.seconds_of_fit(config, config.at_round(config.num_rounds))
     # Two threads share all of a step but the half second.
     assert found == pytest.approx(steps * (0.5 + (2.0 - 0.5) / 2))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_time_of_a_release_is_that_of_all_images(monkeypatch, workers):
+    config = tiny_config(**REFINED | {"num_workers": workers})
+    data = tiny_data(config)
+    seconds = 0.0
+    monkeypatch.setattr(forecast.time, "process_time", lambda: seconds)
+    monkeypatch.setattr(forecast.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(forecast, "TIMED_IMAGES", int(data.sizes[:2].sum()))
+
+    def answer_of(config, hosted, request):
+        nonlocal seconds
+        assert list(hosted.clients) in ([0], [0, 1])
+        seconds += 0.01 * data.sizes[list(hosted.clients)].sum()
+        return answer.answer_of(config, hosted, request)
+
+    monkeypatch.setattr(forecast, "answer_of", answer_of)
+    server = new_state(config)
+    # Each phase of the run needs what the ones before it have released.
+    for phase in phases_of(config):
+        found = forecast.seconds_of_release(config, phase, data, server)
+        assert found == pytest.approx(0.01 * data.sizes.sum() / workers)
+    assert len(server.released) == len(config.phases)
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"), [("local", "3.0 GB"), ("flower", "5.0 GB")]
+)
+def test_memory_counts_what_a_fit_was_seen_to_need(monkeypatch, engine, said):
+    """One process fits; the four others of a simulation hold half a gigabyte each."""
+    config = tiny_config(**REFINED | {"engine": engine, "num_workers": 2})
+    monkeypatch.setattr(forecast, "duration", lambda *_: "about 20 seconds")
+    usage = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=3e9))
+    monkeypatch.setattr(forecast.psutil, "Process", lambda: usage)
+    found = forecast.lines(config, tiny_data(config))
+    assert found["memory"] == f"about {said}"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Federated EMNIST: three formats, one result; background, classes, test file."""
 
 import shutil
+import tracemalloc
 
 import h5py
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 import femnist_files as files
 from fedgs.data.load import load_test_data
-from fedgs.data.readers.femnist import class_map
+from fedgs.data.readers.femnist import class_map, read
 from fedgs.data.records import DataWarning
 from loading import configured, load, refused
 from refusals import assert_refused
@@ -42,6 +43,18 @@ def test_the_writers_images_are_inverted(sources):
         records = data.client_records[client_id]
         assert (data.images[records, 0] == 255 - files.paper(user)).all()
         assert data.labels[records].tolist() == files.WRITERS[user]
+
+
+def test_a_file_is_read_one_writer_after_another(tmp_path):
+    """Memory holds all images once and the floats of one writer, not of everybody."""
+    writers = {f"f{number:04}_00": [number % 62] * 100 for number in range(80)}
+    config = configured(files.write_hdf5(tmp_path / "x.h5", writers))
+    tracemalloc.start()
+    records = read(config)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert records.images.nbytes == 80 * 100 * 28 * 28
+    assert peak < 1.3 * records.images.nbytes
 
 
 @pytest.mark.filterwarnings("ignore::fedgs.data.records.DataWarning")

@@ -19,10 +19,12 @@ CLASS_NAMES = [*map(str, range(10)), *(chr(65 + i) for i in range(26))]
 CLASS_NAMES += [name.lower() for name in CLASS_NAMES[10:]]
 
 
-def paper(user: str) -> np.ndarray:
+def paper(user: str, count: int | None = None) -> np.ndarray:
     """Returns a writer's images as scanned, (n, 28, 28) uint8, 255 = white paper."""
     rng = np.random.default_rng([*user.encode()])
-    images = np.full((len(WRITERS[user]), 28, 28), 255, np.uint8)
+    if count is None:
+        count = len(WRITERS[user])
+    images = np.full((count, 28, 28), 255, np.uint8)
     images[:, 8:20, 8:20] = rng.integers(256, size=(len(images), 12, 12))
     return images
 
@@ -31,7 +33,7 @@ def write_hdf5(path: Path, writers=WRITERS, **options: object) -> str:
     """Writes TFF's layout; returns the setting `data`."""
     with h5py.File(path, "w") as file:
         for user, labels in writers.items():
-            pixels = (paper(user) / 255).astype(np.float32)
+            pixels = (paper(user, len(labels)) / 255).astype(np.float32)
             group = file.create_group(f"examples/{user}")
             group.create_dataset("pixels", data=pixels, **options)
             group.create_dataset("label", data=np.array(labels, np.int32))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from fedgs.app.commands.privacy_words import legend
@@ -27,7 +28,7 @@ from fedgs.gan import refinement
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import PhaseAt, new_state, phases_of
-from fedgs.methods.base import Hosted, Method
+from fedgs.methods.base import Hosted, Method, State
 from fedgs.methods.feature_means import refined
 from fedgs.methods.schedule import EVERYONE
 from fedgs.privacy.accountant import in_short, large_delta, statements
@@ -43,8 +44,7 @@ PROCESS_BYTES = 5e8  # a process with torch
 FEW_SECONDS = 5.0
 FLOWER_SECONDS = 20.0
 TIMED_SECONDS = 1.0  # of a few clients' rounds, by which all rounds are estimated
-# 60,000 images, 100 low frequencies: 4 CPU seconds (docs/benchmark.md).
-SECONDS_OF_PRODUCT = 4 / (60_000 * 100**2)
+TIMED_IMAGES = 200  # of the first clients, by which a release of all is estimated
 FEWEST_STEPS = 4  # of a fit that are timed, of which the shortest counts
 # Noise of a release of features over what it would be if an embedding held nothing but
 # numbers of images: 1.7 to 2.6 where owners have all classes.
@@ -53,12 +53,10 @@ ABSURD_EPSILON = 100.0
 OUTSIDE = "No epsilon covers the scores, because they are computed from private images."
 
 
-def choice(config: ResolvedConfig, data: FederatedImages) -> str:
-    """Returns the line that says what was fitted to the clients, and the time."""
-    return (
-        f"Fitted to {config.num_clients} clients and {target(config)}: "
-        f"{_moments(config)}. The run takes {duration(config, data)}."
-    )
+def choice(config: ResolvedConfig) -> str:
+    """Returns the line that says what was fitted to the clients."""
+    clients = config.num_clients
+    return f"Fitted to {clients} clients and {target(config)}: {_moments(config)}."
 
 
 def _moments(config: ResolvedConfig) -> str:
@@ -175,24 +173,84 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
         seconds = FEW_SECONDS
     else:
         seconds = FLOWER_SECONDS
-    by = ""
+    server = new_state(config)
     for phase in phases_of(config):
         own = phase.config
-        if own.method == "scatter":  # of all moments, it takes nearly all the time
-            products = own.moment_features**2
-            seconds += SECONDS_OF_PRODUCT * len(data.images) * products
-        elif own.method in OF_TRUNKS:
-            seconds += seconds_of_fit(config, own)
-            by = " on idle cores, to judge by a few steps that were timed here"
-        elif own.method not in OF_MOMENTS:
+        if own.method not in (*OF_MOMENTS, *OF_TRUNKS):
             seconds += seconds_of_rounds(config, phase, data)
-            by = " on idle cores, to judge by a few clients that were timed here"
+            continue
+        seconds += seconds_of_release(config, phase, data, server)
+        if own.method in OF_TRUNKS:
+            seconds += seconds_of_fit(config, own)
+    by = " on idle cores, to judge by a small part of it that was timed here"
     # Rounded up, in the largest unit of which there are more than two: an estimate with
     # more digits would promise more than it can keep.
     for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds > 2 * size:
             return f"about {math.ceil(seconds / size)} {unit}{by}"
     return f"about {math.ceil(seconds / 10) * 10} seconds{by}"
+
+
+def seconds_of_release(
+    config: ResolvedConfig,
+    phase: PhaseAt,
+    data: FederatedImages,
+    server: State,
+) -> float:
+    """Returns about how long a phase of one release takes, without its fit.
+
+    The first clients answer for real, and the server learns from their noisy sum, so
+    that the next phase finds what it needs.
+
+    Privacy: reads private data; tells a time, for their owner's eyes. The sum is thrown
+    away with the server's state.
+
+    Args:
+        config: of the run.
+        phase: whose clients answer once, in a time that grows with their images.
+        data: of the run.
+        server: after the phases before; changed.
+    """
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as a run does
+    clock = time.process_time  # does not grow with other work here
+    config = _alone(config)
+    own = config.at_phase(phase.config.phase_index)
+    server.round = own.rounds_before
+    images_so_far = data.sizes.cumsum()
+    few = int(np.searchsorted(images_so_far, TIMED_IMAGES)) + 1
+    few = min(few, data.num_clients)
+    started = clock()
+    request, pending = phase.method.begin(own, server)
+    of_server = clock() - started
+    # The first client's answer also loads and allocates what all others reuse.
+    for clients in (range(1), range(few)):
+        started = clock()
+        answer = answer_of(config, Hosted(data, clients, 0), request)
+        of_clients = clock() - started
+    assert isinstance(answer, SanitizedGradients)  # without masks
+    started = clock()
+    released = summed(config, request.round, [answer])
+    phase.method.finish(own, server, pending, released)
+    of_server += clock() - started
+    of_all = of_clients * images_so_far[-1] / max(images_so_far[few - 1], 1)
+    return of_server + float(of_all) / _num_workers(config, config.num_nodes)
+
+
+def _alone(config: ResolvedConfig) -> ResolvedConfig:
+    """Returns a run's settings for a node that is asked here, and nowhere else."""
+    # Masks need the keys of other nodes. A run's own secret is drawn when it is
+    # created; this one is thrown away.
+    return dataclasses.replace(config, secure_aggregation=False, selection_key=secret())
+
+
+def _num_workers(config: ResolvedConfig, nodes: int) -> int:
+    """Returns how many workers compute at a time for so many nodes."""
+    if config.device != "cpu":
+        return 1  # they share the card
+    # More workers than nodes have nothing to do, and more than cores wait for each
+    # other.
+    return min(config.num_workers, nodes, os.cpu_count() or 1)
 
 
 class _Timed(Exception):
@@ -250,11 +308,7 @@ def seconds_of_rounds(
         clients = config.clients_per_round
     nodes = min(config.num_nodes, clients)
     of_server, of_client = timed_round(config, phase, data, clients // nodes)
-    # More workers than nodes have nothing to do, and more than cores wait for each
-    # other.
-    workers = min(config.num_workers, nodes, os.cpu_count() or 1)
-    if config.device != "cpu":
-        workers = 1  # they share the card
+    workers = _num_workers(config, nodes)
     warm = of_client
     if not config.is_warm_start_public:
         # Every client has a generator of its own, and draws what the server would.
@@ -277,15 +331,9 @@ def timed_round(
     torch.set_num_threads(1)
     keep_freed_memory()  # as a run does
     clock = time.process_time  # does not grow with other work here
-    changes: dict[str, Any] = {
-        # Masks need the keys of other nodes, and here is only one.
-        "secure_aggregation": False,
-        # A run's own secret is drawn when it is created; this one is thrown away.
-        "selection_key": secret(),
-    }
+    config = _alone(config)
     if phase.method.has_discriminators:
-        changes["discriminator_training"] = "selected"
-    config = dataclasses.replace(config, **changes)
+        config = dataclasses.replace(config, discriminator_training="selected")
     method: Method[Any] = phase.method
     own: Any = config.at_phase(phase.config.phase_index)
     # One stack of clients: a node with more of them trains stack after stack.
@@ -382,14 +430,18 @@ def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
         # for itself, and this process has loaded them for the checks.
         processes = config.num_workers + 3
         copies = config.num_workers + 1
-    held = processes * PROCESS_BYTES + copies * data.images.nbytes
+    said = lines_of_settings(config)
+    said["time"] = duration(config, data)
+    # This process holds the images and has just taken steps of the run's own fit, and
+    # keeps what it has freed, so it is as large as the process of a run that fits.
+    own_bytes = psutil.Process().memory_info().rss - data.images.nbytes
+    held = (processes - 1) * PROCESS_BYTES + max(PROCESS_BYTES, own_bytes)
+    held += copies * data.images.nbytes
     held += state * copies_in_memory(config)
     # Three copies: the committed states, the newest ones, and those that the next save
     # overwrites; and 10 MB for all other files.
     megabytes = math.ceil(3 * state / 1e6) + 10
     folder = near(Path(config.output))
-    said = lines_of_settings(config)
-    said["time"] = duration(config, data)
     said["memory"] = f"about {held / 1e9:.1f} GB"
     said["disk"] = f"about {megabytes} MB in {folder}"
     said["evaluation"] = evaluation_note(config, data)

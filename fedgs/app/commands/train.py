@@ -94,12 +94,14 @@ def _planned(
         folder = RunFolder.create(resolved)
     say(described(resolved))
     if is_fitted(resolved):
-        say(forecast.choice(resolved, data))
+        say(forecast.choice(resolved))
     for warning in forecast.warnings_of(resolved, data):
         say(f"Warning: {warning}", is_error=True)
     if folder is None:
         forecast.show(resolved, data)
         return None
+    if is_fitted(resolved):
+        say(f"The run takes {forecast.duration(resolved, data)}.")
     say(forecast.evaluation_note(resolved, data))
     if resolved.engine == "local":
         return folder, data

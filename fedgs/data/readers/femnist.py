@@ -129,23 +129,51 @@ def _hdf5(config: RunConfig, path: Path) -> Records:
             raise UserError(
                 f"{path}: it contains {first_n(file) or 'nothing'}; {TFF_LAYOUT}"
             )
-        parts = {user: _hdf5_user(config, path, examples, user) for user in examples}
-    return _gathered(config, parts)
+        users = sorted(examples)
+        capacity = 0
+        for user in users:
+            labels = _dataset(examples, user, "label", f"{path}: user {user}")
+            capacity += labels.size or 0  # None of an empty one, which is refused
+        # One user after another, so that memory holds the file's floats of one only.
+        parts = (_hdf5_user(config, path, examples, user) for user in users)
+        return gathered(
+            data=config.data,
+            parts=parts,
+            capacity=capacity,
+            num_classes=_count_classes(config),
+            background=LIGHT,
+        )
 
 
-def _hdf5_user(config: RunConfig, path: Path, examples: Any, user: str) -> Part:
+def _hdf5_user(
+    config: RunConfig,
+    path: Path,
+    examples: Any,
+    user: str,
+) -> tuple[str, NDArray[np.uint8], NDArray[np.int64]]:
+    """Returns a user's name, images and labels."""
     where = f"{path}: user {user}"
     arrays: list[NDArray[Any]] = []
     for name in ("pixels", "label"):
-        with (
-            wrap_error(Exception, f"{where} has no {name}", TFF_LAYOUT),
-            wrap_error(OSError, f"{where}: it is damaged", "get it again"),
-        ):
-            arrays.append(np.asarray(examples[user][name][()]))
+        dataset = _dataset(examples, user, name, where)
+        with wrap_error(OSError, f"{where}: it is damaged", "get it again"):
+            arrays.append(np.asarray(dataset[()]))
     pixels, labels = arrays
     if labels.shape[1:] == (1,):  # TFF has a column of them
         labels = labels.reshape(-1)
-    return _checked(config, pixels, labels, where)
+    images, labels = _checked(config, pixels, labels, where)
+    return user, images, labels
+
+
+def _dataset(examples: Any, user: str, name: str, where: str) -> Any:
+    """Returns the dataset `name` of a user, which is not read yet."""
+    with (
+        wrap_error(Exception, f"{where} has no {name}", TFF_LAYOUT),
+        wrap_error(OSError, f"{where}: it is damaged", "get it again"),
+    ):
+        dataset = examples[user][name]
+        dataset.shape  # noqa: B018 - raises where it is a group
+        return dataset
 
 
 # ------------------------------------------------------------------ LEAF's JSON
@@ -237,8 +265,18 @@ def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:
     capacity = sum(len(labels) for _, labels in parts.values())
     # Frees the memory as it goes.
     users = ((user, *parts.pop(user)) for user in sorted(parts))
-    count = int(class_map(config.classes).max()) + 1
-    return gathered(config.data, users, capacity, count, LIGHT)
+    return gathered(
+        data=config.data,
+        parts=users,
+        capacity=capacity,
+        num_classes=_count_classes(config),
+        background=LIGHT,
+    )
+
+
+def _count_classes(config: RunConfig) -> int:
+    """Returns the number of classes that the setting `classes` leaves."""
+    return int(class_map(config.classes).max()) + 1
 
 
 def _from_hub(config: RunConfig, name: str) -> Records:
