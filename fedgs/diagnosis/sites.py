@@ -25,10 +25,10 @@ far an intact site lies from the mean of all. Deviations from it add up to 0, so
 of the m add up to (R - m) |v|, and one of them is at least (R - m) / m |v| > |v| long.
 What a bug explains has no such order: B and C with other bugs make a part of each
 other's. The distance is estimated without bias. Another site that is not clearly less
-distant, with confidence, in the classes that both sites have, is a *rival*. Rivals are compared once more, each alone with
-those that are none: where two sites have a bug, either stands out. Where that does not
-tell, or half of the sites are rivals, the verdict is "one of these sites". Nobody is
-named whose own diagnosis sees nothing.
+distant, with confidence, in the classes that both sites have, is a *rival*. Rivals are
+compared once more, each alone with those that are none: where two sites have a bug,
+either stands out. Where that does not tell, or half of the sites are rivals, the
+verdict is "one of these sites". Nobody is named whose own diagnosis sees nothing.
 
 Of two sites a difference does not say which one differs, except by a bug that nothing
 undoes: the same entry in the other site, at any degree, explains clearly less, below
