@@ -129,7 +129,7 @@ def debug(
             )
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
 
-    def check(resolved: ResolvedConfig, data: FederatedImages) -> None:
+    def precheck(resolved: ResolvedConfig, data: FederatedImages) -> None:
         # A suspect that fails is reported before the release, not after it.
         shape = (4, *data.images.shape[1:])
         for suspect in suspects:
@@ -143,7 +143,7 @@ def debug(
             # Copied into the run folder, as any cohort of a run.
             own: Any = config.at_phase(0)
             config = as_settings(Path(folder), compared, config, own)
-        train.train(config, {}, dry_run, check)
+        train.train(config, {}, dry_run, precheck)
     if dry_run:
         return None
     return _shown(RunFolder.open(config.output), suspects, {})
