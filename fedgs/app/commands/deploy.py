@@ -31,7 +31,7 @@ from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
 from server.launch.supervisor import ServerEnded, supervise
 
-# Prints what a run can do, from its settings alone, and refuses one that can do nothing.
+# Prints what a run can do, from its settings alone; refuses one that can do nothing.
 Forecast = Callable[[ResolvedConfig], None]
 
 
