@@ -16,7 +16,7 @@ import numpy as np
 from fedgs.app.commands import train
 from fedgs.app.commands.run_outcome import new_output
 from fedgs.app.debug import power, verdict
-from fedgs.app.debug.cohorts import as_settings, check_values
+from fedgs.app.debug.cohorts import as_settings, smallest_group
 from fedgs.app.debug.debug_request import Compared, planted
 from fedgs.app.debug.suspects import load_suspect
 from fedgs.config.plugins import GROUP_MEANS
@@ -135,8 +135,7 @@ def debug(
         for suspect in suspects:
             suspect.apply(np.zeros(shape, np.float32), np.zeros(4, np.int64), 1)
         phase: Any = resolved.at_phase(0)
-        check_values(phase, data)
-        power.show(resolved)
+        power.show(resolved, smallest_group(phase, data))
 
     with tempfile.TemporaryDirectory() as folder:
         if compared.healthy is not None and config.cohorts is None:
