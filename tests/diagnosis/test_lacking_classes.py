@@ -96,6 +96,20 @@ def test_a_turn_is_named_where_its_site_lacks_classes(digits, name, lacked):
     assert accused(compare(digits | {"c": own})) == {"c": name}
 
 
+@pytest.mark.parametrize("name", ["transpose", "rotate", "invert", "mirror"])
+def test_of_two_sites_that_alone_have_some_classes_either_may_be_spoilt(digits, name):
+    low, high = range(5), range(5, 10)
+    sites = {
+        "a": [without(group, low) for group in digits["a"]],
+        "b": digits["b"],
+        "c": [with_bug(without(group, high), name) for group in digits["c"]],
+    }
+    found = compare(sites)
+    assert accused(found) == {}
+    assert found["c"].diagnosis.verdict == name
+    assert "b" in found["c"].rivals
+
+
 @pytest.mark.parametrize("lacked", [(), (4,), (0, 1, 2)])
 def test_a_mislabelled_class_is_named_because_the_other_ones_mean_moved(digits, lacked):
     own = [with_bug(without(g, lacked), "mislabel", (7, 5)) for g in digits["c"]]
