@@ -22,7 +22,7 @@ So how many images of a class there are makes no difference, and a cohort that l
 is compared in the others. Labels say more: if the pictures of one class are called by
 another's name, one class is gone and the mean of the other has moved towards it. Where
 that would have brought a class that the cohort lacks, the bug explains nothing of it. A
-group that lacks the class itself cannot tell where its pictures would be.
+group that lacks one of the classes itself cannot tell how their pictures would mix.
 
 Privacy: post-processing of DP output.
 """
@@ -195,8 +195,16 @@ class CohortSamples:
             self.gram, healthy, suspicious, permutation.squared_distance
         )
 
-    def _products(self, one: Array, other: Array) -> Products:
-        return products(one, other, self._sets)
+    def _products(
+        self,
+        one: Array,
+        other: Array,
+        is_told: NDArray[np.bool_] | None = None,
+    ) -> Products:
+        sets = self._sets
+        if is_told is not None and not np.array_equal(is_told, self.is_known):
+            sets = alike(self.is_known, is_told)
+        return products(one, other, sets)
 
     def _means(self, frequencies: Sequence[Images]) -> Array:
         """Returns the class means of all groups, in units of `means`."""
@@ -235,19 +243,24 @@ class CohortSamples:
 
     def _both_ways(self, steps: tuple[Step, ...]) -> list[Candidate]:
         """Returns the candidates by which either cohort would be the spoilt one."""
-        moved = self._after(steps) - self.means
+        means, is_told = self._after(steps)
+        moved = means - self.means
         first = Candidate(
             steps=steps,
             spoilt=SUSPICIOUS,
-            moves=self._products(self.means, moved),
-            sizes=self._products(moved, moved),
+            moves=self._products(self.means, moved, is_told),
+            sizes=self._products(moved, moved, is_told),
         )
         if first.is_turn:
             return [first]
         return [first, dataclasses.replace(first, spoilt=HEALTHY)]
 
-    def _after(self, steps: tuple[Step, ...]) -> Array:
-        """Returns the means after the steps: those on images first, then on labels."""
+    def _after(self, steps: tuple[Step, ...]) -> tuple[Array, NDArray[np.bool_]]:
+        """Returns the means after the steps: those on images first, then on labels.
+
+        Returns:
+            The means, and of which classes each group can tell them.
+        """
         on_images = [step for step in steps if step[0].images is not None]
         key = tuple((entry.name, degree) for entry, degree in on_images)
         if key not in self._known:
@@ -256,11 +269,17 @@ class CohortSamples:
                 changed = self._changed(images, on_images)
                 frequencies.append(low_frequencies(changed, self.num_frequencies))
             self._known[key] = self._means(frequencies)
-        found = self._known[key]
+        means = self._known[key]
+        is_told = self.is_known
         for entry, degree in steps:
             if entry.labels is not None:
-                found = self._relabelled(found, entry.labels, degree)
-        return found
+                shares = self._shares(entry.labels, degree)
+                means = np.einsum("kl,gld->gkd", shares, means)
+                # A mean over several classes needs the means of all of them.
+                num_needed = (shares > 0).sum(1)
+                num_there = is_told.astype(np.int64) @ (shares > 0).T
+                is_told = is_told & (num_there == num_needed)
+        return means, is_told
 
     def _changed(self, intact: Images, steps: Sequence[Step]) -> Images:
         """Returns pictures after the steps."""
@@ -279,22 +298,19 @@ class CohortSamples:
         copies = images.reshape(-1, _COPIES, *images.shape[1:])
         return copies.mean(1)
 
-    def _relabelled(self, means: Array, labels: Relabel, degree: Degree) -> Array:
-        """Returns the class means under other labels: means of the old classes' means.
+    def _shares(self, labels: Relabel, degree: Degree) -> Array:
+        """Returns how much of a new class (row) is of an old one (column).
 
-        A class that no picture of a group has any more keeps its mean there.
+        All old classes are equally large. One that no picture has any more keeps its
+        mean.
         """
-        found = np.empty_like(means)
-        for group, old in enumerate(self._labels):
-            # How many pictures of an old class (column) are of a new one (row).
-            counts = np.zeros((self.num_classes, self.num_classes))
-            new = labels(old, self.num_classes, degree)
-            np.add.at(counts, (new, old), 1)
-            is_empty = counts.sum(1) == 0
-            counts += np.diag(is_empty)
-            shares = counts / counts.sum(1, keepdims=True)
-            found[group] = shares @ means[group]
-        return found
+        old = np.arange(self.num_classes)
+        new = labels(old, self.num_classes, degree)
+        counts = np.zeros((self.num_classes, self.num_classes))
+        counts[new, old] = 1
+        is_empty = counts.sum(1) == 0
+        counts += np.diag(is_empty)
+        return counts / counts.sum(1, keepdims=True)
 
 
 def low_frequencies(images: Images, count: int) -> Images:

@@ -25,10 +25,12 @@ class Part(NamedTuple):
 
     Attributes:
         is_known: which groups have these classes, shape (number of groups,).
+        is_told: which of them tell how these classes would look with a bug.
         matrix: the products, shape (number of groups, number of groups).
     """
 
     is_known: NDArray[np.bool_]
+    is_told: NDArray[np.bool_]
     matrix: Array
 
 
@@ -36,29 +38,40 @@ Products = tuple[Part, ...]
 
 
 class Alike(NamedTuple):
-    """Classes that the same groups have.
+    """Classes that the same groups have, and that the same groups tell of.
 
     Attributes:
-        is_known: which groups, shape (number of groups,).
+        is_known: as of `Part`.
+        is_told: likewise.
         classes: which classes, shape (number of classes,).
     """
 
     is_known: NDArray[np.bool_]
+    is_told: NDArray[np.bool_]
     classes: NDArray[np.bool_]
 
 
-def alike(is_known: NDArray[np.bool_]) -> list[Alike]:
+def alike(
+    is_known: NDArray[np.bool_],
+    is_told: NDArray[np.bool_] | None = None,
+) -> list[Alike]:
     """Returns the classes in sets of which each is known to the same groups.
 
     Privacy: post-processing of DP output.
 
     Args:
         is_known: which classes each group has, shape (groups, classes).
+        is_told: of which of them it tells how they would look with a bug; of all if
+            None.
     """
+    if is_told is None:
+        is_told = is_known
+    both = np.concatenate([is_known, is_told])
     found: list[Alike] = []
-    for groups in np.unique(is_known, axis=1).T:
-        classes = (is_known == groups[:, None]).all(axis=0)
-        found.append(Alike(groups, classes))
+    for pattern in np.unique(both, axis=1).T:
+        classes = (both == pattern[:, None]).all(axis=0)
+        known, told = np.split(pattern, 2)
+        found.append(Alike(known, told, classes))
     return found
 
 
@@ -76,7 +89,7 @@ def products(one: Array, other: Array, sets: Sequence[Alike]) -> Products:
     for own in sets:
         rows = one[:, own.classes].reshape(len(one), -1)
         columns = other[:, own.classes].reshape(len(other), -1)
-        parts.append(Part(own.is_known, rows @ columns.T))
+        parts.append(Part(own.is_known, own.is_told, rows @ columns.T))
     return tuple(parts)
 
 
@@ -96,7 +109,7 @@ def over_classes(
     Args:
         parts: of `products`.
         rows: the groups of one cohort, for every split, shape (n, groups).
-        others: likewise of the other one.
+        others: likewise of the other one, which tells how a bug would look.
         statistic: of a part's matrix, and of the groups of either cohort that have its
             classes; shape (n,).
 
@@ -106,7 +119,7 @@ def over_classes(
     total = np.zeros(len(rows))
     for part in parts:
         own = rows & part.is_known
-        of_others = others & part.is_known
+        of_others = others & part.is_told
         is_compared = are_seen(own) & are_seen(of_others)
         found = statistic(part.matrix, own[is_compared], of_others[is_compared])
         total[is_compared] += found

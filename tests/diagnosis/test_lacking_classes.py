@@ -122,6 +122,18 @@ def test_a_mislabelled_class_is_named_because_the_other_ones_mean_moved(digits, 
     assert (first.bug, first.degree, first.spoilt) == ("mislabel", (7, 5), "suspicious")
 
 
+def test_a_mislabelled_class_is_named_where_some_of_the_others_lack_it(digits):
+    """They cannot tell how its pictures would mix with those of the other class."""
+    own = [with_bug(group, "mislabel", (7, 5)) for group in digits["c"]]
+    lacking = [without(group, (7,)) for group in digits["b"]]
+    found = compare(digits | {"b": lacking, "c": own})["c"].diagnosis
+    first, *_ = found.ranking
+    assert (first.bug, first.degree, first.spoilt) == ("mislabel", (7, 5), "suspicious")
+    assert first.fit > 0.9
+    low, high = first.interval
+    assert low < 1 < high
+
+
 @pytest.mark.parametrize("name", ["swap-labels", "shift-labels"])
 def test_other_labels_are_told_from_a_mislabelled_class(digits, name):
     own = [with_bug(without(group, (9,)), name) for group in digits["c"]]
