@@ -25,7 +25,8 @@ BY_NAME = {entry.name: entry for entry in TRANSFORMATIONS}
 NAMES = ("invert", "rotate", "mirror", "transpose", "shift", "contrast", "blank")
 NAMES = (*NAMES, "swap-labels", "shift-labels", "mislabel")
 ENTRIES = tuple(BY_NAME[name] for name in NAMES)
-NORMAL = 0  # the class of radiographs
+NORMAL = 0  # classes of radiographs
+VIRUS = 2
 
 
 @pytest.fixture(scope="module")
@@ -198,48 +199,79 @@ def test_the_error_rate_holds_where_groups_that_are_alike_lack_classes():
 
 
 @pytest.fixture(scope="module")
-def radiographs(data_dir, tmp_path_factory):
-    """The archive in one file, its patients in the order of their names.
-
-    Of three sites the first one has only healthy patients, and the last one has none.
-    """
+def archive(data_dir):
+    """Radiographs, labels and patients in the order of the patients' names."""
     if not (data_dir / "ChestXRay").is_dir():
         pytest.skip("needs the X-rays: FEDGS_DATA_DIR/ChestXRay/{NORMAL,PNEUMONIA}")
     config = configure("group-means", None, {"data": "chest-xray", "seed": 0})
     data = load_data(dataclasses.replace(config, data_dir=str(data_dir)))
     records = np.concatenate(data.client_records)
-    patients = np.repeat(data.client_names, [len(own) for own in data.client_records])
-    path = tmp_path_factory.mktemp("radiographs") / "radiographs.npz"
-    pixels = data.images[records]
-    np.savez(path, images=pixels, labels=data.labels[records], clients=patients)
-    return f"npz:{path}"
+    counts = [len(own) for own in data.client_records]
+    patients = np.repeat(np.arange(data.num_clients), counts)
+    return data.images[records], data.labels[records], patients
+
+
+def diagnosed(archive, place, sizes, **settings):
+    """The comparisons of three sites; a bug is in the first one."""
+    images, labels, patients = archive
+    names = [f"{patient:04}" for patient in patients]
+    np.savez(place / "own.npz", images=images, labels=labels, clients=names)
+    own = {
+        "data": f"npz:{place / 'own.npz'}",
+        "node_sizes": ",".join(map(str, sizes)),
+        "corruption_unit": "node",
+        "output": str(place / "run"),
+        "seed": 0,  # by which it is the first one
+        "noise_seed": 1,
+    }
+    folder, data = new_run(configure("group-means", None, own | settings))
+    train(folder, data=data)
+    content = conclude(folder)
+    assert content is not None
+    if settings["corruption"] != "none":
+        assert content["planted"]["where"] == "0"
+    return content["comparisons"]
+
+
+def compared_in(found):
+    return {own["label"] for own in found["differences"] if own["distance"] is not None}
 
 
 @pytest.mark.slow  # 20 seconds
 @pytest.mark.parametrize("bug", ["none", "transpose", "rotate"])
 @pytest.mark.parametrize("epsilon", [3.0, 10.0])
 def test_no_hospital_is_said_to_mislabel_because_it_has_healthy_patients_only(
-    radiographs, bug, epsilon, tmp_path
+    archive, bug, epsilon, tmp_path
 ):
-    settings = {
-        "data": radiographs,
-        "node_sizes": "1040,1039,1039",
-        "corruption": bug,
-        "corruption_unit": "node",
-        "target_epsilon": epsilon,
-        "output": str(tmp_path / "run"),
-        "seed": 0,  # the bug is in the first one
-        "noise_seed": 1,
-    }
-    folder, data = new_run(configure("group-means", None, settings))
-    train(folder, data=data)
-    found = conclude(folder)["comparisons"]
+    """Dealt by name: the first has the healthy alone, and the last one has none."""
+    sizes = (1040, 1039, 1039)
+    settings = {"corruption": bug, "target_epsilon": epsilon}
+    found = diagnosed(archive, tmp_path, sizes, **settings)
     assert all("mislabel" not in own["verdict"] for own in found)
     first, *_ = found
-    assert first["suspicious"] == "0"
-    assert [own["label"] for own in first["differences"] if own["distance"]] == [NORMAL]
+    assert compared_in(first) == {NORMAL}
     # That class has one other site, so nothing tells which of the two is turned.
     assert not any(own["is_accused"] for own in found)
     if bug != "none":
         assert first["verdict"] == bug
         assert "1" in first["rivals"]
+
+
+@pytest.mark.slow  # 20 seconds
+@pytest.mark.parametrize("bug", ["none", "transpose"])
+def test_a_hospital_without_virus_is_named_if_its_radiographs_lie_and_only_then(
+    archive, bug, tmp_path
+):
+    images, labels, patients = archive
+    # Dealt at random: the new number of every patient.
+    order = np.random.default_rng(0).permutation(patients[-1] + 1)
+    dealt = order[patients]
+    is_first = dealt < 1040
+    kept = np.flatnonzero(~is_first | (labels != VIRUS))
+    kept = kept[np.argsort(dealt[kept], kind="stable")]
+    own = images[kept], labels[kept], dealt[kept]
+    sizes = [len({*dealt[kept][is_first[kept]].tolist()}), 1039, 1039]
+    found = diagnosed(own, tmp_path, sizes, corruption=bug, target_epsilon=3.0)
+    assert compared_in(found[0]) == {0, 1}
+    accused = {own["suspicious"]: own["verdict"] for own in found if own["is_accused"]}
+    assert accused == ({} if bug == "none" else {"0": bug})
