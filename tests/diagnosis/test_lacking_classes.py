@@ -258,7 +258,7 @@ def test_no_hospital_is_said_to_mislabel_because_it_has_healthy_patients_only(
 
 
 @pytest.mark.slow  # 20 seconds
-@pytest.mark.parametrize("bug", ["none", "transpose"])
+@pytest.mark.parametrize("bug", ["none", "transpose", "mirror"])
 def test_a_hospital_without_virus_is_named_if_its_radiographs_lie_and_only_then(
     archive, bug, tmp_path
 ):
