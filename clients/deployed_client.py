@@ -318,18 +318,33 @@ class DeployedClient:
     def keep_cohorts(self, node: Node, request: Request) -> None:
         """Writes who is in which cohort after the last question of a selection.
 
+        Before it there are no cohorts: those of another selection would be taken for
+        those of this one by whoever looks after it.
+
         Privacy: reads private data; the file is private, and nothing is sent.
 
         Args:
             node: that has answered.
             request: what it has answered; of other runs nothing is written.
         """
-        is_last = request.round == node.config.num_rounds
-        if node.config.method != COHORT_COUNTS or not is_last:
+        if node.config.method != COHORT_COUNTS:
+            return
+        if request.round != node.config.num_rounds:
+            self._forget_cohorts()
             return
         config = phase_at(node.config, request.round).config
         cohorts = cohorts_of(config, node.data, node.hosted, request)
         write_memberships(self.site.state_dir / COHORTS, cohorts)
+
+    def _forget_cohorts(self) -> None:
+        (self.site.state_dir / COHORTS).unlink(missing_ok=True)
+
+    def _has_answered(self, round: int) -> bool:
+        """Tells whether the clients' count has a release of a round of this run."""
+        limits = self.site.own_limits()
+        count = ClientLedger(limits.state_dir or self.folder, [])
+        released = count.released(self.run_id, self.title)
+        return any(number == round for _, number in released)
 
     def forget(self) -> None:
         """Drops the node from memory; its last whole state is on disk."""
@@ -390,11 +405,13 @@ class DeployedClient:
         # Only now: a run that was refused leaves nothing behind.
         if not self._settings_file.exists():
             make_folder(self.folder, 0o700)
-            if worker.config.method == COHORT_COUNTS:
-                # A node that misses the last question has no cohorts, and not those of
-                # a selection before.
-                (self.site.state_dir / COHORTS).unlink(missing_ok=True)
             write_json(self._settings_file, dict(settings))
+        config = worker.config
+        is_selection = config.method == COHORT_COUNTS
+        # A node that misses the last question has no cohorts, and not those of another
+        # selection, be it before this one or between two starts of it.
+        if is_selection and not self._has_answered(config.num_rounds):
+            self._forget_cohorts()
         cached_worker(str(self.folder), lambda: worker)
         log(INFO, "%s", agreement(self.title, worker.node(self.node_id)))
         if self._start.get("start") != told.start:

@@ -9,7 +9,7 @@ Privacy: public; no data are read.
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -124,6 +124,7 @@ def released(
     asked: int,
     round: int = 1,
     node_id: int = 0,
+    weights: Sequence[float] | None = None,
 ) -> Tensor:
     """Returns what a node releases for given answers, float64; zeros where none is due.
 
@@ -136,8 +137,9 @@ def released(
         asked: number of clients that answer.
         round: with the node, it decides the noise of a seeded run.
         node_id: of the node.
+        weights: of these clients, as `fedgs.round.answer.release` takes them.
     """
-    found = release(config, terms, answers, round, node_id, asked)
+    found = release(config, terms, answers, round, node_id, asked, weights)
     if found is None:
         return torch.zeros(terms.shape, dtype=torch.float64)
     return real_values(found)

@@ -50,7 +50,7 @@ from fedgs.methods import new_state, phase_at, phases_of
 from fedgs.methods.base import Hosted, Released, Request, State
 from fedgs.methods.schedule import EVERYONE
 from fedgs.privacy.ledger import Event, agreed_values
-from fedgs.round.answer import is_of_fedgs, raw_answers
+from fedgs.round.answer import is_of_fedgs, raw_answers, weights_of
 from fedgs.round.codec import rounded
 from fedgs.round.run import new_event
 
@@ -419,7 +419,9 @@ def _sum(
     hosted = Hosted(world.data, clients, 0, nets, groups)
     answers = raw_answers(config, hosted, request)
     terms = without_noise(terms_at(config, request.round))
-    return released(config, terms, answers, len(clients), request.round)
+    weights = weights_of(hosted, request)
+    asked = len(clients)
+    return released(config, terms, answers, asked, request.round, weights=weights)
 
 
 def made_up(config: ResolvedConfig) -> FederatedImages:

@@ -15,7 +15,14 @@ the spoilt one.
 Frequencies are in units in which the noise of the release is white
 (`fedgs.config.feature_settings.frequency_weight`). Pictures of them are not cut off at
 black and white, so that noise cancels, and averages of intact and of spoilt images lie
-on one line. A class that a group lacks has the mean of the other groups.
+on one line.
+
+Images are compared class by class, in the classes that both cohorts have (`products`).
+So how many images of a class there are makes no difference, and a cohort that lacks one
+is compared in the others. Labels say more: if the pictures of one class are called by
+another's name, one class is gone and the mean of the other has moved towards it. Where
+that would have brought a class that the cohort lacks, the bug explains nothing of it. A
+group that lacks one of the classes itself cannot tell how their pictures would mix.
 
 Privacy: post-processing of DP output.
 """
@@ -33,6 +40,7 @@ from scipy import fft
 from fedgs.config.feature_settings import frequency_weight
 from fedgs.data.transformations import TURNS, Degree, Transformation
 from fedgs.diagnosis import permutation
+from fedgs.diagnosis.products import Products, alike, over_classes, products
 from fedgs.evaluation.images import LabelledImages
 
 Images = NDArray[np.float32]
@@ -58,15 +66,14 @@ class Candidate:
     Attributes:
         steps: entry of the catalogue and degree; two for a combination.
         spoilt: the cohort that would have the bug.
-        moves: <x_g, u_h> of all groups' means x and moves u, shape (number of groups,
-            number of groups).
+        moves: <x_g, u_h> of all groups' means x and moves u.
         sizes: <u_g, u_h>, likewise.
     """
 
     steps: tuple[Step, ...]
     spoilt: str
-    moves: Array
-    sizes: Array
+    moves: Products
+    sizes: Products
 
     @property
     def entry(self) -> Transformation:
@@ -102,9 +109,13 @@ class Candidate:
         if self.spoilt == HEALTHY:
             intact = suspicious
             other = healthy
-        along = permutation.between(self.moves, other, intact)
-        along -= permutation.within(self.moves, intact)
-        return along, permutation.within(self.sizes, intact)
+        along = over_classes(self.moves, other, intact, _along)
+        compared = other
+        if any(entry.labels is not None for entry, _ in self.steps):
+            # Other labels move pictures from class to class: what they would bring to a
+            # class that the other cohort lacks speaks against them.
+            compared = intact
+        return along, over_classes(self.sizes, compared, intact, size_within)
 
     def explained(self, healthy: Rows, suspicious: Rows) -> Array:
         """Returns E, shape (n,); 0 where the bug moves nothing that can be seen."""
@@ -130,7 +141,10 @@ class CohortSamples:
         num_classes: of the labels.
         num_frequencies: how many along each side the pictures have.
         means: the low frequencies of every class, in units of how far pictures are from
-            their group's mean, shape (number of groups, number of classes, d).
+            their group's mean, shape (number of groups, number of classes, d); 0 of a
+            class that a group lacks.
+        is_known: which classes each group has, shape (number of groups, number of
+            classes).
         gram: inner products of the groups' means.
         rows: of `permutation.splits`: the true cohorts first, then all others.
     """
@@ -148,12 +162,15 @@ class CohortSamples:
         self.rows = permutation.splits(num_suspicious, len(groups) - num_suspicious)
         self._images = [group.images for group in groups]
         self._labels = [group.labels for group in groups]
+        classes = np.arange(num_classes)
+        self.is_known = np.stack([np.isin(classes, own) for own in self._labels])
+        self._sets = alike(self.is_known)
         intact = [low_frequencies(own, num_frequencies) for own in self._images]
         # The unit is of the intact pictures, and stays: a bug that widened it would
         # look smaller. It does not depend on which group is in which cohort.
         self._unit = _spread(intact)
         self.means = self._means(intact)
-        self.gram = _products(self.means, self.means)
+        self.gram = self._products(self.means, self.means)
         # The means after the steps on images, by these.
         self._known: dict[tuple[Any, ...], Array] = {(): self.means}
 
@@ -170,15 +187,31 @@ class CohortSamples:
 
     def squared_distances(self) -> Array:
         """Returns how far apart the cohorts of every split are, squared, at least 0."""
-        found = permutation.squared_distance(self.gram, ~self.rows, self.rows)
-        return np.maximum(0.0, found)
+        return np.maximum(0.0, self.squared_distance(~self.rows, self.rows))
+
+    def squared_distance(self, healthy: Rows, suspicious: Rows) -> Array:
+        """Returns `permutation.squared_distance`, over the classes that both have."""
+        return over_classes(
+            self.gram, healthy, suspicious, permutation.squared_distance
+        )
+
+    def _products(
+        self,
+        one: Array,
+        other: Array,
+        is_told: NDArray[np.bool_] | None = None,
+    ) -> Products:
+        sets = self._sets
+        if is_told is not None and not np.array_equal(is_told, self.is_known):
+            sets = alike(self.is_known, is_told)
+        return products(one, other, sets)
 
     def _means(self, frequencies: Sequence[Images]) -> Array:
         """Returns the class means of all groups, in units of `means`."""
         of_groups: list[Array] = []
         for own, labels in zip(frequencies, self._labels, strict=True):
             of_groups.append(class_means(own, labels, self.num_classes))
-        means = _filled(np.stack(of_groups))
+        means = np.nan_to_num(np.stack(of_groups))
         return means / self._unit
 
     def shown(self, entry: Transformation) -> float:
@@ -210,19 +243,24 @@ class CohortSamples:
 
     def _both_ways(self, steps: tuple[Step, ...]) -> list[Candidate]:
         """Returns the candidates by which either cohort would be the spoilt one."""
-        moved = self._after(steps) - self.means
+        means, is_told = self._after(steps)
+        moved = means - self.means
         first = Candidate(
             steps=steps,
             spoilt=SUSPICIOUS,
-            moves=_products(self.means, moved),
-            sizes=_products(moved, moved),
+            moves=self._products(self.means, moved, is_told),
+            sizes=self._products(moved, moved, is_told),
         )
         if first.is_turn:
             return [first]
         return [first, dataclasses.replace(first, spoilt=HEALTHY)]
 
-    def _after(self, steps: tuple[Step, ...]) -> Array:
-        """Returns the means after the steps: those on images first, then on labels."""
+    def _after(self, steps: tuple[Step, ...]) -> tuple[Array, NDArray[np.bool_]]:
+        """Returns the means after the steps: those on images first, then on labels.
+
+        Returns:
+            The means, and of which classes each group can tell them.
+        """
         on_images = [step for step in steps if step[0].images is not None]
         key = tuple((entry.name, degree) for entry, degree in on_images)
         if key not in self._known:
@@ -231,11 +269,17 @@ class CohortSamples:
                 changed = self._changed(images, on_images)
                 frequencies.append(low_frequencies(changed, self.num_frequencies))
             self._known[key] = self._means(frequencies)
-        found = self._known[key]
+        means = self._known[key]
+        is_told = self.is_known
         for entry, degree in steps:
             if entry.labels is not None:
-                found = self._relabelled(found, entry.labels, degree)
-        return found
+                shares = self._shares(entry.labels, degree)
+                means = np.einsum("kl,gld->gkd", shares, means)
+                # A mean over several classes needs the means of all of them.
+                num_needed = (shares > 0).sum(1)
+                num_there = is_told.astype(np.int64) @ (shares > 0).T
+                is_told = is_told & (num_there == num_needed)
+        return means, is_told
 
     def _changed(self, intact: Images, steps: Sequence[Step]) -> Images:
         """Returns pictures after the steps."""
@@ -254,20 +298,19 @@ class CohortSamples:
         copies = images.reshape(-1, _COPIES, *images.shape[1:])
         return copies.mean(1)
 
-    def _relabelled(self, means: Array, labels: Relabel, degree: Degree) -> Array:
-        """Returns the class means under other labels: means of the old classes' means.
+    def _shares(self, labels: Relabel, degree: Degree) -> Array:
+        """Returns how much of a new class (row) is of an old one (column).
 
-        A class that no picture has any more keeps its mean.
+        All old classes are equally large. One that no picture has any more keeps its
+        mean.
         """
-        old = np.concatenate(self._labels)
-        # How many pictures of an old class (column) are of a new one (row).
-        counts = np.zeros((self.num_classes, self.num_classes))
+        old = np.arange(self.num_classes)
         new = labels(old, self.num_classes, degree)
-        np.add.at(counts, (new, old), 1)
+        counts = np.zeros((self.num_classes, self.num_classes))
+        counts[new, old] = 1
         is_empty = counts.sum(1) == 0
         counts += np.diag(is_empty)
-        shares = counts / counts.sum(1, keepdims=True)
-        return np.einsum("kl,gld->gkd", shares, means)
+        return counts / counts.sum(1, keepdims=True)
 
 
 def low_frequencies(images: Images, count: int) -> Images:
@@ -315,15 +358,6 @@ def class_means(values: Images, labels: Labels, num_classes: int) -> Array:
     return known.astype(np.float64)
 
 
-def _filled(means: Array) -> Array:
-    """Returns class means whose NaN are replaced by the mean of the other groups."""
-    is_known = np.isfinite(means)
-    total = np.where(is_known, means, 0).sum(0)
-    num_known = is_known.sum(0)
-    of_others = total / np.maximum(1, num_known)
-    return np.where(is_known, means, of_others)
-
-
 def _spread(groups: Sequence[Images]) -> float:
     """Returns how far pictures are from their group's mean, root mean square."""
     of_groups = [own.var(0).sum() for own in groups]
@@ -331,8 +365,12 @@ def _spread(groups: Sequence[Images]) -> float:
     return max(_LEAST_SPREAD, spread)
 
 
-def _products(one: Array, other: Array) -> Array:
-    """Returns the inner products of groups, shape (groups, groups)."""
-    rows = one.reshape(len(one), -1)
-    columns = other.reshape(len(other), -1)
-    return rows @ columns.T
+def _along(moves: Array, other: Rows, intact: Rows) -> Array:
+    """Returns <d, u> of some classes."""
+    along = permutation.between(moves, other, intact)
+    return along - permutation.within(moves, intact)
+
+
+def size_within(sizes: Array, other: Rows, intact: Rows) -> Array:
+    """Returns <u, u> of some classes."""
+    return permutation.within(sizes, intact)

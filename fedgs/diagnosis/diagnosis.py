@@ -52,8 +52,15 @@ from fedgs.data.transformations import (
     Transformation,
 )
 from fedgs.diagnosis import permutation
-from fedgs.diagnosis.catalogue import HEALTHY, SUSPICIOUS, Candidate, CohortSamples
+from fedgs.diagnosis.catalogue import (
+    HEALTHY,
+    SUSPICIOUS,
+    Candidate,
+    CohortSamples,
+    size_within,
+)
 from fedgs.diagnosis.differences import Difference, differences
+from fedgs.diagnosis.products import over_classes
 from fedgs.diagnosis.rule import INTERVAL_CONFIDENCE, Rule
 from fedgs.errors import raise_if_any
 from fedgs.evaluation.images import LabelledImages
@@ -125,7 +132,8 @@ class Diagnosis:
         num_splits: of the permutation test: all, or `permutation.MOST_SPLITS`, of which
             all but the true one are random.
         rule: as asked for.
-        differences: how far the cohorts are apart in every class, largest first.
+        differences: how far the cohorts are apart in every class, largest first; those
+            that one of them lacks come last.
     """
 
     verdict: str
@@ -261,7 +269,7 @@ def judge(
         shows_data=shows_data,
         num_splits=len(rows),
         rule=rule,
-        differences=differences(samples.means, rows),
+        differences=differences(samples.means, samples.is_known, rows),
     )
 
 
@@ -426,7 +434,7 @@ def _is_excluded(
 def _fit(candidate: Candidate, samples: CohortSamples) -> float:
     """Returns what a candidate explains of the true cohorts' squared distance."""
     suspicious = samples.rows[:1]
-    squared = permutation.squared_distance(samples.gram, ~suspicious, suspicious)
+    squared = samples.squared_distance(~suspicious, suspicious)
     if squared[0] <= 0:
         return 0.0
     explained = candidate.explained(~suspicious, suspicious)
@@ -443,7 +451,8 @@ def _shows_data(samples: CohortSamples) -> bool:
     for cohort in (0, 1):
 
         def size(*rows: Rows, cohort: int = cohort) -> Array:
-            return permutation.within(turn.sizes, rows[cohort])
+            own = rows[cohort]
+            return over_classes(turn.sizes, rows[1 - cohort], own, size_within)
 
         if not permutation.is_above_zero(size, samples.cohorts):
             return False

@@ -180,24 +180,6 @@ def squared_distance(gram: Array, healthy: Rows, suspicious: Rows) -> Array:
     return of_healthy + of_suspicious - 2 * of_both
 
 
-def distances(gram: Array, rows: Rows) -> Array:
-    """Returns the distance of the two cohorts' means for every split.
-
-    The root of `squared_distance`; where that is below 0, the distance is 0.
-
-    Privacy: post-processing of DP output.
-
-    Args:
-        gram: inner products of the groups' features; the diagonal does not count.
-        rows: of `splits`.
-
-    Returns:
-        Shape (number of splits,), at least 0.
-    """
-    squared = squared_distance(gram, ~rows, rows)
-    return np.sqrt(np.maximum(0.0, squared))
-
-
 def p_value(values: Array) -> float:
     """Returns the share of splits whose statistic is at least the first one's.
 

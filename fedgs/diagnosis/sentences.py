@@ -119,6 +119,8 @@ def _why(diagnosis: Diagnosis) -> str:
             f"alpha = {diagnosis.rule.alpha:g} is below the least p that is possible, "
             f"{least:.3g}"
         )
+    if not _compared(diagnosis):
+        return "they have no class in common"
     why = "the samples neither show nor exclude a bug"
     if not diagnosis.shows_data:
         why += "; the pictures show little but noise"
@@ -142,12 +144,24 @@ def _not_tested(diagnosis: Diagnosis) -> str:
     """Returns what the verdict does not speak about."""
     open_ones = [title(s.bug) for s in diagnosis.ranking if s.decision == UNDECIDED]
     # Without this, a reader would take a verdict for a statement about every bug.
-    text = "Not tested: bugs that are not in the catalogue"
+    text = f"{_not_compared(diagnosis)}Not tested: bugs that are not in the catalogue"
     if any(s.decision == NAMED for s in diagnosis.ranking):
         text += ", and a smaller bug beside this one"
     if open_ones and diagnosis.verdict in ("none", OTHER):
         text += f". Not excluded, as these samples cannot tell: {'; '.join(open_ones)}"
     return f"{text}. Look at the picture."
+
+
+def _not_compared(diagnosis: Diagnosis) -> str:
+    """Returns which classes say nothing, because one of the cohorts lacks them."""
+    everything = {own.label for own in diagnosis.differences}
+    labels = everything - {*_compared(diagnosis)}
+    if not labels:
+        return ""
+    listed = ", ".join(map(str, sorted(labels)))
+    return (
+        f"Not compared, because one side has hardly any images of it: class {listed}. "
+    )
 
 
 def title(bug: str) -> str:
@@ -158,8 +172,13 @@ def title(bug: str) -> str:
 def where(diagnosis: Diagnosis) -> str:
     """Returns the classes in which the cohorts differ most."""
     # The differences are sorted, the largest first.
-    classes = [str(found.label) for found in diagnosis.differences]
-    return f"most in the classes {', '.join(classes[:3])}"
+    classes = map(str, _compared(diagnosis)[:3])
+    return f"most in the classes {', '.join(classes)}"
+
+
+def _compared(diagnosis: Diagnosis) -> list[int]:
+    """Returns the classes that both cohorts have, those that differ most first."""
+    return [own.label for own in diagnosis.differences if own.distance is not None]
 
 
 def with_titles(diagnosis: Diagnosis) -> dict[str, Any]:

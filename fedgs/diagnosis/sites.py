@@ -25,10 +25,10 @@ far an intact site lies from the mean of all. Deviations from it add up to 0, so
 of the m add up to (R - m) |v|, and one of them is at least (R - m) / m |v| > |v| long.
 What a bug explains has no such order: B and C with other bugs make a part of each
 other's. The distance is estimated without bias. Another site that is not clearly less
-distant, with confidence, is a *rival*. Rivals are compared once more, each alone with
-those that are none: where two sites have a bug, either stands out. Where that does not
-tell, or half of the sites are rivals, the verdict is "one of these sites". Nobody is
-named whose own diagnosis sees nothing.
+distant, with confidence, in the classes that both sites have, is a *rival*. Rivals are
+compared once more, each alone with those that are none: where two sites have a bug,
+either stands out. Where that does not tell, or half of the sites are rivals, the
+verdict is "one of these sites". Nobody is named whose own diagnosis sees nothing.
 
 Of two sites a difference does not say which one differs, except by a bug that nothing
 undoes: the same entry in the other site, at any degree, explains clearly less, below
@@ -56,12 +56,14 @@ from fedgs.diagnosis.diagnosis import (
     judge,
     samples_of,
 )
+from fedgs.diagnosis.products import Products, are_seen, over_classes
 from fedgs.diagnosis.rule import Rule
 from fedgs.errors import raise_if_any
 from fedgs.evaluation.images import LabelledImages
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.bool_]
+_ROUNDING = 1e-9  # of sums of the same numbers in another order
 Sites = Mapping[str, Sequence[LabelledImages]]
 
 
@@ -196,9 +198,9 @@ class _Comparison:
 
     def tied(self) -> list[str]:
         """Returns the most distant site, and its rivals."""
-        gram = self.samples.gram
         numbers = range(len(self.names))
         of_sites = [(self._site_of == number)[None] for number in numbers]
+        gram = self.samples.gram
         squared = [_squared(gram, of_sites, number)[0] for number in numbers]
         first = int(np.argmax(squared))
         found = [self.names[first]]
@@ -206,10 +208,21 @@ class _Comparison:
             if other == first:
                 continue
 
-            # `other` is bound now, for the loop moves on.
-            def gap(*rows: Rows, other: int = other) -> Array:
-                of_first = _squared(gram, rows, first)
-                return of_first - _squared(gram, rows, other)
+            # A site that has more classes than another one is further from the others.
+            common = tuple(
+                part
+                for part in gram
+                if are_seen(of_sites[first] & part.is_known).all()
+                and are_seen(of_sites[other] & part.is_known).all()
+            )
+
+            # Both are bound now, for the loop moves on.
+            def gap(*rows: Rows, other: int = other, parts: Products = common) -> Array:
+                of_first = _squared(parts, rows, first)
+                of_other = _squared(parts, rows, other)
+                # Two sites that alone have some classes are equally far from each
+                # other there, but for the last bits.
+                return (1 - _ROUNDING) * of_first - of_other
 
             if not permutation.is_above_zero(gap, self._site_of):
                 found.append(name)
@@ -254,11 +267,11 @@ def _most_explained(
     return np.max(explained, axis=0)
 
 
-def _squared(gram: Array, of_sites: Sequence[Rows], number: int) -> Array:
+def _squared(parts: Products, of_sites: Sequence[Rows], number: int) -> Array:
     """Returns the squared distance of a site from all others, without bias."""
     own = of_sites[number]
     everyone = np.any(of_sites, axis=0)
-    return permutation.squared_distance(gram, everyone & ~own, own)
+    return over_classes(parts, everyone & ~own, own, permutation.squared_distance)
 
 
 @dataclass(frozen=True)

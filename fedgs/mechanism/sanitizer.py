@@ -3,6 +3,7 @@
 For every fake image j and client u, with g = d L_G / d x_j in the gradient basis:
 
     clipped    g * min(1, C / ||g||)                          sensitivity C or 2C
+               and shorter where its group of clients is small
     sanitized  sum over a node's clients + N(0, noise_std^2)  noise_std = 2*C*sigma
 
 The three types stand in this order and each is made only from the one before, so that
@@ -20,7 +21,7 @@ reference `source/main.py`, `dp_conv_hook`. Sensitivities: docs/privacy.md.
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass
 from functools import lru_cache
 from typing import Any
@@ -131,6 +132,38 @@ def clip(grads: PerSampleGradients, clip_bound: float) -> ClippedGradients:
     # Not a product with 0: it would leave infinite entries as NaN.
     clipped = torch.where(is_finite, scaled, torch.zeros_like(values))
     return ClippedGradients(clipped, clip_bound, _MADE_BY_SANITIZER)
+
+
+def shorten(clipped: ClippedGradients, weights: Sequence[float]) -> ClippedGradients:
+    """Multiplies what clipping left of each client by a weight, in [0, 1].
+
+    No norm grows, so the sensitivity of one client with a fixed weight is not larger.
+    Where the weights of other clients depend on it, they have to be such that the sum
+    moves no further all the same (`fedgs.cohorts.client_groups.weight_of`).
+
+    Privacy: reads private data; output private with bounded sensitivity.
+
+    Args:
+        clipped: of n clients; must not be released any more.
+        weights: of these clients, in their order, at most n: more clients than are
+            asked for are refused later.
+
+    Raises:
+        ValueError: a weight outside [0, 1].
+
+    Source: docs/privacy.md, "One release for all groups".
+    """
+    if not all(0 <= weight <= 1 for weight in weights):
+        raise ValueError("weights outside [0, 1]: a client would count for several")
+    if all(weight == 1 for weight in weights):
+        return clipped
+    by_client = torch.ones(len(clipped.values), dtype=torch.float64)
+    by_client[: len(weights)] = torch.tensor(weights, dtype=torch.float64)
+    factors = by_client.to(clipped.values.device)[:, None, None, None, None]
+    clipped.is_released = True
+    return ClippedGradients(
+        clipped.values * factors, clipped.clip_bound, _MADE_BY_SANITIZER
+    )
 
 
 def sanitize(

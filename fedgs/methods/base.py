@@ -190,13 +190,14 @@ class OneClient(ClientImages):
         discriminators: a stack that holds its discriminator; None where a method has
             none. A method that is not of fedgs gets a stack of this one alone.
         position: the place of its discriminator in that stack.
-        group: of the groups that are compared, the one that it is in; None: in none,
-            or in one that is too small to be told.
+        group: of the groups that are compared, the number of the one that it is in;
+            None: in none, or in one that is too small to be told. How much of its
+            answer is told decides the frame.
     """
 
     discriminators: Discriminators | None = None
     position: int = 0
-    group: InGroup | None = None
+    group: int | None = None
 
     def tensors(self, device: str) -> tuple[Images, Labels]:
         """Returns the images (n, C, S, S), float32 in [0, 1], and labels (n,).
@@ -240,10 +241,8 @@ class Hosted(NamedTuple):
         if nets is not None and is_alone:
             nets = nets.only(position)
             position = 0
-        group = None
-        if self.groups:
-            group = self.groups[self.clients.index(client)]
         own = self.data.of(client)
+        own_group = self._group_of(client)
         return OneClient(
             number=own.number,
             name=own.name,
@@ -251,8 +250,25 @@ class Hosted(NamedTuple):
             labels=own.labels,
             discriminators=nets,
             position=position,
-            group=group,
+            group=own_group.number if own_group else None,
         )
+
+    def weight_of(self, client: int) -> float:
+        """Returns what the frame multiplies a client's clipped answer by, in [0, 1].
+
+        It is 1 unless groups are compared, and then 0 of a client that is in none.
+
+        Privacy: reads private data; output private.
+        """
+        if not self.groups:
+            return 1.0
+        group = self._group_of(client)
+        return group.weight if group else 0.0
+
+    def _group_of(self, client: int) -> InGroup | None:
+        if not self.groups:
+            return None
+        return self.groups[self.clients.index(client)]
 
 
 class Released(NamedTuple):

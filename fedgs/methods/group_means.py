@@ -3,7 +3,9 @@
     server                                        node, for its clients
     begin --- nothing but the settings -------->  answer: mean features, in the block of
                                                     the client's own group, else zero
-    finish <----- the sum over all clients -----  (each clipped as a whole, noise once)
+    finish <----- the sum over all clients -----  (each clipped as a whole, then
+                                                    shortened where its group is
+                                                    small; noise once)
 
 A client is in one group at most, so that its answer is one vector however many groups
 there are: one clip bound, one sensitivity and one noise are those of all groups. Which
@@ -42,7 +44,6 @@ from fedgs.gan.features import (
 )
 from fedgs.gan.models import build_generator
 from fedgs.gan.moments import blank, in_pixels, set_generator
-from fedgs.mechanism.sanitizer import PerSampleGradients, clip
 from fedgs.methods.base import Declared, Method, OneClient, Released, Request, State
 from fedgs.methods.schedule import EVERYONE
 from fedgs.randomness import derived_seed
@@ -112,13 +113,10 @@ class GroupMeans(Method[GroupMeansConfig]):
         # Nothing is taken off the features.
         centre = images.new_zeros(config.num_groups, config.num_features)
         own = embedding(GROUP_MEANS, network, centre, images, labels).cpu()
-        # Clipped already here: the weight shortens what clipping has left of it.
-        sample = PerSampleGradients(own[None, None, None])
-        shortened = clip(sample, config.clip_bound).values[0, 0, 0]
         answered = torch.zeros(config.phase_terms(1).shape, dtype=torch.float64)
         # Last, so that the time tells nothing of who is in a group.
         if client.group is not None:
-            answered[0, client.group.number] = client.group.weight * shortened
+            answered[0, client.group] = own
         return answered
 
     def finish(

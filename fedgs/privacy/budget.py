@@ -114,7 +114,7 @@ def calibrate_noise(
     target = Target(target_epsilon, delta, adversary, relation, tuple(selections))
     selection = _checked(plan, target, colluding)
     if plan.shares(adversary, colluding) == 0:
-        nodes = plan.counted_nodes
+        nodes = plan.asked_nodes
         raise UserError(f"colluding = {colluding}: give less than the {nodes} nodes")
     law, _, _ = plan.law(selection, ratio=1.0)
     wanted = target.least_ratio(law)

@@ -57,6 +57,7 @@ def relations_of(unit: str) -> tuple[str, ...]:
 def noise_shares(
     adversary: str,
     counted_nodes: int,
+    asked_nodes: int,
     colluding: int = 0,
     is_masked: bool = False,
 ) -> int:
@@ -64,18 +65,24 @@ def noise_shares(
 
     Args:
         adversary: one of `ADVERSARY_COLUMNS`.
-        counted_nodes: nodes that must answer, at least 1.
+        counted_nodes: nodes that must answer, at least 1; 1 where each node's own
+            release is published.
+        asked_nodes: nodes that are asked, at least counted_nodes.
         colluding: how many of them tell the adversary their noise, at least 0.
         is_masked: whether the server sees only the sum, as secagg does.
 
     Returns:
         All nodes (release), one (server, unmasked), all but the colluding ones (secagg,
-        and a server that sees the sum).
+        and a server that sees the sum). The node that hosts a client is none of those,
+        for nobody is protected against it; so where any node is honest, its own noise
+        counts. 0 where all nodes collude.
 
     Source: docs/privacy.md, "Three adversaries, three columns".
     """
     if adversary == "secagg" or (adversary == "server" and is_masked):
-        return max(counted_nodes - colluding, 0)
+        if colluding >= asked_nodes:
+            return 0
+        return max(counted_nodes - colluding, 1)
     if adversary == "release":
         return counted_nodes
     # Whoever sees each node's release by itself sees it under that node's noise alone.
@@ -129,6 +136,7 @@ def costs_of(event: Event, colluding: int) -> tuple[float, ...]:
         event.proven_multiplier,
         event.batch_size,
         event.counted_nodes,
+        event.planned_nodes,
         colluding,
         event.is_discrete,
     )
@@ -139,13 +147,14 @@ def costs_of(event: Event, colluding: int) -> tuple[float, ...]:
 def _costs(
     multiplier: float,
     batch_size: int,
-    nodes: int,
+    counted: int,
+    asked: int,
     colluding: int,
     is_masked: bool,
 ) -> tuple[float, ...]:
     costs: list[float] = []
     for adversary in ADVERSARY_COLUMNS:
-        shares = noise_shares(adversary, nodes, colluding, is_masked)
+        shares = noise_shares(adversary, counted, asked, colluding, is_masked)
         ratio = noise_ratio(multiplier, batch_size, "replace-one", shares)
         costs.append(cost_of_ratio(ratio))
     return tuple(costs)
@@ -287,8 +296,13 @@ class Plan:
         return hosting(self.num_clients, self.clients_per_node, self.node_sizes)
 
     @property
+    def asked_nodes(self) -> int:
+        """Nodes that are asked in any round: the fewest that m clients live on."""
+        return self.hosting.fewest_nodes(self.clients_per_round)
+
+    @property
     def counted_nodes(self) -> int:
-        """Nodes of any round whose noise counts: the fewest that m clients live on."""
+        """Nodes of any round whose noise counts; see `counted_nodes`."""
         return counted_nodes(
             self.hosting, self.clients_per_round, self.min_answers, self.is_by_node
         )
@@ -427,7 +441,11 @@ class Plan:
     def shares(self, adversary: str, colluding: int) -> int:
         """Returns `noise_shares` of a round."""
         return noise_shares(
-            adversary, self.counted_nodes, colluding, self.secure_aggregation
+            adversary,
+            self.counted_nodes,
+            self.asked_nodes,
+            colluding,
+            self.secure_aggregation,
         )
 
 

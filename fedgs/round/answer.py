@@ -2,7 +2,8 @@
 
 The frame asks a method one client at a time, with that client's data alone. What it
 answers has to have the shape of the round's terms; it is clipped to the round's C,
-summed over the node's participants, and gets noise once. Nothing else of a client
+shortened where its group is small, summed over the node's participants, and gets noise
+once. Nothing else of a client
 leaves its node, so the guarantee of every method is that of its `Terms`.
 
 Methods of fedgs may answer for several clients in one call, which is faster: tests
@@ -32,6 +33,7 @@ from fedgs.mechanism.sanitizer import (
     SanitizedGradients,
     clip,
     sanitize,
+    shorten,
 )
 from fedgs.methods import phase_at
 from fedgs.methods.base import Hosted, Method, OneClient, Released, Request
@@ -61,7 +63,20 @@ def answer_of(
         round=request.round,
         node_id=hosted.node_id,
         asked=asked,
+        weights=weights_of(hosted, request),
     )
+
+
+def weights_of(hosted: Hosted, request: Request) -> list[float]:
+    """Returns what each participant's clipped answer is multiplied by, in their order.
+
+    Where groups are compared this hides small ones; a method has no part in it
+    (`fedgs.cohorts.client_groups.weight_of`). Else it is 1.
+
+    Privacy: reads private data; output private.
+    """
+    asked = clients_of(request.participants, hosted.clients)
+    return [hosted.weight_of(client) for client in asked]
 
 
 def raw_answers(
@@ -135,8 +150,9 @@ def release(
     round: int,
     node_id: int,
     asked: int,
+    weights: Sequence[float] | None = None,
 ) -> SanitizedGradients | IntegerSum | None:
-    """Clips each answer, sums them in their order and adds the node's noise once.
+    """Clips and shortens each answer, sums them and adds the node's noise once.
 
     Privacy: releases (epsilon, delta)-DP output; event: one Gaussian release with the
     noise and clip bound of `terms`; with secure aggregation one of integers.
@@ -149,13 +165,14 @@ def release(
         round: the round.
         node_id: the node's index.
         asked: the number of these clients.
+        weights: of these clients, as of `weights_of`; 1 each if None.
 
     Raises:
         TypeError: a part that is not of the terms' shape, or another number of answers.
             Clipping bounds what one answer adds.
     """
     # One at a time: a node may host more clients than fit into memory.
-    parts = _clipped(config, terms, answers, asked)
+    parts = _clipped(config, terms, answers, asked, weights or [1.0] * asked)
     if asked == 0:
         for _ in parts:  # of nobody; but trainees train before the first answer
             pass
@@ -173,13 +190,17 @@ def _clipped(
     terms: Terms,
     answers: Iterable[Tensor],
     asked: int,
+    weights: Sequence[float],
 ) -> Iterator[ClippedGradients]:
     """Yields clipped answers; raises after the last one if there are not `asked`."""
     answered = 0
     for answer in answers:
         gradients = per_sample(config, terms, answer)
+        first = answered
         answered += len(gradients.values)
-        yield clip(gradients, terms.clip_bound)
+        clipped = clip(gradients, terms.clip_bound)
+        # After clipping, which would undo it.
+        yield shorten(clipped, weights[first:answered])
     # Two answers of one client would add 2 C where C is accounted for.
     if answered != asked:
         raise TypeError(

@@ -30,6 +30,7 @@ from fedgs.round import local
 from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder
 from groups import write_cohorts
+from tiny import BY_COHORT, tiny_config
 
 OWNERS = 48  # of 12 pictures each: two cohorts of four groups of six, or two nodes
 NAMES = tuple(f"o{number:02}" for number in range(OWNERS))
@@ -505,6 +506,25 @@ def test_a_dry_run_says_what_can_be_found_and_writes_nothing(debug, files, tmp_p
     text = printed(debug(**given | EACH))
     assert "6 clients in each group and epsilon 100" in text
     assert not (tmp_path / "out").exists()
+
+
+def test_of_unequal_cohorts_the_smaller_one_says_what_can_be_found(debug, tmp_path):
+    given = {"noise_multiplier": None, "target_epsilon": 100, "dry_run": True}
+    # Of 48 owners 12 are of neither cohort.
+    sizes = ["v1"] * 24 + ["v2"] * 12 + ["v3"] * 12
+    values = dict(zip(NAMES, sizes, strict=True))
+    file = write_cohorts(tmp_path / "unequal.csv", values)
+    text = printed(debug(**given | VALUES, cohorts=file))
+    assert "3 clients in each group and epsilon 100" in text
+    assert "equally large" not in text
+
+
+def test_where_nobody_knows_the_cohorts_it_is_said_what_power_supposes(capsys):
+    config = tiny_config(**BY_COHORT | {"num_clients": 240, "clients_per_node": 240})
+    power.show(config)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "30 clients in each group" in said
+    assert "if every client is in one of the two cohorts" in said
 
 
 def test_power_is_read_between_the_levels_of_the_table():

@@ -54,7 +54,7 @@ def test_made_up_clients_are_tried_in_every_group(mode, monkeypatch):
     original = GroupMeans.answer
 
     def watched(self, config, client, request):
-        tried[client.number].add(client.group and client.group.number)
+        tried[client.number].add(client.group)
         return original(self, config, client, request)
 
     monkeypatch.setattr(GroupMeans, "answer", watched)

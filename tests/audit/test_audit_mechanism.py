@@ -70,8 +70,16 @@ def _same_noise_every_time(monkeypatch):
         seed = next(seeds) if noise_seed is None else noise_seed
         return NoiseStream(seed, *rest)
 
+    # Of the directions, too, which differ from one audit to the next.
+    draws = itertools.count()
+    default_rng = np.random.default_rng
+
+    def seeded(seed=None):
+        return default_rng(next(draws) if seed is None else seed)
+
     monkeypatch.setattr(rounds, "NoiseStream", make)
     monkeypatch.setattr(mechanism_module, "secret", lambda: "5")
+    monkeypatch.setattr(np.random, "default_rng", seeded)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 
 from clients.deployed_client import COHORTS
-from deployed_grid import LIMITS
+from deployed_grid import LIMITS, place_of
 from fedgs.cohorts import classifier
 from fedgs.cohorts.cohort_file import write_memberships
 from fedgs.cohorts.selection import (
@@ -42,6 +42,7 @@ from live import Live
 from refusals import assert_refused
 from runs import at_round, ignore, interrupt_at, train
 from server import server_app
+from server.roll_call import public_settings
 from server.strategy import FederatedGan
 from simulated_grid import round_of
 from tiny import (
@@ -374,6 +375,47 @@ def test_a_selection_that_ends_early_leaves_no_cohorts_of_one_before(select):
     run.stop.clear()
     run.start()
     assert len(list(run.root.rglob(COHORTS))) == len(run.clients)
+
+
+def test_a_node_that_misses_the_last_question_has_no_cohorts_of_another_selection(
+    select,
+):
+    run = select(min_answers=2)
+    late = run.clients[1]
+    last = run.folder.config.num_rounds
+
+    def another_selection() -> None:
+        write_memberships(late.state_dir / COHORTS, {"0": "rest"})
+
+    def leaves(name, request) -> bool:
+        if name == late.name and round_of(request) == 1:
+            another_selection()
+        if name == late.name and round_of(request) == last:
+            late.is_online = False
+        return late.is_online or name != late.name
+
+    run.grid.on_push = leaves
+    run.start()
+    # Questions 3 to 9 came after the other selection.
+    kept = [client for client in run.clients if (client.state_dir / COHORTS).exists()]
+    assert kept == [run.clients[0], run.clients[2]]
+
+
+def test_joining_again_forgets_only_what_another_selection_has_written(select):
+    run = select()
+    settings = public_settings(run.folder.config)
+    with pytest.raises(RunStopped):
+        run.start(at_round(4, run.stop.set))
+    place = place_of(run, run_id=run.states(0).parent.name)
+    path = run.clients[0].state_dir / COHORTS
+    write_memberships(path, {"0": "rest"})  # between two starts
+    place.join(settings)
+    assert not path.exists()
+    run.stop.clear()
+    run.start()
+    own = path.read_bytes()
+    place.join(settings)  # nothing is asked any more
+    assert path.read_bytes() == own
 
 
 def test_shards_have_no_cohorts(select):

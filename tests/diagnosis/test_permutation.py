@@ -14,11 +14,16 @@ from fedgs.diagnosis.permutation import (
     arrangements,
     attainable_p,
     closed_test,
-    distances,
     jackknife,
     p_value,
     splits,
+    squared_distance,
 )
+
+
+def distances(gram, rows):
+    """The distance of the cohorts of every split; 0 where the estimate is below."""
+    return np.sqrt(np.maximum(0, squared_distance(gram, ~rows, rows)))
 
 
 def brute_force_distance(gram, healthy, suspicious):

@@ -23,6 +23,7 @@ from fedgs.mechanism.sanitizer import (
     clip,
     from_dct,
     sanitize,
+    shorten,
     to_dct,
 )
 from fedgs.privacy.plan import SENSITIVITIES
@@ -206,6 +207,30 @@ def test_a_release_needs_gradients_of_one_clip_bound(bounds):
     parts = [_clipped(torch.ones(1, 1, 1, 2, 2), bound) for bound in bounds]
     with pytest.raises(ValueError, match="a release needs clipped gradients"):
         _release(*parts)
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.25, 1.0], [1.0, 1.0, 1.0]])
+def test_shortened_gradients_keep_their_directions_and_are_as_long_as_weights_say(
+    weights,
+):
+    clipped = _clipped(_random(3, 2, 1, 4, 4), clip_bound=0.5)
+    found = shorten(clipped, weights)
+    for own, before, weight in zip(found.values, clipped.values, weights, strict=True):
+        assert torch.equal(own, weight * before)
+    assert found.clip_bound == 0.5
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.1, math.nan, math.inf])
+def test_a_weight_by_which_a_client_counts_more_is_refused(weight):
+    with pytest.raises(ValueError, match="weights outside"):
+        shorten(_clipped(_random(1, 1, 1, 2, 2)), [weight])
+
+
+def test_gradients_are_not_released_beside_what_is_left_of_them():
+    clipped = _clipped(_random(1, 1, 1, 2, 2))
+    shorten(clipped, [0.5])
+    with pytest.raises(RuntimeError, match="already released"):
+        sanitize([clipped], 0.0, NoiseStream(0, 0, 1), 1, 0)
 
 
 def test_the_types_cannot_be_made_by_hand():

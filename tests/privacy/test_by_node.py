@@ -1,6 +1,7 @@
 """Where nodes are compared, only one node's noise counts, for whoever looks."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from fedgs.privacy.accountant import statements, statements_of_runs
 from fedgs.privacy.client_ledger import ClientLedger, release_event
 from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.privacy.gaussian import epsilon_from_mu
-from fedgs.privacy.plan import ADVERSARIES, Plan
+from fedgs.privacy.plan import ADVERSARIES, Plan, noise_shares
 from fedgs.privacy.same_clients import Run
 from fedgs.round.run import new_event
 from plans import epsilon, epsilons
@@ -82,16 +83,45 @@ def test_several_runs_on_the_same_clients_add_up():
         assert found == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("colluding", [1, 2])
-def test_colluding_nodes_never_make_it_cheaper(colluding):
-    """In the sum of one node's noise nothing is left once a node tells its own."""
+@pytest.mark.parametrize("colluding", range(NODES))
+def test_colluding_nodes_change_nothing_for_the_clients_of_another_node(colluding):
+    """Each node's own release is published, and no other node knows its noise."""
     plan = Plan.from_config(config())
-    stated = statements(plan, DELTA, colluding=colluding)
-    assert epsilons(stated, adversary="secagg") == [None, None]
+    event = ran().events[0]
     honest = statements(plan, DELTA)
-    for adversary in ("release", "server"):
-        of_one = epsilons(honest, adversary=adversary)
-        assert epsilons(stated, adversary=adversary) == of_one
+    for stated in (
+        statements(plan, DELTA, colluding=colluding),
+        statements_of_runs([ran()], DELTA, colluding=colluding),
+    ):
+        for adversary in ADVERSARIES:
+            of_one = epsilons(honest, adversary=adversary)
+            assert epsilons(stated, adversary=adversary) == pytest.approx(of_one)
+    assert event.planned_nodes == NODES
+
+
+def test_no_client_is_protected_if_all_nodes_collude():
+    stated = statements(Plan.from_config(config()), DELTA, colluding=NODES)
+    assert epsilons(stated, adversary="secagg") == [None, None]
+    found = statements_of_runs([ran()], DELTA, colluding=NODES)
+    assert epsilons(found, adversary="secagg") == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("colluding", "shares"), [(0, 2), (1, 1), (2, 1), (3, 1), (4, 0)]
+)
+def test_the_node_that_hosts_a_client_is_never_among_those_that_collude(
+    colluding, shares
+):
+    """By brute force: 2 or more of 4 nodes answer, and the client's own is one."""
+    others = range(1, 4)
+    left: list[int] = []
+    for count in range(1, 4):
+        for answering in itertools.combinations(others, count):
+            # With `colluding` of all four nodes, of which the client's own is none.
+            for known in itertools.combinations(others, min(colluding, 3)):
+                left.append(1 + len({*answering} - {*known}))
+    least = min(left) if colluding < 4 else 0
+    assert noise_shares("secagg", 2, 4, colluding) == shares == least
 
 
 # ------------------------------------------------------------------ the clients' limits

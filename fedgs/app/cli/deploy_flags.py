@@ -130,10 +130,10 @@ def submit(
         settings["cohort_value"] = cohort
     from fedgs.app.commands import deploy, forecast
 
-    check = None
+    said = None
     if dry_run:
-        check = forecast.show_deployed
-    deploy.submit(Submission(**given), recipe, config, settings, check, dry_run)
+        said = forecast.show_deployed
+    deploy.submit(Submission(**given), recipe, config, settings, said, dry_run)
 
 
 @app.command()

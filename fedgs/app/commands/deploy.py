@@ -31,7 +31,8 @@ from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
 from server.launch.supervisor import ServerEnded, supervise
 
-Check = Callable[[ResolvedConfig], None]
+# Prints what a run can do, from its settings alone; refuses one that can do nothing.
+Forecast = Callable[[ResolvedConfig], None]
 
 
 def serve(server: ServerOptions) -> None:
@@ -72,7 +73,7 @@ def submit(
     recipe: str | None,
     config: Path | None,
     settings: dict[str, Any],
-    check: Check | None = None,
+    forecast: Forecast | None = None,
     is_dry: bool = False,
 ) -> None:
     """Registers clients and starts or continues a run.
@@ -82,7 +83,7 @@ def submit(
         recipe: of the run; None takes the default one.
         config: TOML file of settings over it.
         settings: over both.
-        check: of a new run; called with its settings before anything is sent.
+        forecast: of a new run; called with its settings before anything is sent.
         is_dry: end after that.
 
     Raises:
@@ -103,8 +104,8 @@ def submit(
         configured = _named(configured, configured.recipe)
         # Flushed, because Flower's output follows, from another process.
         print(described(configured), flush=True)
-        if check is not None:
-            check(_resolved(configured))
+        if forecast is not None:
+            forecast(_resolved(configured))
         if is_dry:
             return
         flat = submitting.run_settings(configured, names)

@@ -37,14 +37,15 @@ from fedgs.runs.sample_files import Output, check_output
 from server.launch import flower_engine
 
 console = Console()
-Check = Callable[[ResolvedConfig, FederatedImages], None]
+# Refuses a run that can start, for a reason that only the caller knows.
+Precheck = Callable[[ResolvedConfig, FederatedImages], None]
 
 
 def train(
     config: RunConfig,
     given: Mapping[str, Any],
     is_dry: bool = False,
-    check: Check | None = None,
+    precheck: Precheck | None = None,
 ) -> None:
     """Creates a run folder and trains in it.
 
@@ -53,13 +54,13 @@ def train(
         given: the user's own settings, which stay where the recipe is fitted to the
             data.
         is_dry: only says what a run would do and cost.
-        check: called with the run's settings and data before anything is written.
+        precheck: called with the run's settings and data before anything is written.
 
     Raises:
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early or failed (code 1).
     """
-    planned = _planned(config, given, is_dry, check)
+    planned = _planned(config, given, is_dry, precheck)
     if planned is not None:
         folder, data = planned
         run_to_end(folder, data)
@@ -69,7 +70,7 @@ def _planned(
     config: RunConfig,
     given: Mapping[str, Any],
     is_dry: bool,
-    check: Check | None,
+    precheck: Precheck | None,
 ) -> tuple[RunFolder, FederatedImages | None] | None:
     """Returns a new run folder and what the local engine trains on; None of a dry run.
 
@@ -85,8 +86,8 @@ def _planned(
         # Fitting changes nothing about the data, so they are not loaded again.
         load = lambda config: loaded  # noqa: E731
     resolved, data = planned_run(config, load, name)
-    if check is not None:
-        check(resolved, data)
+    if precheck is not None:
+        precheck(resolved, data)
     if is_dry:
         folder = None
     else:

@@ -16,7 +16,7 @@ import numpy as np
 from fedgs.app.commands import train
 from fedgs.app.commands.run_outcome import new_output
 from fedgs.app.debug import power, verdict
-from fedgs.app.debug.cohorts import as_settings, check_values
+from fedgs.app.debug.cohorts import as_settings, smallest_group
 from fedgs.app.debug.debug_request import Compared, planted
 from fedgs.app.debug.suspects import load_suspect
 from fedgs.config.plugins import GROUP_MEANS
@@ -129,21 +129,20 @@ def debug(
             )
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
 
-    def check(resolved: ResolvedConfig, data: FederatedImages) -> None:
+    def precheck(resolved: ResolvedConfig, data: FederatedImages) -> None:
         # A suspect that fails is reported before the release, not after it.
         shape = (4, *data.images.shape[1:])
         for suspect in suspects:
             suspect.apply(np.zeros(shape, np.float32), np.zeros(4, np.int64), 1)
         phase: Any = resolved.at_phase(0)
-        check_values(phase, data)
-        power.show(resolved)
+        power.show(resolved, smallest_group(phase, data))
 
     with tempfile.TemporaryDirectory() as folder:
         if compared.healthy is not None and config.cohorts is None:
             # Copied into the run folder, as any cohort of a run.
             own: Any = config.at_phase(0)
             config = as_settings(Path(folder), compared, config, own)
-        train.train(config, {}, dry_run, check)
+        train.train(config, {}, dry_run, precheck)
     if dry_run:
         return None
     return _shown(RunFolder.open(config.output), suspects, {})

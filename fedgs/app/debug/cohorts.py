@@ -78,25 +78,29 @@ def as_settings(
     return RunConfig.from_flat(settings, config).validate()
 
 
-def check_values(own: GroupMeansConfig, data: FederatedImages) -> None:
-    """Refuses cohorts that have too few clients for the run's groups.
+def smallest_group(own: GroupMeansConfig, data: FederatedImages) -> int:
+    """Returns how many clients a group of the smaller cohort, or of a node, has.
 
-    Only where this process has all data: in a deployment, nobody knows.
+    Only where this process has all data: in a deployment, nobody knows of cohorts.
 
     Raises:
-        UserError: names the cohort and its number of clients.
+        UserError: too few for the groups; names the cohort and its number of clients.
     """
     if own.compares_nodes:
-        return
+        return own.group_size
     sizes = Counter(cohort.value for cohort in data.client_cohorts if cohort)
+    counts: list[int] = []
     for name in (HEALTHY, SUSPICIOUS):
         value = getattr(own, name)
-        if sizes[value] < own.groups * FEWEST_CLIENTS:
+        count = sizes[value]
+        if count < own.groups * FEWEST_CLIENTS:
             raise UserError(
-                f"{name} = {value}: {sizes[value]} clients have it, too few for "
+                f"{name} = {value}: {count} clients have it, too few for "
                 f"{own.groups} groups of {FEWEST_CLIENTS}; give a value that more "
                 "clients have in the file of --cohorts"
             )
+        counts.append(count)
+    return min(counts) // own.groups
 
 
 def _check_apart(files: dict[str, Path], cohorts: dict[str, Cohort]) -> None:

@@ -99,11 +99,12 @@ def is_measured(config: ResolvedConfig) -> bool:
     return [phase.method for phase in config.phases] == [GROUP_MEANS]
 
 
-def show(config: ResolvedConfig) -> None:
+def show(config: ResolvedConfig, size: int | None = None) -> None:
     """Prints which bugs a plan can find, and what would suffice for the others.
 
     Args:
         config: of the run.
+        size: clients of a group of the smaller cohort; None if that is not known.
 
     Raises:
         UserError: it can find none.
@@ -112,7 +113,8 @@ def show(config: ResolvedConfig) -> None:
         say(f"Which bugs can be found was measured for {GROUP_MEANS} only.")
         return
     table = stored()
-    powers = of_plan(_signal(config), table)
+    plan = _Plan(config, size or group_size(config))
+    powers = of_plan(plan.signal, table)
     least = min(p.needed for p in powers.values() if p.needed is not None)
     # "none" is no bug: its row tells how often two cohorts alike were called so.
     clean = powers.pop("none")
@@ -120,11 +122,16 @@ def show(config: ResolvedConfig) -> None:
     if all(power.now == NO for power in powers.values()):
         raise UserError(
             f"target_epsilon = {config.target_epsilon or 'unset'}: the noise hides "
-            f"every bug if a group has {group_size(config)} clients; to find at least "
-            f"one kind of bug, use {_plan(config, least)} (docs/debugging.md)"
+            f"every bug if a group has {plan.size} clients; to find at least one kind "
+            f"of bug, use {plan.reaching(least)} (docs/debugging.md)"
         )
-    for line in _lines(config, powers, clean, table):
+    for line in _lines(plan, powers, clean, table):
         say(line)
+    if size is None and not _phase(config).compares_nodes:
+        say(
+            "  if every client is in one of the two cohorts and these are equally "
+            "large; else in fact less, as for cohorts of the smaller one's size"
+        )
 
 
 def stored() -> dict[str, Any]:
@@ -133,18 +140,19 @@ def stored() -> dict[str, Any]:
 
 
 def _lines(
-    config: ResolvedConfig,
+    plan: "_Plan",
     powers: Mapping[str, Power],
     clean: Power,
     table: Mapping[str, Any],
 ) -> Iterator[str]:
+    config = plan.config
     # Of the level with the fewest trials, so that no number here is too large.
     trials = min(min(counts) for counts in table["trials"].values())
     noise = f"noise multiplier {config.noise_multiplier:g}"
     if config.target_epsilon is not None:
         noise = target(config)
     yield (
-        f"What can be found with {group_size(config)} clients in each group and "
+        f"What can be found with {plan.size} clients in each group and "
         f"{noise}{_of_nodes(config)}. This was measured in {trials} trials of each "
         "bug on digits and clothes with as much noise, where all images of one "
         "cohort had the bug:"
@@ -153,7 +161,7 @@ def _lines(
         bugs = [bug for bug, power in powers.items() if power.now == now]
         yield f"  {now}: {', '.join(bugs) or 'nothing'}"
     half_table = {**table, **table["of_half"]}
-    of_half = of_plan(_signal(config), half_table)
+    of_half = of_plan(plan.signal, half_table)
     bugs = [bug for bug, power in of_half.items() if power.now == YES]
     yield f"  always found even in half of the clients: {', '.join(bugs) or 'nothing'}"
     yield f"  if both cohorts are alike, {CLEAN[clean.now]}"
@@ -164,7 +172,7 @@ def _lines(
             levels.setdefault(power.needed, []).append(bug)
     never = levels.pop(None, [])
     for level in sorted(filter(None, levels)):
-        yield f"  to find {', '.join(levels[level])}: use {_plan(config, level)}"
+        yield f"  to find {', '.join(levels[level])}: use {plan.reaching(level)}"
     if never:
         yield f"  not always found, however little noise was tried: {', '.join(never)}"
 
@@ -183,8 +191,7 @@ def _share(config: ResolvedConfig) -> float:
 
 def group_size(config: ResolvedConfig) -> int:
     """Returns how many clients a group has: of cohorts, if they are equally large."""
-    own = config.at_phase(0)
-    assert isinstance(own, GroupMeansConfig)
+    own = _phase(config)
     if own.compares_nodes:
         return own.group_size
     return config.num_clients // own.num_blocks
@@ -196,9 +203,7 @@ def _noise_of_group(config: ResolvedConfig) -> float:
     Every node adds noise to the block of every group, also of those of which it hosts
     few clients; where nodes are compared, a group has the noise of its own node alone.
     """
-    own = config.at_phase(0)
-    assert isinstance(own, GroupMeansConfig)
-    if own.compares_nodes:
+    if _phase(config).compares_nodes:
         return config.noise_multiplier
     return config.noise_multiplier * config.num_nodes**0.5
 
@@ -214,25 +219,43 @@ def _of_nodes(config: ResolvedConfig) -> str:
     )
 
 
-def _signal(config: ResolvedConfig) -> float:
-    noise = _noise_of_group(config)
-    if not noise:
-        return math.inf
-    return group_size(config) / noise * _share(config)
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """A run, and how many clients a group of its smaller cohort has.
+
+    Groups of the larger cohort get noise until they have as much as those of the
+    smaller one, so that a bug is as hard to find as in cohorts of this size.
+    """
+
+    config: ResolvedConfig
+    size: int
+
+    @property
+    def signal(self) -> float:
+        """Clients of a group over its noise multiplier; see `of_plan`."""
+        noise = _noise_of_group(self.config)
+        if not noise:
+            return math.inf
+        return self.size / noise * _share(self.config)
+
+    def reaching(self, level: float) -> str:
+        """Returns what reaches a signal: more clients, or a larger epsilon."""
+        # The inverse of `signal`: what the run's own signal must be for this level.
+        level = level / _share(self.config)
+        clients = math.ceil(level * _noise_of_group(self.config))
+        # Of all nodes together the noise is so much less.
+        factor = level * _noise_of_group(self.config) / self.size
+        epsilon = epsilon_of(self.config, self.config.noise_multiplier / factor)
+        text = f"{clients} clients in each group"
+        if epsilon is None or epsilon > MOST_EPSILON:
+            return text
+        return f"{text}, or epsilon {upper(epsilon, 2)} with {self.size} clients"
 
 
-def _plan(config: ResolvedConfig, level: float) -> str:
-    """Returns what reaches a signal: more clients, or a larger epsilon."""
-    # The inverse of `_signal`: what the run's own signal must be for this level.
-    level = level / _share(config)
-    clients = math.ceil(level * _noise_of_group(config))
-    # Of all nodes together the noise is so much less.
-    factor = level * _noise_of_group(config) / group_size(config)
-    epsilon = epsilon_of(config, config.noise_multiplier / factor)
-    text = f"{clients} clients in each group"
-    if epsilon is None or epsilon > MOST_EPSILON:
-        return text
-    return f"{text}, or epsilon {upper(epsilon, 2)} with {group_size(config)} clients"
+def _phase(config: ResolvedConfig) -> GroupMeansConfig:
+    own = config.at_phase(0)
+    assert isinstance(own, GroupMeansConfig)
+    return own
 
 
 def epsilon_of(config: ResolvedConfig, noise_multiplier: float) -> float | None:
