@@ -8,6 +8,7 @@ This module imports no tensor library.
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fedgs.config.feature_settings import (
@@ -160,6 +161,11 @@ class GsWganSettings(NetworkSettings):
 
         Source: GS-WGAN, Algorithm 2, line 32; docs/privacy.md, "The mechanism".
         """
+        return self._terms
+
+    # Made once: all rounds of a phase have the same, and a run may have a million.
+    @cached_property
+    def _terms(self) -> Terms:
         return Terms(
             release="gradient",
             noise_multiplier=self.known_noise,

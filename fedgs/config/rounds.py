@@ -10,6 +10,8 @@ This module imports no tensor library.
 
 import bisect
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,7 +19,8 @@ from fedgs.config.settings import IMAGE_SIZES, Settings
 from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 
-MOST_ROUNDS = 1_000_000  # asked one after the other: some seconds
+# A method is asked for the terms of one round after the other: more would take minutes.
+MOST_ROUNDS = 1_000_000
 
 
 class RoundsAlike(NamedTuple):
@@ -45,16 +48,22 @@ def rounds_alike(config: Settings) -> tuple[RoundsAlike, ...]:
     """
     check_rounds(config)
     found: list[RoundsAlike] = []
+    first = 1
+    for terms, alike in itertools.groupby(_terms_in_order(config)):
+        num_rounds = sum(1 for _ in alike)
+        found.append(RoundsAlike(first=first, num_rounds=num_rounds, terms=terms))
+        first += num_rounds
+    return tuple(found)
+
+
+def _terms_in_order(config: Settings) -> Iterator[Terms]:
+    """Asks each round of a run for its terms, one after the other."""
     starts = config.first_rounds
     for index in range(len(config.phases)):
         own = config.at_phase(index)
-        for round in range(starts[index], starts[index + 1]):
-            terms = own.phase_terms(round - starts[index] + 1)
-            if found and found[-1].terms == terms:
-                found[-1] = found[-1]._replace(num_rounds=found[-1].num_rounds + 1)
-            else:
-                found.append(RoundsAlike(first=round, num_rounds=1, terms=terms))
-    return tuple(found)
+        rounds_of_phase = starts[index + 1] - starts[index]
+        for round in range(1, rounds_of_phase + 1):
+            yield own.phase_terms(round)
 
 
 def check_rounds(config: Settings) -> None:

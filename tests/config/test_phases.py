@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedgs.config import method_settings
 from fedgs.config.phases import MOST_PHASES, MOST_TEXT, Phase, read_phases, written
 from fedgs.config.recipes import configure
 from fedgs.config.rounds import MOST_ROUNDS, rounds_alike
 from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.methods import new_state, phases_of
 from fedgs.privacy.accountant import statements
@@ -320,8 +322,25 @@ def test_without_noise_no_phase_has_any():
 
 
 def test_the_most_rounds_can_have_a_share():
-    phases = f"gs-wgan*{MOST_ROUNDS // 100}:2"
+    phases = f"gs-wgan*{MOST_ROUNDS}:2"
     assert cost(tiny_config(phases=phases, noise_multiplier=1.0), 0) == pytest.approx(2)
+
+
+def test_the_terms_of_a_million_rounds_alike_are_made_once_for_each_use(monkeypatch):
+    made = []
+
+    def counted(**values):
+        made.append(values)
+        return Terms(**values)
+
+    monkeypatch.setattr(method_settings, "Terms", counted)
+    phases = f"gs-wgan*{MOST_ROUNDS}:2"
+    config = tiny_config(phases=phases, noise_multiplier=1.0, seed=57)
+    config.validate()
+    [alike] = rounds_alike(config)
+    assert (alike.first, alike.num_rounds) == (1, MOST_ROUNDS)
+    # At the run's noise, to weigh the phase by its share, and at the phase's own.
+    assert len(made) == 2
 
 
 # ------------------------------------------------------------------ whose settings
