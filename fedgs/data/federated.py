@@ -93,7 +93,8 @@ class FederatedImages:
         held_out = (*self.client_test_records, self.test_owner_records)
         owned = np.concatenate(self.client_records + held_out)
         is_there = (owned >= 0) & (owned < count)
-        if owned.dtype != np.int64 or not is_there.all():
+        is_of_type = owned.dtype == np.int64
+        if not is_of_type or not is_there.all():
             raise ValueError(f"client_records must be int64 in [0, {count})")
         is_owned_twice = np.bincount(owned, minlength=1) > 1
         if is_owned_twice.any():
@@ -107,7 +108,8 @@ class FederatedImages:
     @property
     def sizes(self) -> NDArray[np.int64]:
         """Records of each client, shape (K,), int64; private where clients are real."""
-        return np.array([len(records) for records in self.client_records], np.int64)
+        sizes = [len(records) for records in self.client_records]
+        return np.array(sizes, np.int64)
 
     def client(self, client_id: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Returns copies of one client's images and labels.
@@ -122,7 +124,9 @@ class FederatedImages:
             shape (n,), int64.
         """
         records = self.client_records[client_id]
-        return to_float(self.images[records]), self.labels[records]
+        images = to_float(self.images[records])
+        labels = self.labels[records]
+        return images, labels
 
     def of(self, client_id: int) -> ClientImages:
         """Returns copies of one client's images and labels, as a method gets them.
@@ -139,7 +143,8 @@ class FederatedImages:
         images = self.images[records]  # an index array copies
         labels = self.labels[records]
         if not len(records):
-            images = np.zeros((1, *self.images.shape[1:]), np.uint8)
+            shape = self.images.shape[1:]
+            images = np.zeros((1, *shape), np.uint8)
             labels = np.zeros(1, np.int64)
         return ClientImages(
             number=client_id,

@@ -123,12 +123,15 @@ class PictureRules:
                 f"which values are black and white; {SAY_THE_RANGE}"
             )
         low, high = limits
-        if values.dtype == np.uint8 and limits == BYTE_RANGE:
+        is_unchanged = values.dtype == np.uint8 and limits == BYTE_RANGE
+        if is_unchanged:
             return values
         if low == high:  # a picture of one value
             return np.zeros(values.shape, np.uint8)
         share = (values.astype(np.float64) - low) / (high - low)
-        return np.rint(255 * share.clip(0, 1)).astype(np.uint8)
+        # Values outside of the limits are as black, or as white, as those at them.
+        scaled = 255 * share.clip(0, 1)
+        return np.rint(scaled).astype(np.uint8)
 
     def squared(self, images: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:
         """Returns images of one size as squares.
@@ -161,7 +164,9 @@ class PictureRules:
         side = max(height, width)
         if self.fit == CROP:
             side = min(height, width)
-        squares = np.full((*images.shape[:2], side, side), self.fill, np.uint8)
+        count = images.shape[0]
+        channels = images.shape[1]
+        squares = np.full((count, channels, side, side), self.fill, np.uint8)
         common_height = min(height, side)
         common_width = min(width, side)
         source = _middle(images, common_height, common_width)
@@ -173,7 +178,9 @@ def _middle(images: NDArray[np.uint8], height: int, width: int) -> NDArray[np.ui
     """Returns a view of the middle of images."""
     top = (images.shape[2] - height) // 2
     left = (images.shape[3] - width) // 2
-    return images[:, :, top : top + height, left : left + width]
+    bottom = top + height
+    right = left + width
+    return images[:, :, top:bottom, left:right]
 
 
 @dataclass
@@ -216,11 +223,15 @@ def resize(images: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     import torch
     from torchvision.transforms import functional
 
-    resized = np.empty((*images.shape[:2], side, side), np.uint8)
+    count = images.shape[0]
+    channels = images.shape[1]
+    resized = np.empty((count, channels, side, side), np.uint8)
     for start in range(0, len(images), RESIZE_CHUNK):
         part = slice(start, start + RESIZE_CHUNK)
         # In float32, and rounded here: uint8 would be rounded in other ways.
-        chunk = torch.from_numpy(images[part].astype(np.float32))
+        floats = images[part].astype(np.float32)
+        chunk = torch.from_numpy(floats)
         chunk = functional.resize(chunk, [side, side], antialias=True)
-        resized[part] = chunk.round().clamp(0, 255).numpy()
+        rounded = chunk.round()
+        resized[part] = rounded.clamp(0, 255).numpy()
     return resized

@@ -51,7 +51,9 @@ def class_map(classes: str) -> NDArray[np.int64]:
     """
     labels = np.arange(NUM_CLASSES)
     is_digit = labels < LETTERS
-    merged = np.where(labels < LOWER_CASE, labels, labels - LOWER_CASE + LETTERS)
+    # A small letter gets the label of the capital one.
+    capital = labels - LOWER_CASE + LETTERS
+    merged = np.where(labels < LOWER_CASE, labels, capital)
     maps = {
         "all": labels,
         "merged": merged,
@@ -109,7 +111,8 @@ def read_test(config: RunConfig) -> Records | None:
     """
     path = Path(config.data.removeprefix("femnist:")).expanduser()
     beside = path.with_name(path.name.replace("_train.", "_test."))
-    if path.suffix == ".h5" and beside != path and beside.is_file():
+    has_test_file = beside != path and beside.is_file()
+    if path.suffix == ".h5" and has_test_file:
         return _hdf5(config, beside)
     return None
 
@@ -129,7 +132,9 @@ def _hdf5(config: RunConfig, path: Path) -> Records:
             raise UserError(
                 f"{path}: it contains {first_n(file) or 'nothing'}; {TFF_LAYOUT}"
             )
-        parts = {user: _hdf5_user(config, path, examples, user) for user in examples}
+        parts: dict[str, Part] = {}
+        for user in examples:
+            parts[user] = _hdf5_user(config, path, examples, user)
     return _gathered(config, parts)
 
 
@@ -162,9 +167,10 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
             content = json.loads(read_text(file), object_hook=_compact)
         with wrap_error(Exception, f"{file}: {not_leaf}", LEAF_LAYOUT):
             counts = zip(content["users"], content["num_samples"], strict=True)
-            users = [
-                (str(user), content["user_data"][user], count) for user, count in counts
-            ]
+            users: list[tuple[str, Any, Any]] = []
+            for user, count in counts:
+                values = content["user_data"][user]
+                users.append((str(user), values, count))
         for user, values, count in users:
             where = f"{file}: user {user}"
             # Two halves of a user would be two clients, each with a guarantee alone.
@@ -209,7 +215,8 @@ def _problems(pixels: NDArray[Any], labels: NDArray[Any]) -> Iterator[str]:
         )
     if pixels.dtype.kind != "f":
         yield f"pixels has type {pixels.dtype}; give floats in [0, 1]"
-    is_bad = ~((pixels >= 0) & (pixels <= 1)).all(axis=(1, 2))  # NaN is bad too
+    is_in_range = (pixels >= 0) & (pixels <= 1)  # NaN is not
+    is_bad = ~is_in_range.all(axis=(1, 2))
     if is_bad.any():
         yield f"image {is_bad.argmax()} has values outside [0, 1]; remove or repair it"
     is_unknown = (labels < 0) | (labels >= NUM_CLASSES)
@@ -228,8 +235,9 @@ def _checked(
     """Returns one user's images and labels, `LEFT_OUT` of other classes."""
     raise_if_any(where, _problems(pixels, labels))
     images = np.rint(pixels * 255).astype(np.uint8)
+    of_format = labels.astype(np.int64)  # the 62 of Federated EMNIST
     new_labels = class_map(config.classes)
-    return images[:, None], new_labels[labels.astype(np.int64)]
+    return images[:, None], new_labels[of_format]
 
 
 def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:
@@ -237,8 +245,14 @@ def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:
     capacity = sum(len(labels) for _, labels in parts.values())
     # Frees the memory as it goes.
     users = ((user, *parts.pop(user)) for user in sorted(parts))
-    count = int(class_map(config.classes).max()) + 1
-    return gathered(config.data, users, capacity, count, LIGHT)
+    largest = int(class_map(config.classes).max())
+    return gathered(
+        config.data,
+        users,
+        capacity=capacity,
+        num_classes=largest + 1,
+        background=LIGHT,
+    )
 
 
 def _from_hub(config: RunConfig, name: str) -> Records:
