@@ -154,14 +154,19 @@ def best_threshold(
     inside = np.sort(inside)
     candidates = [np.linspace(outside[-1], inside[-1], 30)]
     for scores in (outside, inside):
-        ranks = np.unique(np.geomspace(1, len(scores), 70).astype(int))
-        candidates += [scores[ranks - 1], scores[-ranks]]
+        spread = np.geomspace(1, len(scores), 70)
+        ranks = np.unique(spread.astype(int))
+        lowest = scores[ranks - 1]
+        highest = scores[-ranks]
+        candidates += [lowest, highest]
     thresholds = np.unique(np.concatenate(candidates))
-    thresholds = thresholds[np.isfinite(thresholds)]
+    is_finite = np.isfinite(thresholds)
+    thresholds = thresholds[is_finite]
     rates = error_rates(outside, inside, thresholds, alpha)
     values = value(rates)
-    is_good = values >= (1 - slack) * values.max()
-    return float(thresholds[is_good][-1])
+    least = (1 - slack) * values.max()
+    good = thresholds[values >= least]
+    return float(good[-1])
 
 
 def one_run_p_value(

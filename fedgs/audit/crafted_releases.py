@@ -36,7 +36,10 @@ def audited(config: ResolvedConfig) -> ResolvedConfig:
     takes part is drawn by another secret, so that a report tells nothing of the run's.
     """
     return dataclasses.replace(
-        config, message_precision="exact", device="cpu", selection_key=secret()
+        config,
+        message_precision="exact",
+        device="cpu",
+        selection_key=secret(),
     )
 
 
@@ -88,10 +91,13 @@ def node_scores(
         return _scores_of_part(config, terms, node_id, direction, part)
 
     # In parts, because a million rounds do not fit into memory at once.
-    size = max(1, NUMBERS_AT_ONCE // (terms.batch_size * direction.numel()))
-    parts = np.split(signs, range(size, len(signs), size))
+    numbers_of_each = terms.batch_size * direction.numel()
+    size = max(1, NUMBERS_AT_ONCE // numbers_of_each)
+    cuts = range(size, len(signs), size)
+    parts = np.split(signs, cuts)
     with ThreadPoolExecutor(config.num_workers) as pool:
-        return np.concatenate(list(pool.map(scores_of, parts)))
+        scores = list(pool.map(scores_of, parts))
+    return np.concatenate(scores)
 
 
 def _scores_of_part(
@@ -114,7 +120,8 @@ def _scores_of_part(
     of_trials = dataclasses.replace(terms, shape=shape)
     found = released(unseeded, of_trials, [grads], len(grads), node_id=node_id)
     along = found.flatten(1) @ direction.flatten().double()
-    return along.numpy().reshape(len(signs), -1).sum(1)
+    by_trial = along.numpy().reshape(len(signs), -1)
+    return by_trial.sum(1)
 
 
 def released(

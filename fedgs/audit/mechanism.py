@@ -36,7 +36,7 @@ from fedgs.audit import bounds
 from fedgs.audit.bounds import ErrorRates, Scores
 from fedgs.audit.canaries import INSIDE_SIGN, OUTSIDE_SIGNS
 from fedgs.audit.crafted_releases import directions, node_scores
-from fedgs.audit.finding import OF_BOUNDS, Finding
+from fedgs.audit.finding import OF_BOUNDS, Finding, none_if_infinite
 from fedgs.config.rounds import rounds_alike, terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.methods.schedule import EVERYONE, clients_of, select
@@ -137,13 +137,16 @@ def claims_of_one_round(plan: Plan, delta: float) -> list[Claim]:
         for relation in relations_of(plan.privacy_unit):
             ratio = plan.ratio(adversary, relation, colluding=0)
             epsilon = fixed_law(1, ratio).epsilon(delta)
+            mu = math.inf  # without noise
+            if ratio:
+                mu = 1 / ratio
             claim = Claim(
                 adversary=adversary,
                 relation=relation,
                 shares=plan.shares(adversary, colluding=0),
-                epsilon=epsilon if epsilon < math.inf else None,
+                epsilon=none_if_infinite(epsilon),
                 theorem=COUNT_THEOREM,
-                mu=1 / ratio if ratio else math.inf,
+                mu=mu,
                 view="asked",
             )
             found.append(claim)
@@ -151,6 +154,9 @@ def claims_of_one_round(plan: Plan, delta: float) -> list[Claim]:
     for row in statements(one_round, delta):
         if row.theorem == COUNT_THEOREM:
             continue
+        view = "hidden"
+        if row.theorem == MIXTURE_THEOREM:
+            view = "seen"
         claim = Claim(
             adversary=row.adversary,
             relation=row.relation,
@@ -159,7 +165,7 @@ def claims_of_one_round(plan: Plan, delta: float) -> list[Claim]:
             theorem=row.theorem,
             # A mixture is no Gaussian curve.
             mu=None,
-            view="seen" if row.theorem == MIXTURE_THEOREM else "hidden",
+            view=view,
         )
         found.append(claim)
     return found
@@ -189,12 +195,14 @@ def audit_rounds(
     found: list[Finding] = []
     for kind, round in sorted(weakest.items()):
         own = [event for event in events if event.release == kind]
-        own = own or [new_event(config, round, EVERYONE, 1)]
+        if not own:  # nothing was released yet
+            own = [new_event(config, round, EVERYONE, 1)]
         plan = recorded_plan(config, own)
         claims = claims_of_one_round(plan, config.delta)
+        wanted = [claim for claim in claims if is_wanted(claim)]
         found += audit_round(
             config,
-            [claim for claim in claims if is_wanted(claim)],
+            wanted,
             delta=config.delta,
             trials=trials,
             max_draws=max_draws,
@@ -346,16 +354,18 @@ class Simulation:
         signs |= {OUTSIDE_SIGNS[claim.relation] for claim in claims}
         if "hidden" in views:
             signs.add(-1.0)  # what the clients who are drawn instead answer
-        total = min(total, int(max_draws / (terms.batch_size * len(signs))))
-        self.own = {
-            sign: node_scores(config, np.full(total, sign), round=round)
-            for sign in signs
-        }
+        draws = terms.batch_size * len(signs)
+        total = min(total, int(max_draws / draws))
+        self.own: dict[float, Scores] = {}
+        for sign in signs:
+            trials = np.full(total, sign)
+            self.own[sign] = node_scores(config, trials, round=round)
         self.others: dict[int, Scores] = {}
         for shares in {claim.shares for claim in claims}:
             draws = terms.batch_size * max(shares - 1, 1)
             # Gradients of 0: the adversary knows what the clients beside it send.
-            silent = np.zeros(min(total, int(max_draws / draws)))
+            affordable = int(max_draws / draws)
+            silent = np.zeros(min(total, affordable))
             noise = silent
             for node_id in range(1, shares):
                 noise = noise + node_scores(config, silent, node_id, round)
@@ -394,21 +404,24 @@ class Simulation:
         std = self.terms.noise_std * math.sqrt(self.terms.batch_size)
         if not std:
             return 0.0  # counts show it
-        outside = OUTSIDE_SIGNS[claim.relation]
+        sign = OUTSIDE_SIGNS[claim.relation]
         # The largest of several bounds is reported, so that they share alpha.
         of_each = alpha / len(self.whole)
-        found = [
-            bounds.mu_of_means(scores[outside], scores[INSIDE_SIGN], std, of_each)
-            for scores in self.whole
-        ]
-        return max(found) / math.sqrt(claim.shares)
+        largest = 0.0  # no bound is below it
+        for scores in self.whole:
+            outside = scores[sign]
+            inside = scores[INSIDE_SIGN]
+            mu = bounds.mu_of_means(outside, inside, std, of_each)
+            largest = max(largest, mu)
+        return largest / math.sqrt(claim.shares)
 
     def scores(self, claim: Claim) -> tuple[Scores, Scores]:
         """Returns one score per trial, outside and inside."""
         others = self.others[claim.shares]
         count = len(others)
+        sign = OUTSIDE_SIGNS[claim.relation]
         inside = self.own[INSIDE_SIGN][:count] + others
-        outside = self.own[OUTSIDE_SIGNS[claim.relation]][:count] + others
+        outside = self.own[sign][:count] + others
         if claim.view == "asked":
             return outside, inside
         is_asked = self.is_asked[:count]

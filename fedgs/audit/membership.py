@@ -95,8 +95,10 @@ def _auc(members: Vector, others: Vector) -> float:
     ranks = rankdata(np.concatenate([members, others]))
     own = ranks[: len(members)].sum()
     # Mann and Whitney's U: of all ranks, those among members themselves are taken off.
-    below = own - len(members) * (len(members) + 1) / 2
-    return float(below / (len(members) * len(others)))
+    count = len(members)
+    below = own - count * (count + 1) / 2
+    num_pairs = count * len(others)
+    return float(below / num_pairs)
 
 
 def _true_positive_rate(rate: float, members: Vector, others: Vector) -> float:

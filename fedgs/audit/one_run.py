@@ -25,14 +25,13 @@ ICLR 2024 (canary clients).
 """
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
 
 from fedgs.audit.bounds import Scores, one_run_epsilon
 from fedgs.audit.canaries import INSIDE_SIGN, OUTSIDE_SIGNS, Canaries, CanaryNodes
-from fedgs.audit.finding import OF_BOUNDS, Finding
+from fedgs.audit.finding import OF_BOUNDS, Finding, none_if_infinite
 from fedgs.config.run_config import GsWganConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.methods import new_state
@@ -93,7 +92,9 @@ def audit_run(
         # One curator sees everything: there is no server to tell nodes apart.
         views = [("release", "sums", sums)]
     else:
-        sees_nodes = "unmasked" if plan.secure_aggregation else "server"
+        sees_nodes = "server"
+        if plan.secure_aggregation:
+            sees_nodes = "unmasked"
         views = [(sees_nodes, "node releases", by_node), ("secagg", "sums", sums)]
     views.append(("release", "generator", by_generator))
     # The union bound: all findings hold together.
@@ -178,6 +179,7 @@ def guess_coins(
     )
     # The claim is that of the busiest canary: it covers all others.
     count = int(canaries.counts.max())
+    is_right = (scores > 0) == is_in
     ratio = plan.ratio(adversary, canaries.relation, colluding=0)
     epsilon = fixed_law(count, ratio).epsilon(delta)
     return Finding(
@@ -187,7 +189,7 @@ def guess_coins(
         rounds=rounds,
         delta=delta,
         lower_bound=bound,
-        epsilon=epsilon if epsilon < math.inf else None,
+        epsilon=none_if_infinite(epsilon),
         theorem=COUNT_THEOREM,
         details={
             "canaries": len(canaries.clients),
@@ -195,7 +197,7 @@ def guess_coins(
             "most_participations": count,
             "guesses": guesses,
             "correct": correct,
-            "correct_of_all": int(((scores > 0) == is_in).sum()),
+            "correct_of_all": int(is_right.sum()),
         },
     )
 
@@ -225,11 +227,10 @@ def best_guesses(
     is_right = (scores > 0) == is_in
     is_right = is_right[surest_first]
     tries: list[tuple[float, int, int]] = []
+    of_each = alpha / len(GUESSED)
     for share in GUESSED:
         guesses = max(1, round(share * len(scores)))
         correct = int(is_right[:guesses].sum())
-        bound = one_run_epsilon(
-            num_canaries, guesses, correct, delta, alpha / len(GUESSED)
-        )
+        bound = one_run_epsilon(num_canaries, guesses, correct, delta, of_each)
         tries.append((bound, guesses, correct))
     return max(tries)

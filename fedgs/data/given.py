@@ -131,7 +131,7 @@ def _of_hugging_face(
         # One picture a row, and columns that are there.
         raise UserError(
             f"data = {config.data!r}: it has the columns {names}, of which "
-            f" {len(pictures)} hold pictures; keep one of these, and give labels "
+            f"{len(pictures)} hold pictures; keep one of these, and give labels "
             f"and clients names of columns, not {shown}"
         )
     for name, column in named.items():
