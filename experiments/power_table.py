@@ -181,7 +181,9 @@ def _trial(
     """Yields every cell with its verdicts at all levels of noise."""
     if not cells:
         return
-    order = stream(trial, "power-table").permutation(data.num_clients)
+    # Other owners in every trial, the same at all levels of noise and for all bugs.
+    rng = stream(trial, "power-table")
+    order = rng.permutation(data.num_clients)
     owners = order[: config.num_clients].reshape(config.num_nodes, -1)
     healthy = _sums(config, data, owners[_HEALTHY], _HEALTHY)
     suspects = owners[_SUSPICIOUS]
@@ -241,6 +243,7 @@ def _verdict(
     trial: int,
 ) -> str:
     """Returns the verdict on two nodes' sums at one level of noise."""
+    # Noise is added here, and not by the nodes, whose sums serve all levels.
     noisy = dataclasses.replace(config, noise_multiplier=_CLIENTS / signal)
     noise_std = noisy.phase_terms(1).noise_std
     rng = torch.Generator().manual_seed(trial)
@@ -250,7 +253,8 @@ def _verdict(
         by_node[node] = own + noise
     total = sum(by_node.values(), start=torch.zeros(()))
     state = new_state(noisy)
-    released = Released(total, noise_std * len(sums) ** 0.5, by_node)
+    std_of_total = noise_std * len(sums) ** 0.5
+    released = Released(total, std_of_total, by_node)
     METHOD.finish(noisy, state, None, released)
     groups = groups_released(noisy, state.released)
     healthy, suspicious = samples_of(groups).values()

@@ -65,10 +65,13 @@ def draw_glyphs(folder: Path) -> None:
         path = folder / name / f"files/{name}-latin-400-normal.woff"
         font = ImageFont.truetype(path, POINTS)
         for digit in range(10):
-            corner = (digit * side + MARGIN, row * side + MARGIN)
-            sheet.paste(_drawn(str(digit), font), corner)
+            left = digit * side + MARGIN
+            top = row * side + MARGIN
+            glyph = _drawn(str(digit), font)
+            sheet.paste(glyph, (left, top))
     png = io.BytesIO()
     sheet.save(png, "PNG", optimize=True)
+    # As text, so that the repository has no binary file that nobody can review.
     encoded = base64.b64encode(png.getvalue()).decode()
     text = json.dumps({"fonts": names, "png": encoded}) + "\n"
     write_atomically(fonts.GLYPHS, text.encode())
@@ -156,7 +159,8 @@ def _feature_means(
     means: list[Tensor] = []
     with torch.no_grad():
         for rows in mixed.split(10 * AT_ONCE):
-            means.append(class_means(config, network, images[rows], labels[rows]))
+            of_batch = class_means(config, network, images[rows], labels[rows])
+            means.append(of_batch)
     return torch.stack(means).mean(0)
 
 
@@ -194,6 +198,7 @@ def lite0(path: Path) -> TensorDict:
 def main() -> None:
     """Makes all and writes the files."""
     of_imagenet = lite0(Path(sys.argv[1]).resolve())
+    # First, because the records that the others are trained on are drawn from it.
     draw_glyphs(Path(sys.argv[2]))
     torch.manual_seed(0)
     records = fonts.read("train")
@@ -226,7 +231,8 @@ def write(**networks: TensorDict) -> str:
     digest = hashlib.sha256()
     for part, path in enumerate(PATHS):
         start = part * size
-        text = json.dumps(content[start : start + size]) + "\n"
+        end = start + size
+        text = json.dumps(content[start:end]) + "\n"
         encoded = text.encode()
         write_atomically(path, encoded)
         digest.update(encoded)

@@ -52,8 +52,10 @@ class Store:
             with self.path.open("ab", buffering=0) as file:
                 kept = self.path.read_bytes()
                 if kept and not kept.endswith(b"\n"):  # torn by a power cut
-                    os.truncate(file.fileno(), kept.rfind(b"\n") + 1)
-                append_whole(file, f"{json.dumps(line)}\n".encode())
+                    end_of_whole_lines = kept.rfind(b"\n") + 1
+                    os.truncate(file.fileno(), end_of_whole_lines)
+                text = f"{json.dumps(line)}\n"
+                append_whole(file, text.encode())
         self.lines[name] = line
         return line
 

@@ -118,6 +118,7 @@ class Baseline(Generic[AnySettings]):
         self.data = data
         self.seed = config.seed
         self.net = self.new_generator()
+        # Checkpoints are made of these, so that no method writes or reads any.
         self.parts: dict[str, Any] = {"generator": self.net}
         self.build()
 

@@ -85,7 +85,9 @@ def valid_guarantees(
         theorem: how they were computed.
         is_revealed: the ledger tells of the votes.
     """
-    conditions = (TRUSTED, REVEALING) if is_revealed else (TRUSTED,)
+    conditions = [TRUSTED]
+    if is_revealed:
+        conditions.append(REVEALING)
     first = Statement(
         label="valid",
         unit="user",
@@ -93,7 +95,7 @@ def valid_guarantees(
         epsilon=replaced,
         delta=delta,
         theorem=theorem,
-        conditions=conditions,
+        conditions=tuple(conditions),
     )
     second = replace(
         first,
@@ -119,8 +121,10 @@ def trial_scores(
     >>> len(trial_scores(10**6, 10_000, float))
     3000
     """
-    count = min(trials, max(1, _MOST_NOISE // numbers))
-    return np.array([score() for _ in range(count)], np.float64)
+    affordable = max(1, _MOST_NOISE // numbers)
+    count = min(trials, affordable)
+    scores = [score() for _ in range(count)]
+    return np.array(scores, np.float64)
 
 
 class Teachers(ModuleStack):
@@ -164,8 +168,14 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
         config = self.config
         settings = self.settings
         self.num_steps = settings.steps
+
+        def build_teacher(number: int) -> nn.Module:
+            # A seed for each: teachers that begin alike would vote alike.
+            seed = derived_seed(self.seed, "teacher", number)
+            return self.build_teacher(config, seed)
+
         self.teachers = Teachers(
-            lambda i: self.build_teacher(config, derived_seed(self.seed, "teacher", i)),
+            build_teacher,
             self.data.num_clients,
             settings.learning_rate,
             _ADAM_BETAS,
@@ -185,7 +195,8 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
         Privacy: reads private data; output private.
         """
         steps = self.settings.teacher_steps
-        for step in range(index * steps, (index + 1) * steps):
+        first = index * steps
+        for step in range(first, first + steps):
             rng = stream(self.seed, "fakes", step)
             images, labels = self.fakes(rng, self.settings.fakes_per_step)
             self.teach(images, labels, step)
@@ -207,6 +218,7 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
             discriminator_batch_size=self.settings.teacher_batch_size,
         )
         teachers: Any = self.teachers
+        # Real images of the fakes' labels, so that no label tells the two apart.
         own_labels = labels.cpu().numpy()
         for chunk in teachers.chunks(range(len(teachers))):
             owners = [self.data.of(client) for client in chunk.tolist()]

@@ -80,22 +80,25 @@ def grid(request: CompareRequest, settings: CellSettings) -> Cells:
     known = KNOWN
     if request.full:
         known = KNOWN.at_full_scale()
-    methods = {
-        name: how
-        for name, how in known.methods.items()
-        if how.baseline in ("", *BASELINES) and {*how.data} <= {*data}
-    }
+    methods: dict[str, CellMethod] = {}
+    for name, how in known.methods.items():
+        # A method may be of some data sets only, and a data set of one's own is none.
+        is_of_data = set(how.data) <= set(data)
+        if how.baseline in ("", *BASELINES) and is_of_data:
+            methods[name] = how
     listed = {how.baseline for how in methods.values()}
     for name in (*BASELINES, *request.method):
         if name not in listed:
-            row = re.sub(r"\W+", "-", find(name, is_typed=True).name)
+            found = find(name, is_typed=True)
+            row = re.sub(r"\W+", "-", found.name)
             if row in methods:  # both would lie in the same folders
                 raise UserError(f"method = {name}: {row} is a row already; rename it")
             methods[row] = CellMethod(baseline=name)
     for name, how in methods.items():
         if how.baseline:
             methods[name] = _of_others(how)
-    if settings.keys() - {"data_dir", "device"} and "bdp-gan" in methods:
+    is_of_own_data = bool(settings.keys() - {"data_dir", "device"})
+    if is_of_own_data and "bdp-gan" in methods:
         # How many images there are is not known, and its noise depends on it.
         bdp_gan = methods["bdp-gan"]
         free = {NO_NOISE: bdp_gan.epsilons[NO_NOISE]}
@@ -108,7 +111,8 @@ def _of_others(method: CellMethod) -> CellMethod:
     whose = unit(method)
     epsilons: dict[float, Mapping[str, Any]] = {NO_NOISE: {}}
     if whose != "none":
-        made = _made(method.baseline, {**method.settings, **method.reduced})
+        values = {**method.settings, **method.reduced}
+        made = _made(method.baseline, values)
         epsilons = {each: _noise(method.baseline, made, each) for each in EPSILONS}
     epsilons |= method.epsilons
     return method._replace(epsilons=epsilons, is_capped=whose == "record")

@@ -76,7 +76,9 @@ class Row:
     @property
     def name(self) -> str:
         """What its cells' names begin with."""
-        epsilon = "inf" if self.asked is None else f"{self.asked:g}"
+        epsilon = "inf"
+        if self.asked is not None:
+            epsilon = f"{self.asked:g}"
         return f"{self.data}-{self.method}-eps{epsilon}"
 
 
@@ -104,10 +106,11 @@ def rows_of(cells: Sequence[Cell], lines: Mapping[str, Line]) -> list[Row]:
 def _check_alike(lines: Sequence[Line]) -> None:
     """Refuses to take the mean of runs with different settings."""
     for line in lines:
-        other = [name for name in ALIKE if line.get(name) != lines[0].get(name)]
+        first = lines[0]
+        other = [name for name in ALIKE if line.get(name) != first.get(name)]
         if other:
             raise UserError(
-                f"{line['cell']}: differs from {lines[0]['cell']} in "
+                f"{line['cell']}: differs from {first['cell']} in "
                 f"{', '.join(other)}; "
                 "remove the older one, its line of cells.jsonl and its run folder, "
                 "and call again"
