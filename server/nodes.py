@@ -132,10 +132,13 @@ class Nodes:
         # Nodes with the same content share one request, and so they share a record.
         sent: dict[int, SentRequest] = {}
         records: dict[int, ConfigRecord] = {}
-        for node, own in request.per_node(self.config.hosting, nodes).items():
+        by_node = request.per_node(self.config.hosting, nodes)
+        for node, own in by_node.items():
             key = id(own)
             if key not in sent:
-                sent[key] = own if attempt is None else MaskedRequest(own, attempt)
+                sent[key] = own
+                if attempt is not None:
+                    sent[key] = MaskedRequest(own, attempt)
                 payload = encode_request(sent[key], self.config, tensors)
                 records[key] = ConfigRecord({**payload, **self.place})
             self.requests[node] = sent[key]
@@ -147,7 +150,8 @@ class Nodes:
         content = RecordDict({PAYLOAD_RECORD: record})
         if self.roll is not None:
             content[TOLD] = ConfigRecord(self.roll.told(node))
-        return Message(content, self.exchange.addresses.get(node, NOT_JOINED), kind)
+        address = self.exchange.addresses.get(node, NOT_JOINED)
+        return Message(content, address, kind)
 
     def replies(
         self,
@@ -209,7 +213,8 @@ class Nodes:
 
     def _checked(self, reply: Message, node: int) -> Answer | None:
         """Checks a reply; raises `UserError` with one line that quotes no data."""
-        where = f"round {self._round_of(node)}: {self.config.node_title(node)}"
+        title = self.config.node_title(node)
+        where = f"round {self._round_of(node)}: {title}"
         record = self.record(reply, node, where)
         sent = self.requests[node]
         # Noted before it is checked: it has left its client, valid or not.
