@@ -56,7 +56,12 @@ class Nodes:
         self.config = folder.config
         self.stop = stop
         self.roll: RollCall | None = None
-        self.progress = RunProgress(None, self.config, "", 0)
+        self.progress = RunProgress(
+            path=None,
+            config=self.config,
+            run_id="",
+            round=0,
+        )
         self.requests: dict[int, SentRequest] = {}
 
     # -------------------------------------------------------------- nodes
@@ -83,7 +88,13 @@ class Nodes:
             round=self.folder.last_round,
         )
         events = self.folder.read_ledger().events
-        self.roll = RollCall(grid, self.folder, self.config, events, self.progress)
+        self.roll = RollCall(
+            grid,
+            self.folder,
+            self.config,
+            events=events,
+            progress=self.progress,
+        )
         self.exchange = Messenger(
             grid=grid,
             addresses=self.roll.addresses,  # which grow while nodes join
@@ -168,7 +179,12 @@ class Nodes:
         """
         by_node = dict(zip(self.requests, messages, strict=True))
         patience = self.config.round_timeout
-        return self.exchange.send_and_receive(by_node, timeout, patience, stop)
+        return self.exchange.send_and_receive(
+            by_node,
+            timeout=timeout,
+            patience=patience,
+            stop=stop,
+        )
 
     def decode(self, replies: Iterable[Message]) -> tuple[list[Answer], list[int]]:
         """Returns the releases in valid replies, and which nodes gave no valid reply.

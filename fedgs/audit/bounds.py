@@ -226,7 +226,13 @@ def one_run_epsilon(
     """
 
     def is_rejected(epsilon: float) -> bool:
-        p_value = one_run_p_value(num_canaries, guesses, correct, epsilon, delta)
+        p_value = one_run_p_value(
+            num_canaries,
+            guesses=guesses,
+            correct=correct,
+            epsilon=epsilon,
+            delta=delta,
+        )
         return p_value < alpha
 
     low = 0.0

@@ -180,7 +180,12 @@ class CanaryNodes(LocalNodes):
         config = of_gs_wgan(self.config)
         hosted = config.hosting.hosted(node_id)
         if request.round > 0:
-            own = Hosted(self.data, hosted, node_id, self.stacks[node_id])
+            own = Hosted(
+                data=self.data,
+                clients=hosted,
+                node_id=node_id,
+                discriminators=self.stacks[node_id],
+            )
             return answer_of(config, own, request)
         stack = CanaryDiscriminators(config, hosted, self.fixed)
         fakes = None
@@ -194,7 +199,12 @@ class CanaryNodes(LocalNodes):
         """Returns what the node's other clients contributed, summed over the fakes."""
         config = of_gs_wgan(self.config)
         clients = config.hosting.hosted(node)
-        hosted = Hosted(self.data, clients, node, self.stacks[node])
+        hosted = Hosted(
+            data=self.data,
+            clients=clients,
+            node_id=node,
+            discriminators=self.stacks[node],
+        )
         asked = clients_of(request.participants, clients)
         others = [client for client in asked if client not in self.fixed]
         # Again, without training: a query changes no bit of a discriminator.

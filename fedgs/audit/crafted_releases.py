@@ -118,7 +118,13 @@ def _scores_of_part(
     # Trials lie along the axis of the samples, with B samples for each.
     shape = (grads.shape[1], *one.shape)
     of_trials = dataclasses.replace(terms, shape=shape)
-    found = released(unseeded, of_trials, [grads], len(grads), node_id=node_id)
+    found = released(
+        unseeded,
+        of_trials,
+        [grads],
+        asked=len(grads),
+        node_id=node_id,
+    )
     along = found.flatten(1) @ direction.flatten().double()
     by_trial = along.numpy().reshape(len(signs), -1)
     return by_trial.sum(1)

@@ -243,7 +243,13 @@ def audit_round(
     # Draws by the run's own secret would be the same in every audit.
     config = dataclasses.replace(config, noise_seed=None, selection_key=secret())
     total = int(trials * (1 + CHOICE_SHARE))
-    simulation = Simulation(config, claims, total, max_draws, round)
+    simulation = Simulation(
+        config,
+        claims,
+        total=total,
+        max_draws=max_draws,
+        round=round,
+    )
     # The union bound: together, all bounds are wrong with chance OF_BOUNDS at most.
     alpha = OF_BOUNDS / len(claims) / num_audits
     return [attack_claim(claim, simulation, delta, alpha) for claim in claims]
@@ -278,9 +284,18 @@ def attack_claim(
     details = {"trials": len(inside) - split, "epsilon_any_curve": bound}
     if claim.mu is not None:
         threshold = bounds.best_threshold(
-            outside[:split], inside[:split], bounds.mu_at_least, alpha
+            outside[:split],
+            inside[:split],
+            value=bounds.mu_at_least,
+            alpha=alpha,
         )
-        rates = bounds.error_rates(outside[split:], inside[split:], threshold, alpha)
+        # On the other trials, for a threshold that is measured by its own is luck.
+        rates = bounds.error_rates(
+            outside[split:],
+            inside[split:],
+            threshold=threshold,
+            alpha=alpha,
+        )
         mu = bounds.mu_at_least(rates)
         if claim.mu < math.inf:
             whole = simulation.whole_mu(claim, of_whole)
@@ -326,9 +341,18 @@ def bound_epsilon(
     value = partial(bounds.epsilon_at_least, delta=delta)
     # On other trials than those that are counted: else the best one would be luck.
     threshold = bounds.best_threshold(
-        outside[:split], inside[:split], value, alpha, slack=0.05
+        outside[:split],
+        inside[:split],
+        value=value,
+        alpha=alpha,
+        slack=0.05,
     )
-    rates = bounds.error_rates(outside[split:], inside[split:], threshold, alpha)
+    rates = bounds.error_rates(
+        outside[split:],
+        inside[split:],
+        threshold=threshold,
+        alpha=alpha,
+    )
     return value(rates), rates
 
 
@@ -393,7 +417,13 @@ class Simulation:
         scores: dict[float, Scores] = {}
         for sign in signs:
             trials = np.full(self.num_whole, sign)
-            scores[sign] = node_scores(config, trials, 0, round, direction)
+            scores[sign] = node_scores(
+                config,
+                trials,
+                node_id=0,
+                round=round,
+                direction=direction,
+            )
         return scores
 
     def whole_mu(self, claim: Claim, alpha: float) -> float:

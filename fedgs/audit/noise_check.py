@@ -185,6 +185,7 @@ def _of_cells(squares: Noise, freedom: int) -> float:
     cells = squares.size
     least = squares.min()
     most = squares.max()
+    # The union bound over the cells, for either end.
     too_small = cells * chi2.cdf(least, freedom)
     too_large = cells * chi2.sf(most, freedom)
     # A largest one that is too small is as odd: noise that is cut off.

@@ -175,7 +175,11 @@ def guess_coins(
     if view == "generator":  # has no natural centre
         scores = scores - np.median(scores)
     bound, guesses, correct = best_guesses(
-        scores, is_in, len(canaries.clients), delta, alpha
+        scores,
+        is_in,
+        num_canaries=len(canaries.clients),
+        delta=delta,
+        alpha=alpha,
     )
     # The claim is that of the busiest canary: it covers all others.
     count = int(canaries.counts.max())
@@ -231,6 +235,12 @@ def best_guesses(
     for share in GUESSED:
         guesses = max(1, round(share * len(scores)))
         correct = int(is_right[:guesses].sum())
-        bound = one_run_epsilon(num_canaries, guesses, correct, delta, of_each)
+        bound = one_run_epsilon(
+            num_canaries,
+            guesses=guesses,
+            correct=correct,
+            delta=delta,
+            alpha=of_each,
+        )
         tries.append((bound, guesses, correct))
     return max(tries)

@@ -227,7 +227,13 @@ def check_method(config: ResolvedConfig) -> list[Check]:
     except Exception as error:
         kind = type(error).__name__
         text = f"made-up clients: {kind}: {error}"
-        return [Check(check="method, answers", tested=text, found=1, allowed=0)]
+        check = Check(
+            check="method, answers",
+            tested=text,
+            found=1,
+            allowed=0,
+        )
+        return [check]
     asked = f"made-up clients in round {', '.join(rounds)}"
     checks: list[Check] = []
     for name, (limit, text) in measured.items():
@@ -340,7 +346,8 @@ def _lengths(
             parts.append(part)
         # Of clients that are asked together.
         total = _sum(config, request, world, world.clients)
-        backwards = _sum(config, request, world, world.clients[::-1])
+        reversed_order = world.clients[::-1]
+        backwards = _sum(config, request, world, reversed_order)
         of_worlds.append(total)
         alone = sum(parts, start=torch.zeros_like(total))
         measured = {
@@ -439,7 +446,13 @@ def _sum(
     groups: list[InGroup | None] = []
     if world.groups:
         groups = [world.groups[client] for client in clients]
-    hosted = Hosted(world.data, clients, 0, nets, groups)
+    hosted = Hosted(
+        data=world.data,
+        clients=clients,
+        node_id=0,
+        discriminators=nets,
+        groups=groups,
+    )
     answers = raw_answers(config, hosted, request)
     terms = without_noise(terms_at(config, request.round))
     return released(

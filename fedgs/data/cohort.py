@@ -102,7 +102,12 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
     if config.cohort_value is not None:
         wanted &= _names_with(config.cohort_value, data)
         where = f"cohort_value = {config.cohort_value} has"
-    check_num_clients(config, len(wanted), where, "clients")
+    check_num_clients(
+        config,
+        most=len(wanted),
+        who_has=where,
+        what="clients",
+    )
     # In the data's order, whatever the file's is: a run then depends on who is in it.
     kept = [i for i, name in enumerate(data.client_names) if name in wanted]
     kept = kept[: config.num_clients]

@@ -63,7 +63,12 @@ def read_given(
     has_pictures = bool(reader.found.sizes)
     if has_pictures:  # the rules were applied when they were read
         rules = PictureRules()
-    records = from_arrays(where, arrays, rules, config.num_classes)
+    records = from_arrays(
+        where,
+        arrays,
+        rules=rules,
+        num_classes=config.num_classes,
+    )
     if has_pictures:
         records = dataclasses.replace(records, found=reader.found)
     # Declared classes that nobody has an image of are classes.

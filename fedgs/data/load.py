@@ -93,7 +93,12 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
     if tests:
         pairs = zip(groups, tests, strict=True)
         all_of_clients = [np.concatenate(pair) for pair in pairs]
-    images, labels = corrupt(config, records, all_of_clients, split.names)
+    images, labels = corrupt(
+        config,
+        records,
+        client_records=all_of_clients,
+        names=split.names,
+    )
     whose = ""
     if records.clients is not None and is_by_client:
         whose = "kept"

@@ -71,7 +71,12 @@ def split(
         groups = iid(len(labels), num_clients, rng)
     else:
         kept = np.flatnonzero(labels != LEFT_OUT)  # these shards follow the labels
-        dealt = dirichlet(labels[kept], num_classes, num_clients, rng)
+        dealt = dirichlet(
+            labels[kept],
+            num_classes=num_classes,
+            num_clients=num_clients,
+            rng=rng,
+        )
         groups = [kept[own] for own in dealt]
     names = [str(client_id) for client_id in range(num_clients)]
     return groups, tuple(names)
@@ -211,14 +216,24 @@ def _named(
             "of the data; give --partition iid or --privacy-unit client"
         )
     groups, names = by_client(clients, owners)
-    check_num_clients(config, len(groups), f"data = {config.data} has", "clients")
+    check_num_clients(
+        config,
+        most=len(groups),
+        who_has=f"data = {config.data} has",
+        what="clients",
+    )
     kept = slice(config.num_clients)  # all of them where it is unset
     return groups[kept], tuple(names[kept])
 
 
 def _num_clients(config: RunConfig, num_records: int) -> int:
     """Returns K for a partition that does not take it from the data."""
-    check_num_clients(config, num_records, f"data = {config.data} has", "records")
+    check_num_clients(
+        config,
+        most=num_records,
+        who_has=f"data = {config.data} has",
+        what="records",
+    )
     if config.num_clients is not None:
         return config.num_clients
     if config.data == "digits":

@@ -246,7 +246,14 @@ class _Question(NamedTuple):
                 # The ratio is that of replace-one; z grows as the sensitivity falls.
                 scale = SENSITIVITIES["replace-one"] / SENSITIVITIES[relation]
                 bound = law._replace(ratio=law.ratio * scale)
-                yield self._row(rounds, adversary, relation, bound, theorem, [why])
+                yield self._row(
+                    rounds,
+                    adversary,
+                    relation,
+                    alone=bound,
+                    theorem=theorem,
+                    why=[why],
+                )
         if rounds.no_amplification:
             return
         num_draws = sum(kind.rounds for kind in rounds.sampled)
@@ -255,7 +262,14 @@ class _Question(NamedTuple):
         # Only `release` does not see who takes part. The bound is the same under every
         # relation: in an unselected client's place somebody else answers.
         for relation in relations_of(rounds.unit):
-            yield self._row(rounds, "release", relation, bound, PLD_THEOREM, conditions)
+            yield self._row(
+                rounds,
+                "release",
+                relation,
+                alone=bound,
+                theorem=PLD_THEOREM,
+                why=conditions,
+            )
 
     def _row(
         self,
@@ -356,7 +370,12 @@ def statements(
 
     Source: docs/privacy.md, "Which theorem may be used when".
     """
-    question = _Question(delta, at_epsilon, colluding, tuple(selections))
+    question = _Question(
+        delta=delta,
+        at_epsilon=at_epsilon,
+        colluding=colluding,
+        selections=tuple(selections),
+    )
     question.check()
     if plan.client_selection is None:
         possible = ("uniform", "balanced")
@@ -434,7 +453,12 @@ def statements_of_runs(
             f"privacy_unit = {' and '.join(units)}: runs of different units cannot be "
             "added; state them one by one"
         )
-    question = _Question(delta, at_epsilon, colluding, tuple(selections))
+    question = _Question(
+        delta=delta,
+        at_epsilon=at_epsilon,
+        colluding=colluding,
+        selections=tuple(selections),
+    )
     question.check()
     released = _released(runs, units[0], colluding, is_reshuffled)
     return tuple(question.rows(released))

@@ -111,7 +111,13 @@ def calibrate_noise(
 
     Source: inverse of `fedgs.privacy.accountant.statements`.
     """
-    target = Target(target_epsilon, delta, adversary, relation, tuple(selections))
+    target = Target(
+        epsilon=target_epsilon,
+        delta=delta,
+        adversary=adversary,
+        relation=relation,
+        selections=tuple(selections),
+    )
     selection = _checked(plan, target, colluding)
     if plan.shares(adversary, colluding) == 0:
         nodes = plan.counted_nodes

@@ -290,7 +290,10 @@ class Plan:
     def counted_nodes(self) -> int:
         """Nodes of any round whose noise counts: the fewest that m clients live on."""
         return counted_nodes(
-            self.hosting, self.clients_per_round, self.min_answers, self.is_by_node
+            self.hosting,
+            clients_per_round=self.clients_per_round,
+            min_answers=self.min_answers,
+            is_by_node=self.is_by_node,
         )
 
     def law(
@@ -322,7 +325,11 @@ class Plan:
             no_noise = fixed_law(1, ratio=0.0)
             return no_noise, COUNT_THEOREM, "count: a round has no noise"
         law, theorem, why = planned_law(
-            selection, num_rounds, self.num_clients, self.clients_per_round, ratio
+            selection,
+            num_rounds=num_rounds,
+            num_clients=self.num_clients,
+            clients_per_round=self.clients_per_round,
+            ratio=ratio,
         )
         if all(cost == 1.0 for cost, _ in costs):
             return law, theorem, why
@@ -338,7 +345,12 @@ class Plan:
 
     def first_releases(self, num_rounds: int) -> list[Releases]:
         """Returns the releases of the first rounds, in their order."""
-        alike = Releases("gradient", 1.0, self.batch_size, self.num_rounds)
+        alike = Releases(
+            kind="gradient",
+            factor=1.0,
+            batch_size=self.batch_size,
+            num_rounds=self.num_rounds,
+        )
         planned = self.releases or (alike,)
         found: list[Releases] = []
         left = num_rounds
@@ -427,7 +439,10 @@ class Plan:
     def shares(self, adversary: str, colluding: int) -> int:
         """Returns `noise_shares` of a round."""
         return noise_shares(
-            adversary, self.counted_nodes, colluding, self.secure_aggregation
+            adversary,
+            counted_nodes=self.counted_nodes,
+            colluding=colluding,
+            is_masked=self.secure_aggregation,
         )
 
 

@@ -273,7 +273,10 @@ class Target(NamedTuple):
     def excess(self, rounds: Law | SampledBound) -> float:
         """Returns how much the delta of rounds at this epsilon exceeds that asked."""
         together = with_selections(
-            rounds, self.selections, self.adversary, self.relation
+            rounds,
+            self.selections,
+            adversary=self.adversary,
+            relation=self.relation,
         )
         return together.delta(self.epsilon) - self.delta
 

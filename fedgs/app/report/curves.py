@@ -103,7 +103,8 @@ def _signal(runs: Sequence[RunFacts]) -> list[Curve]:
         "Power of a round's summed release, without the part that the known noise "
         "explains, over the noise's. 0: the noise hides it in this round."
     )
-    return [Curve("Signal beside noise", "signal-to-noise ratio", lines, text)]
+    curve = Curve("Signal beside noise", "signal-to-noise ratio", lines, text)
+    return [curve]
 
 
 def grid_images(grid: Grid, facts: RunFacts) -> NDArray[np.float64]:

@@ -73,4 +73,11 @@ def label_card(facts: RunFacts) -> Card:
             rows.append([name.replace("_", " "), text])
     caption = f"Privacy label of {facts.name}"
     head = ["field", "content"]
-    return Card(tables=[Table(caption, head, rows, LABEL_NOTE, numeric=False)])
+    table = Table(
+        caption,
+        head,
+        rows,
+        note=LABEL_NOTE,
+        numeric=False,
+    )
+    return Card(tables=[table])

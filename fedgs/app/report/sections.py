@@ -95,7 +95,13 @@ def _card_of_run(facts: RunFacts) -> Card:
         about = _guaranteed(facts)
     about |= _trained(facts)
     picture = picture_of(facts, facts.grids[-1], "After")
-    return Card(facts.name, answer, pictures=[picture], texts=texts, facts=about)
+    return Card(
+        facts.name,
+        answer,
+        pictures=[picture],
+        texts=texts,
+        facts=about,
+    )
 
 
 def _guaranteed(facts: RunFacts) -> dict[str, str]:

@@ -41,10 +41,9 @@ def settings_tables(runs: Sequence[RunFacts]) -> list[Table]:
         differing.append(row)
     head = ["setting"]
     head += [facts.name for facts in runs]
-    return [
-        Table("All settings", ["setting", "value"], shared, numeric=False),
-        Table("What differs", head, differing, numeric=False),
-    ]
+    alike = Table("All settings", ["setting", "value"], shared, numeric=False)
+    different = Table("What differs", head, differing, numeric=False)
+    return [alike, different]
 
 
 def versions_table(runs: Sequence[RunFacts]) -> Table:

@@ -48,7 +48,12 @@ def read(config: RunConfig) -> Records:
             f"{where}: it contains {', '.join([*arrays, *others])}; give 'images' "
             "and, if known, 'labels' and 'clients', no others"
         )
-    return from_arrays(where, arrays, PictureRules.of(config), config.num_classes)
+    return from_arrays(
+        where,
+        arrays,
+        rules=PictureRules.of(config),
+        num_classes=config.num_classes,
+    )
 
 
 def read_arrays(

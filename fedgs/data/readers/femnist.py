@@ -257,7 +257,12 @@ def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:
 
 def _from_hub(config: RunConfig, name: str) -> Records:
     """Reads the hub's data set, or a copy of its files, by flwr-datasets."""
-    source = HubSource(name, image="image", label="character", client="writer_id")
+    source = HubSource(
+        name,
+        image="image",
+        label="character",
+        client="writer_id",
+    )
     dataset = hugging_face.load_split(config, source, source.split)
     missing = {"image", "character", "writer_id"} - set(dataset.features)
     if missing:
@@ -267,4 +272,10 @@ def _from_hub(config: RunConfig, name: str) -> Records:
         )
     rules = PictureRules(side=FEMNIST_SIDE, channels=1)
     reading = Reading(rules, class_map(config.classes))
-    return hugging_face.read_dataset(config, dataset, source, reading, LIGHT)
+    return hugging_face.read_dataset(
+        config,
+        dataset,
+        source,
+        reading=reading,
+        background=LIGHT,
+    )

@@ -56,7 +56,10 @@ def read(split: str) -> Records:
     glyphs = _glyphs()
     count = WRITERS[split]
     size = IMAGES_OF_WRITER[split]
-    drawn = [_drawn(len(glyphs), size, split, writer) for writer in range(count)]
+    drawn: list[tuple[NDArray[np.generic], ...]] = []
+    for writer in range(count):
+        of_writer = _drawn(len(glyphs), size, split, writer)
+        drawn.append(of_writer)
     # Of all writers: from a list of their draws to one array of each kind of draw.
     font, labels, style, bend = map(np.concatenate, zip(*drawn, strict=True))
     num_images = count * size
