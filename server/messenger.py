@@ -105,7 +105,7 @@ class Messenger:
     """Messages between the server and its nodes; one instance for a whole run.
 
     Attributes:
-        grid: of the Flower run.
+        grid: the grid of the Flower run.
         addresses: node -> Flower's address; may change meanwhile.
         polling: how often to look for replies.
         progress: is told what is sent, refused and waited for.

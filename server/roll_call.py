@@ -164,10 +164,10 @@ class RollCall:
     """The nodes of a deployment: who they are, who joined, under which address.
 
     Args:
-        grid: of the Flower run.
-        folder: of the run.
+        grid: the grid of the Flower run.
+        folder: the run's folder.
         config: of the run, as its nodes are to compute with it.
-        events: of the run's ledger.
+        events: the events of the run's ledger.
         progress: is told who is there.
 
     Attributes:

@@ -405,7 +405,7 @@ def capped(data: FederatedImages, cap: int | None, seed: int) -> FederatedImages
     Privacy: reads private data; output private.
 
     Args:
-        data: of all clients.
+        data: the data of all clients.
         cap: at least 1; None keeps all.
         seed: decides which images stay.
     """
@@ -435,7 +435,7 @@ def open_run(path: str | Path, typed: str = "") -> BaselineRun:
     """Opens the folder of a baseline's run.
 
     Args:
-        path: of the folder.
+        path: where the folder lies.
         typed: a method that the user named on the command line, and so trusts.
 
     Raises:

@@ -325,7 +325,7 @@ def smallest_noise(
     """Returns the noise of a count with which all queries stay within epsilon.
 
     Args:
-        settings: of the run.
+        settings: the run's settings.
         distance: how far one teacher moves a histogram: `REPLACED`, or 1 where it casts
             no vote.
         epsilon: above 0.

@@ -279,7 +279,7 @@ def largest_inverse_noise(
     """Returns the lambda with which all labels stay within epsilon.
 
     Args:
-        settings: of the run.
+        settings: the run's settings.
         moved: by how much one client moves both counts: 2, or 1 where it casts no vote.
         epsilon: above 0.
         delta: above 0 and below 1.

@@ -144,7 +144,7 @@ def released(
 
     Args:
         config: the run's.
-        terms: of the round.
+        terms: the terms of the round.
         answers: as `fedgs.round.answer.release` takes them.
         asked: number of clients that answer.
         round: with the node, it decides the noise of a seeded run.

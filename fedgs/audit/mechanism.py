@@ -84,7 +84,7 @@ def weakest_rounds(config: ResolvedConfig, events: Sequence[Event]) -> dict[str,
     """Returns for each kind of release a round with the least recorded noise ratio.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         events: of its ledger; none: of all rounds as they are planned.
     """
     if not events:
@@ -185,7 +185,7 @@ def audit_rounds(
 
     Args:
         config: resolved.
-        events: of the run's ledger.
+        events: the events of the run's ledger.
         trials: of each test, at least 100.
         max_draws: of noise.
         num_more: audits whose bounds stand beside these.
@@ -233,7 +233,7 @@ def audit_round(
     Args:
         config: resolved; decides the mechanism that is run.
         claims: what to attack, from the *record* of the run; not empty.
-        delta: of the claims.
+        delta: the claims' delta.
         trials: of each test, at least 100.
         max_draws: of noise, for the attacked node and for the others; there are fewer
             trials where B is large or many nodes' noise is summed.
@@ -271,7 +271,7 @@ def attack_claim(
     Args:
         claim: what is attacked.
         simulation: of the round that the claim is about.
-        delta: of the claim.
+        delta: the claim's delta.
         alpha: the chance that the bound is wrong.
     """
     outside, inside = simulation.scores(claim)

@@ -57,7 +57,7 @@ def check_noise(config: ResolvedConfig, event: Event, alpha: float) -> Check:
     Privacy: public; reads no data.
 
     Args:
-        config: of the run, as audited.
+        config: the run's configuration, as audited.
         event: of its ledger.
         alpha: the chance that noise as recorded is refuted.
     """

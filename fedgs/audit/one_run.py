@@ -67,9 +67,9 @@ def audit_run(
     Args:
         config: resolved; `output` is the folder to train in, which the caller deletes.
         plan: of the run under attack, from its record; decides the claims.
-        data: of the run.
+        data: the run's data.
         canaries: drawn for this configuration.
-        delta: of the claims.
+        delta: the claims' delta.
         report: called with the public metrics of each round.
         stop: when set, training ends early by `RunStopped`.
         num_audits: this one and those whose bounds stand beside it.
@@ -161,7 +161,7 @@ def guess_coins(
     Args:
         plan: of the run under attack.
         canaries: the attacked clients.
-        delta: of the claim.
+        delta: the claim's delta.
         alpha: the chance that the bound is wrong.
         rounds: that the run had.
         adversary: who has the scores.
@@ -224,7 +224,7 @@ def best_guesses(
         scores: above 0 for "in", shape (n,), at least one.
         is_in: the coins, shape (n,), bool.
         num_canaries: m, at least n; the others are abstentions.
-        delta: of the claim.
+        delta: the claim's delta.
         alpha: the chance that the bound is wrong.
     """
     surest_first = np.argsort(-np.abs(scores), kind="stable")

@@ -80,7 +80,7 @@ def check_mechanism(config: ResolvedConfig, events: Sequence[Event]) -> list[Che
 
     Args:
         config: of the run, as `fedgs.audit.crafted_releases.audited`.
-        events: of its ledger.
+        events: the events of its ledger.
     """
     recorded = {event.round: event for event in events}
     found = [check_terms(config, list(recorded.values()))]
@@ -130,7 +130,7 @@ def check_clipping(config: ResolvedConfig, event: Event) -> Check:
     Privacy: public; reads no data.
 
     Args:
-        config: of the run, as audited.
+        config: the run's configuration, as audited.
         event: of the kind of release that is meant.
     """
     terms = without_noise(terms_at(config, event.round))
@@ -195,7 +195,7 @@ def check_method(config: ResolvedConfig) -> list[Check]:
     Privacy: public; reads no data.
 
     Args:
-        config: of the run, as audited.
+        config: the run's configuration, as audited.
 
     Raises:
         UserError: the run's public data cannot be read.
@@ -306,7 +306,7 @@ def _measured(
     """Returns the largest norm of a sample for each name of what is measured.
 
     Args:
-        config: of the run, as audited.
+        config: the run's configuration, as audited.
         request: of a round.
         data: made up; the last client is another one in the place of the first.
     """

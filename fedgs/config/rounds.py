@@ -27,9 +27,9 @@ class RoundsAlike(NamedTuple):
     """Consecutive rounds of the same terms.
 
     Attributes:
-        first: the first of them, from 1.
-        num_rounds: how many there are.
-        terms: of each.
+        first: the number of the first of them, from 1.
+        num_rounds: the number of rounds.
+        terms: the terms of each of these rounds.
     """
 
     first: int
@@ -82,8 +82,8 @@ def terms_at(config: Settings, round: int) -> Terms:
     """Returns the terms of a round, the same however often they are asked for.
 
     Args:
-        config: of the run.
-        round: from 1.
+        config: the run's configuration.
+        round: the number of the round, from 1.
     """
     if not 1 <= round <= config.num_rounds:
         return config.terms(round)  # of the nearest phase, as `at_round` has it
@@ -95,8 +95,8 @@ def terms_at(config: Settings, round: int) -> Terms:
 def with_open_settings(config: Settings) -> Settings:
     """Returns settings whose terms can be read, where noise or the data's are unset.
 
-    Noise is then 1, and terms are compared with that; the number of classes and the
-    shape of images change shapes, and no cost.
+    The noise multiplier is then 1, and terms are compared with that. The number of
+    classes and the shape of images change the shape of a release, and not its cost.
     """
     found: dict[str, float | int] = {}
     if not config.noise_multiplier:

@@ -75,7 +75,7 @@ class RunConfig(Settings):
         table over them. Its noise follows from the phase's share.
 
         Args:
-            index: of the phase, from 0.
+            index: the phase's place in the run, from 0.
 
         Raises:
             UserError: a setting that the method does not have, or outside its range.
@@ -226,7 +226,7 @@ def class_of(kind: type[ConfigT], methods: Iterable[str]) -> type[ConfigT]:
 
     Args:
         kind: `RunConfig`, `ResolvedConfig` or what this has returned.
-        methods: of the phases.
+        methods: the methods of the phases.
 
     Raises:
         UserError: there is no such method, or its place is not trusted.
@@ -334,9 +334,9 @@ def check_names(
     """Refuses names that are none of a run's settings.
 
     Args:
-        names: to check.
+        names: the names to check.
         known: the run's settings; those that people set when empty.
-        phases: of the run.
+        phases: the run's phases.
 
     Raises:
         UserError: the first unknown one, and what is nearest.

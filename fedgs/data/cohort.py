@@ -38,7 +38,7 @@ def cohort_of_data(
 
     Args:
         path: the file.
-        data: of all clients.
+        data: the data of all clients.
         setting: that names the file, in errors.
 
     Raises:
@@ -76,7 +76,7 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
     Args:
         config: with `cohort`, and `num_clients` for the first of them; without
             `cohort` nothing changes.
-        data: of all clients.
+        data: the data of all clients.
 
     Raises:
         UserError: an unreadable file, names that the data does not have, or fewer than

@@ -44,15 +44,16 @@ class FederatedImages:
         images: all records, shape (N, channel, height, width), uint8, 0 = background;
             may be read-only.
         labels: shape (N,), int64, in [0, num_classes); all 0 for data without labels.
-        client_records: for each client its record numbers, 1-D int64; none of a client
-            without images, which keeps its place: no other's number depends on it.
+        client_records: for each client the numbers of its records, 1-D int64. A client
+            without images has none and keeps its place, so that no other client's
+            number depends on it.
         client_names: one public name per client, in the order of `client_records`.
         num_classes: number of labels, at least 1.
         name: the setting `data` that it was loaded from.
         client_test_records: the records that each client holds out of training, which
             may be none; empty where the clients are not the data's own.
-        client_cohorts: what the file of cohorts says of each client, None of one that
-            it does not name; empty without such a file.
+        client_cohorts: the cohort of each client by the file of cohorts, None for a
+            client that it does not name; empty if there is no such file.
         owners: "kept" where the clients are the owners that the data name, "cut" where
             such owners are cut into shards; "" where the data name none.
         test_owners: names of the owners of whom no client has an image; a cohort may
@@ -117,7 +118,7 @@ class FederatedImages:
         Privacy: reads private data; output private.
 
         Args:
-            client_id: in [0, num_clients).
+            client_id: the client's number, in [0, num_clients).
 
         Returns:
             Images, shape (n, channel, height, width), float32 in [0, 1], and labels,
@@ -137,7 +138,7 @@ class FederatedImages:
         Privacy: reads private data; output private.
 
         Args:
-            client_id: in [0, num_clients).
+            client_id: the client's number, in [0, num_clients).
         """
         records = self.client_records[client_id]
         images = self.images[records]  # an index array copies

@@ -160,7 +160,7 @@ class MaskContext:
 
     Attributes:
         run: of the server; empty in a simulation.
-        round: of the request.
+        round: the number of the round.
         digest: hash of what all nodes are told: the run's settings, the request.
         name_of: node -> its public name.
     """

@@ -12,7 +12,7 @@ class PhaseAt(NamedTuple):
     """A phase of a run at work.
 
     Attributes:
-        method: of the phase.
+        method: the phase's method.
         config: the run's settings as this method sees them.
     """
 

@@ -189,7 +189,7 @@ def cohorts_of(
     Privacy: reads private data; output private, and stays at the node.
 
     Args:
-        config: of the phase.
+        config: the phase's configuration.
         data: of the node.
         hosted: the numbers of its clients.
         request: the last question.

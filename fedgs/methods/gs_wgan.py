@@ -270,7 +270,7 @@ def jacobian_step(
     Privacy: post-processing of DP output.
 
     Args:
-        optimizer: of the generator that drew `images`.
+        optimizer: the optimizer of the generator that drew `images`.
         images: G(z, labels) with its graph, shape (B, C, S, S).
         image_grads: same shape.
 

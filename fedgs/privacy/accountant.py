@@ -112,14 +112,16 @@ class Statement:
             no differential privacy).
         unit: "client" (what one client stands for) or "record"; of a central method
             "user", a client with all its images, or "record".
-        relation: what two neighbouring data sets differ in: "replace-one", "zero-out",
+        relation: in what two neighbouring data sets differ: "replace-one", "zero-out",
             or of a central method "add-or-remove".
         epsilon: at least 0; None means unbounded, and is what infinity becomes.
         delta: from 1e-300, which stands for all below it, to 1.
-        theorem: what it was computed with.
+        theorem: the theorem that it was computed with.
         conditions: without each of them it is not valid; or why no more is claimed.
-        adversary: who looks; one of `ADVERSARY_COLUMNS` of `fedgs.privacy.plan`.
-        asked: which of the two was computed from the other, "epsilon" or "delta".
+        adversary: against whom it holds; one of `ADVERSARY_COLUMNS` of
+            `fedgs.privacy.plan`.
+        asked: which of the two numbers was computed from the other, "epsilon" or
+            "delta".
         client_selection: uniform, balanced or all; several of a ledger are joined by +.
         num_rounds: the rounds that it is about, of a central method the releases.
     """
@@ -207,7 +209,7 @@ class _Rounds(NamedTuple):
         laws: for each adversary the law of releases under replace-one, the name of its
             theorem and the condition under which it applies.
         no_amplification: why no row with amplification is stated, "" if it is.
-        sampled: what such a row is about.
+        sampled: the draws that a row with amplification is about.
         shared: further conditions of all rows.
     """
 

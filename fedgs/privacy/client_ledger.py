@@ -171,7 +171,7 @@ class ClientLedger:
         secure aggregation it may ask in several attempts, each under another key.
 
         Args:
-            run_id: of the run.
+            run_id: the run's name at the clients.
             node: name of the node.
 
         Returns:
@@ -199,7 +199,7 @@ class ClientLedger:
         what it has left no client, or got lost.
 
         Args:
-            run_id: of the run.
+            run_id: the run's name at the clients.
             node: name of the node.
             received: the last release that the server has of the node.
 

@@ -65,7 +65,7 @@ def noise_shares(
     Args:
         adversary: one of `ADVERSARY_COLUMNS`.
         counted_nodes: nodes that must answer, at least 1.
-        colluding: how many of them tell the adversary their noise, at least 0.
+        colluding: the number of nodes that tell the adversary their noise, at least 0.
         is_masked: whether the server sees only the sum, as secagg does.
 
     Returns:
@@ -160,7 +160,7 @@ def counted_nodes(
     """Returns the nodes of any round whose noise counts, whoever is selected.
 
     Args:
-        hosting: which clients live on which node.
+        hosting: says which clients live on which node.
         clients_per_round: m.
         min_answers: as in `RunConfig`.
         is_by_node: as in `Terms`: a node's own release is published, which has its
@@ -179,10 +179,10 @@ class Releases(NamedTuple):
     """Consecutive rounds of a plan whose releases cost the same.
 
     Attributes:
-        kind: as `Terms.release`.
+        kind: the kind of release, as `Terms.release`.
         factor: the noise multiplier of their terms over the plan's, at least 0.
         batch_size: B of their terms.
-        num_rounds: how many there are.
+        num_rounds: the number of rounds.
     """
 
     kind: str

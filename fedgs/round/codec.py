@@ -168,7 +168,7 @@ def pack_release(
     Args:
         values: of the release.
         config: the run's.
-        terms: of the round; None: of the run's last round.
+        terms: the terms of the round; None means those of the run's last round.
     """
     step = release_step(config, terms)
     if step is None:
@@ -195,7 +195,7 @@ def stated_release_bytes(config: ResolvedConfig, terms: Terms | None = None) -> 
 
     Args:
         config: the run's.
-        terms: of the round; None: of the run's last round.
+        terms: the terms of the round; None means those of the run's last round.
     """
     terms = terms or config.terms(config.num_rounds)
     if config.is_masked:

@@ -73,7 +73,7 @@ class MaskedRequest:
     A method sees what is inside only.
 
     Attributes:
-        request: what is asked.
+        request: the request.
         attempt: the nodes whose sums are added up, and the keys of their masks.
     """
 
@@ -230,9 +230,9 @@ def encode_answer(
     Privacy: post-processing of DP output; the only function that encodes a reply.
 
     Args:
-        answer: of the node.
+        answer: the node's answer.
         config: the run's.
-        sent: what was asked.
+        sent: the request that was sent.
 
     Raises:
         TypeError: anything but sanitized gradients, or what is not masked in a run
@@ -276,10 +276,10 @@ def decode_answer(
     Privacy: post-processing of DP output.
 
     Args:
-        payload: what came.
+        payload: the fields of the message that came.
         config: the run's.
-        sent: what was asked.
-        node_id: to whom.
+        sent: the request that was sent.
+        node_id: the node that it was sent to.
 
     Raises:
         UserError: wrong keys, round, node, request, size, shape or noise, non-finite
@@ -349,7 +349,7 @@ def sum_of(
 
     Args:
         config: the run's.
-        request: what was answered.
+        request: the request that was answered.
         answers: of all of them, masked or, in the local engine, as integers.
 
     Raises:

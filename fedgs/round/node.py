@@ -44,9 +44,10 @@ class Node:
     Attributes:
         node_id: j; `ResolvedConfig.hosting` says which clients it hosts.
         hosted: these clients.
-        limits: what the clients permit, and what they have released.
+        limits: what the clients permit, and the count of what they have released.
         state: what the node keeps between rounds.
-        peers: whose masking keys are taken; None in a simulation: those of all.
+        peers: the nodes whose masking keys are accepted. None, as in a simulation,
+            means the keys of all nodes.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Node:
         """Puts the parts together; touches no data and no file yet.
 
         Args:
-            config: the resolved configuration.
-            node_id: j.
+            config: the run's configuration, resolved.
+            node_id: j, the node's index.
             data: all data that the node can see.
             private: the folder of all nodes' states.
-            limits: of the hosted clients; those of the run's settings when None.
-            source: names run and node in the clients' count; see `source_of`.
-            peers: see the class.
+            limits: the hosted clients' limits. None permits whatever the run's
+                settings ask for.
+            source: the name of run and node in the clients' count; see `source_of`.
+            peers: as the attribute.
         """
         self.config = config
         self.node_id = node_id
@@ -96,8 +98,9 @@ class Node:
     def answer(self, sent: SentRequest) -> NodeRelease | None:
         """Trains, releases and remembers; a repeated request gets the stored answer.
 
-        A method without discriminators needs no state of the rounds before. The local
-        engine with secure aggregation gets integers: it is one curator.
+        A method without discriminators needs no state of earlier rounds. With secure
+        aggregation the local engine gets integers without masks, because it is one
+        curator that sees everything anyway.
 
         Privacy: releases (epsilon, delta)-DP output; event: as `answer_of`, counted
             before it is computed. If the stored bytes are lost, the same request is a
@@ -157,7 +160,7 @@ class Node:
         """Returns the public key for this node's next attempt, signed; packed.
 
         Args:
-            round: that it is meant for.
+            round: the round that the attempt is for.
 
         Raises:
             ClientRefused: one more release would be outside the clients' limits, which

@@ -58,7 +58,7 @@ def new_run(
 
     Args:
         config: the settings; without `output` the folder is made in `runs/`.
-        load: of the data.
+        load: the function that loads the data.
         name: begins the name of a folder in `runs/`.
 
     Raises:
@@ -78,8 +78,8 @@ def planned_run(
 
     Args:
         config: see `new_run`, as for `load` and `name`.
-        load: of the data.
-        name: of a folder.
+        load: the function that loads the data.
+        name: the folder's name.
 
     Raises:
         UserError: bad input.
@@ -132,7 +132,7 @@ def resolve(
 
     Args:
         config: the settings.
-        data: what they describe, if it is loaded already.
+        data: the data that they describe, if they are loaded already.
         load: loads it else.
 
     Raises:
@@ -258,7 +258,7 @@ def fitted_to_data(
     Args:
         config: of the recipe, with a target epsilon.
         given: settings that stay.
-        load: of the data.
+        load: the function that loads the data.
 
     Returns:
         The settings, with a seed, and the data that they describe.

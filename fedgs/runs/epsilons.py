@@ -126,7 +126,7 @@ def by_round(
     once, with all attempts until then.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         events: its ledger's.
         most: rounds, evenly spread, the last one included.
     """

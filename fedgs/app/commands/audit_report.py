@@ -25,7 +25,7 @@ def conclude(
     """Writes RUN/audit/report.json, prints it and returns whether all claims hold.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         report: what its kind of audit has to say beside the findings.
         findings: at least one.
         checks: of what all claims rest on; none of a baseline.

@@ -139,8 +139,8 @@ def warnings_of(
     Privacy: reads labels; for their owner's eyes.
 
     Args:
-        config: of the run.
-        data: of the run.
+        config: the run's configuration.
+        data: the run's data.
         target: the epsilon that was asked for, where `config` does not say it.
     """
     yield from large_delta(config.delta, config.num_clients)
@@ -205,7 +205,7 @@ def seconds_of_fit(config: ResolvedConfig, phase: Any) -> float:
     Privacy: public. The steps fit to zeros, and change a generator of their own.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         phase: of features.
     """
     torch.set_num_threads(1)

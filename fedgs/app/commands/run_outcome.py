@@ -133,7 +133,7 @@ def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
     """Returns ratios of signal to noise by what was released, means over rounds.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         ratios: by round.
     """
     found: dict[str, list[float]] = {}

@@ -103,7 +103,7 @@ def show(config: ResolvedConfig) -> None:
     """Prints which bugs a plan can find, and what would suffice for the others.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
 
     Raises:
         UserError: it can find none.

@@ -19,7 +19,7 @@ def show(folder: RunFolder, content: Mapping[str, Any]) -> None:
     """Prints the verdicts, and what they rest on.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         content: of diagnosis.json.
     """
     comparisons = content["comparisons"]
@@ -65,7 +65,7 @@ def next_step(config: RunConfig, comparison: Mapping[str, Any], output: str) -> 
     """Returns what may decide an undecided verdict, with the command; "" of others.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         comparison: of diagnosis.json.
         output: what the command calls the run folder.
     """

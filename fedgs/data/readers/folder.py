@@ -28,7 +28,7 @@ class _File(NamedTuple):
 
     Attributes:
         label: the name of its folder, None where it lies beside no label.
-        path: of the file.
+        path: where the file lies.
     """
 
     label: str | None
