@@ -87,7 +87,7 @@ class Drawing:
     Attributes:
         file: its name in `docs/images`.
         title: what it shows, for people who cannot see it.
-        width: of the drawing, in pixels.
+        width: the width of the drawing, in pixels.
         columns: where each column begins, in pixels from the left side of a box.
         heads: the columns' headings.
         rows: from top to bottom.

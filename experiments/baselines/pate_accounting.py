@@ -197,7 +197,7 @@ def log_pr_not_plurality(counts: npt.NDArray[Any], noise_std: float) -> Floats:
 
     Args:
         counts: shape (queries, bins), at least two bins.
-        noise_std: of each count.
+        noise_std: the standard deviation of the noise in each count.
 
     Source: Papernot et al. 2018, Proposition 7.
     """
@@ -223,7 +223,7 @@ def gnmax_rdp(log_q: Floats, noise_std: float) -> Floats:
 
     Args:
         log_q: shape (queries,), below 0.
-        noise_std: of each count.
+        noise_std: the standard deviation of the noise in each count.
 
     Returns:
         Shape (queries, orders), at `GNMAX_ORDERS`.

@@ -321,7 +321,7 @@ def label(
         zeros: teachers that call a fake not real, shape (B,).
         ones: teachers that call it real, shape (B,).
         noise: Laplace noise of scale 1 on zeros and ones, shape (2, B).
-        scale: of the noise, 1 / lambda, in votes.
+        scale: the scale of the noise, 1 / lambda, in votes.
 
     Source: Jordon et al., Definition 5 (PATE mechanism).
     """

@@ -81,7 +81,7 @@ def valid_guarantees(
     Args:
         replaced: epsilon where one teacher's votes are replaced.
         left_out: epsilon where they are left out.
-        delta: of both.
+        delta: the delta of both.
         theorem: how they were computed.
         is_revealed: the ledger tells of the votes.
     """
@@ -115,8 +115,8 @@ def trial_scores(
 
     Args:
         trials: asked for.
-        numbers: of noise that one trial draws.
-        score: of one trial.
+        numbers: how many numbers of noise one trial draws.
+        score: the score of one trial.
 
     >>> len(trial_scores(10**6, 10_000, float))
     3000
@@ -209,7 +209,7 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
         Args:
             images: fakes (F, C, S, S) for all teachers.
             labels: (F,).
-            index: of the step; no two steps of a run share one.
+            index: the index of the step; no two steps of a run share one.
         """
         # Teachers are trained as clients train discriminators, one step at a time.
         config = replace(

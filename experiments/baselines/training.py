@@ -13,7 +13,7 @@ def train_baseline(name: str, given: Mapping[str, Any]) -> None:
     """Creates a run folder of a central method and trains in it.
 
     Args:
-        name: of the method, or module:object.
+        name: the name of the method, or module:object.
         given: settings of the method, of `BaselineRequest`, and of `RunConfig`.
 
     Raises:

@@ -65,7 +65,7 @@ def grid(request: CompareRequest, settings: CellSettings) -> Cells:
     """Returns all cells that a call knows.
 
     Args:
-        request: of the call.
+        request: the request of the call.
         settings: of `OF_DATA`; with `data` the user's data set takes the place of the
             grid's three.
 

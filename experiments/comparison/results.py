@@ -35,9 +35,9 @@ def overview(data: str, kind: str, rows: Sequence[Row]) -> Table:
     """Returns the accuracies and FIDs of all methods of a unit by epsilon.
 
     Args:
-        data: of the table.
+        data: the data of the table.
         kind: a key of `UNITS`.
-        rows: of all data and units.
+        rows: the rows of all data and units.
     """
     columns: list[float | None] = [*EPSILONS, None]  # None is without noise
     names: dict[str, str] = {}

@@ -32,9 +32,9 @@ def line_of(cell: Cell, run: Path, scores: Line) -> Line:
     data, and no epsilon covers them.
 
     Args:
-        cell: of the run.
+        cell: the cell of the run.
         run: its folder.
-        scores: of `fedgs evaluate`.
+        scores: the scores of `fedgs evaluate`.
 
     Raises:
         UserError: a broken run folder.

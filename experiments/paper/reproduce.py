@@ -77,7 +77,7 @@ class Setting(NamedTuple):
 
         Args:
             ratio: noise of the sum of a draw, over its sensitivity.
-            clients: of a draw.
+            clients: the number of clients of a draw.
             shared: fakes of a draw; all B of them is the algorithm.
         """
         # Draws of fewer fakes take so many times more of them.

@@ -97,7 +97,7 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
 
     Args:
         app: its commands.
-        words: of the command line; this process's own when None.
+        words: the words of the command line; this process's own when None.
     """
     code = 2
     problem = ""

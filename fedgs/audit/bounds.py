@@ -95,7 +95,7 @@ def epsilon_at_least(rates: ErrorRates, delta: float) -> Any:
     """Returns the least epsilon that Eq. 1 allows, at least 0.
 
     Args:
-        rates: of any test.
+        rates: the error rates of any test.
         delta: at least 0 and below 1.
     """
     positive = rates.false_positive
@@ -182,8 +182,8 @@ def one_run_p_value(
         num_canaries: m, each in or out by an own fair coin.
         guesses: r, from 1 to m; the others are abstentions.
         correct: v, from 0 to r.
-        epsilon: of the claim, at least 0.
-        delta: of the claim, at least 0 and below 1.
+        epsilon: the epsilon of the claim, at least 0.
+        delta: the delta of the claim, at least 0 and below 1.
 
     Raises:
         ValueError: not 0 <= v <= r <= m.

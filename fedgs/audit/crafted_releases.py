@@ -148,7 +148,7 @@ def released(
         answers: as `fedgs.round.answer.release` takes them.
         asked: number of clients that answer.
         round: with the node, it decides the noise of a seeded run.
-        node_id: of the node.
+        node_id: the node's index.
     """
     found = release(config, terms, answers, round, node_id, asked)
     if found is None:

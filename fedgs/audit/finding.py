@@ -32,7 +32,7 @@ class Finding:
         adversary: one of `fedgs.privacy.plan.ADVERSARY_COLUMNS`.
         relation: a key of `fedgs.privacy.plan.SENSITIVITIES`.
         rounds: rounds that the claim covers.
-        delta: of both epsilons.
+        delta: the delta of both epsilons.
         lower_bound: at least 0; the mechanism has no smaller epsilon, with confidence
             0.95 for all rows of an audit together.
         epsilon: the claim, at least 0; None means unbounded.

@@ -64,9 +64,9 @@ class Claim(NamedTuple):
         adversary: one of `fedgs.privacy.plan.ADVERSARY_COLUMNS`.
         relation: a key of `fedgs.privacy.plan.SENSITIVITIES`.
         shares: nodes whose noise the adversary cannot take away.
-        epsilon: of one round; None means unbounded.
+        epsilon: the epsilon of one round; None means unbounded.
         theorem: what it rests on.
-        mu: of one round, where the claim is a Gaussian curve; else None.
+        mu: the mu of one round, where the claim is a Gaussian curve; else None.
         view: "asked" (the client takes part), "seen" (it is drawn, the adversary sees
             whether) or "hidden" (the adversary does not see it).
     """
@@ -85,7 +85,7 @@ def weakest_rounds(config: ResolvedConfig, events: Sequence[Event]) -> dict[str,
 
     Args:
         config: the run's configuration.
-        events: of its ledger; none: of all rounds as they are planned.
+        events: the events of its ledger; none means all rounds as planned.
     """
     if not events:
         planned = [alike.first for alike in rounds_alike(config)]
@@ -186,8 +186,8 @@ def audit_rounds(
     Args:
         config: resolved.
         events: the events of the run's ledger.
-        trials: of each test, at least 100.
-        max_draws: of noise.
+        trials: the number of trials of each test, at least 100.
+        max_draws: the number of draws of noise.
         num_more: audits whose bounds stand beside these.
         is_wanted: chooses among the claims.
     """
@@ -234,7 +234,7 @@ def audit_round(
         config: resolved; decides the mechanism that is run.
         claims: what to attack, from the *record* of the run; not empty.
         delta: the claims' delta.
-        trials: of each test, at least 100.
+        trials: the number of trials of each test, at least 100.
         max_draws: of noise, for the attacked node and for the others; there are fewer
             trials where B is large or many nodes' noise is summed.
         round: a round of the kind that is attacked; see `weakest_rounds`.
@@ -270,7 +270,7 @@ def attack_claim(
 
     Args:
         claim: what is attacked.
-        simulation: of the round that the claim is about.
+        simulation: the simulation of the round that the claim is about.
         delta: the claim's delta.
         alpha: the chance that the bound is wrong.
     """

@@ -47,7 +47,7 @@ def audit_samples(
         synthetic: samples, shape (n, C, S, S).
         members: records that were trained on, shape (k, C, S, S).
         others: as many records of the same source that were not.
-        seed: of the bootstrap.
+        seed: the seed of the bootstrap.
 
     Returns:
         In "nearest" "auc", "tpr_at_0.001_fpr" and "tpr_at_0.01_fpr", each {"value",

@@ -58,7 +58,7 @@ def check_noise(config: ResolvedConfig, event: Event, alpha: float) -> Check:
 
     Args:
         config: the run's configuration, as audited.
-        event: of its ledger.
+        event: an event of its ledger.
         alpha: the chance that noise as recorded is refuted.
     """
     noise = standardised_noise(config, event)

@@ -66,7 +66,7 @@ def audit_run(
 
     Args:
         config: resolved; `output` is the folder to train in, which the caller deletes.
-        plan: of the run under attack, from its record; decides the claims.
+        plan: the plan of the run under attack, from its record; decides the claims.
         data: the run's data.
         canaries: drawn for this configuration.
         delta: the claims' delta.
@@ -159,7 +159,7 @@ def guess_coins(
     Privacy: public; of canaries only.
 
     Args:
-        plan: of the run under attack.
+        plan: the plan of the run under attack.
         canaries: the attacked clients.
         delta: the claim's delta.
         alpha: the chance that the bound is wrong.

@@ -79,7 +79,7 @@ def check_mechanism(config: ResolvedConfig, events: Sequence[Event]) -> list[Che
     Privacy: public; reads no data.
 
     Args:
-        config: of the run, as `fedgs.audit.crafted_releases.audited`.
+        config: the configuration of the run, as `fedgs.audit.crafted_releases.audited`.
         events: the events of its ledger.
     """
     recorded = {event.round: event for event in events}
@@ -131,7 +131,7 @@ def check_clipping(config: ResolvedConfig, event: Event) -> Check:
 
     Args:
         config: the run's configuration, as audited.
-        event: of the kind of release that is meant.
+        event: the event of the kind of release that is meant.
     """
     terms = without_noise(terms_at(config, event.round))
     bound = terms.clip_bound
@@ -288,7 +288,7 @@ class _World(NamedTuple):
     """The made-up clients of a node.
 
     Attributes:
-        data: of these and others.
+        data: the data of these and others.
         clients: that answer.
         groups: of all clients, by their numbers; empty where none are compared.
     """
@@ -307,7 +307,7 @@ def _measured(
 
     Args:
         config: the run's configuration, as audited.
-        request: of a round.
+        request: the request of a round.
         data: made up; the last client is another one in the place of the first.
     """
     *everyone, spare = range(data.num_clients)

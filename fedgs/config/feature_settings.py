@@ -62,7 +62,7 @@ def frequency_weight(row: int, column: int) -> float:
     Privacy: public; the same for all data.
 
     Args:
-        row: of the DCT, from 0.
+        row: the row of the DCT, from 0.
         column: likewise.
 
     >>> frequency_weight(0, 0), frequency_weight(3, 4)

@@ -112,7 +112,7 @@ def corrupt(
 
     Args:
         config: as for `corrupted`.
-        records: of all clients.
+        records: the records of all clients.
         client_records: all record numbers of each client, those held out last.
         names: the clients', in the same order.
 

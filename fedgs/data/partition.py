@@ -143,7 +143,7 @@ def _grouped(owner: NDArray[np.int64], num_owners: int) -> Groups:
     """Returns the record numbers of each owner.
 
     Args:
-        owner: of each record, shape (N,), in [0, num_owners).
+        owner: the owner of each record, shape (N,), in [0, num_owners).
         num_owners: some of them may have no record.
     """
     # Stable, so that records stay in the data's order.

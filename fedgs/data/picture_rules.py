@@ -57,7 +57,7 @@ class PictureRules:
         window: the values that become black and white; None: as the file says.
         normalize: whether each picture's own percentiles do.
         fill: the value of what `pad` adds, the background of the source, in [0, 255].
-        side: of the images; None: as they are, all of one size.
+        side: the side of the images; None leaves them as they are, all of one size.
         channels: 1 for grey, 3 for RGB; None: RGB where the picture is in colour.
     """
 
@@ -102,7 +102,7 @@ class PictureRules:
         Privacy: reads private data; output private.
 
         Args:
-            values: of one picture, any shape, integers or floats.
+            values: the values of one picture, any shape, integers or floats.
             declared: the values that its file says are black and white; None where it
                 says nothing.
             where: names the picture in errors.
@@ -201,8 +201,8 @@ class Found:
         """Counts pictures of one shape.
 
         Args:
-            values: of one picture, shape (C, H, W).
-            kind: of its values.
+            values: the values of one picture, shape (C, H, W).
+            kind: the kind of its values.
             count: number of pictures like it.
         """
         height = values.shape[1]
@@ -218,7 +218,7 @@ def resize(images: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 
     Args:
         images: shape (N, C, H, W), uint8.
-        side: of the result, at least 1.
+        side: the side of the result, at least 1.
     """
     import torch
     from torchvision.transforms import functional

@@ -135,7 +135,7 @@ def _warn_of_users_without(
     Args:
         data: the setting.
         users: all of them.
-        owners: of each image of these classes.
+        owners: the owners of each image of these classes.
     """
     is_without = ~np.isin(users, owners)
     count = int(is_without.sum())

@@ -375,7 +375,7 @@ class Method(ABC, Generic[ConfigT]):
             names: the public names of the node's clients, in their order.
             cohorts: what the node's own file says of each client; empty if there is
                 no such file.
-            least: of a group with fewer clients than this nothing is told.
+            least: nothing is told of a group with fewer clients than this.
         """
         return ()
 

@@ -231,7 +231,7 @@ class RunsOnSameClients:
         """Returns what the events cost a client, without amplification.
 
         Args:
-            row: of `Spending.mu_squared`, hence the adversary.
+            row: the row of `Spending.mu_squared`, hence the adversary.
 
         Returns:
             The law, the name of the theorem, and the condition under which it applies.

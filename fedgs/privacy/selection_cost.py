@@ -125,7 +125,7 @@ class SelectionCost:
         Args:
             adversary: as in `mu`.
             relation: a key of `SENSITIVITIES`; that of the run's z.
-            rounds: of a client in the run; nothing: the selection alone.
+            rounds: the rounds of a client in the run; nothing: the selection alone.
         """
         return with_selections(rounds, [self], adversary, relation)
 
@@ -288,7 +288,7 @@ class Target(NamedTuple):
         """Returns the least z of a run's releases that keeps the target, rounded up.
 
         Args:
-            law: of a client's number of releases.
+            law: the law of a client's number of releases.
 
         Raises:
             UserError: as `check`, or as `Law.smallest_ratio`.

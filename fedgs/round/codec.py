@@ -166,7 +166,7 @@ def pack_release(
     Privacy: post-processing of DP output.
 
     Args:
-        values: of the release.
+        values: the values of the release.
         config: the run's.
         terms: the terms of the round; None means those of the run's last round.
     """

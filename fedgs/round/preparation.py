@@ -256,7 +256,7 @@ def fitted_to_data(
     Privacy: public, but for the data.
 
     Args:
-        config: of the recipe, with a target epsilon.
+        config: the configuration of the recipe, with a target epsilon.
         given: settings that stay.
         load: the function that loads the data.
 
@@ -290,7 +290,7 @@ def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:
     Privacy: public. It depends on the name of the source and on no image of it.
 
     Args:
-        config: of a recipe.
+        config: the configuration of a recipe.
         given: names of settings that stay.
     """
     if {"test_fraction", "test_owners"} & {*given}:

@@ -28,7 +28,7 @@ def conclude(
         folder: the run's folder.
         report: what its kind of audit has to say beside the findings.
         findings: at least one.
-        checks: of what all claims rest on; none of a baseline.
+        checks: the checks of what all claims rest on; none of a baseline.
         notes: lines below the table.
         as_json: prints the report instead of the tables.
     """

@@ -79,10 +79,10 @@ def submit(
 
     Args:
         submission: without the run's settings.
-        recipe: of the run; None takes the default one.
+        recipe: the recipe of the run; None takes the default one.
         config: TOML file of settings over it.
         settings: over both.
-        check: of a new run; called with its settings before anything is sent.
+        check: the check of a new run; called with its settings before anything is sent.
         is_dry: end after that.
 
     Raises:
@@ -122,7 +122,7 @@ def select_clients(
     Args:
         submission: without the run's settings.
         selection: the fields of `Thresholds`.
-        settings: of the run, beside what the selection decides.
+        settings: the settings of the run, beside what the selection decides.
 
     Raises:
         UserError: bad input; nothing was submitted.
@@ -157,7 +157,7 @@ def _fitted(config: RunConfig, chosen: Mapping[str, Any]) -> RunConfig:
     Nobody here sees an image: what the clients have is not asked for.
 
     Args:
-        config: of the recipe.
+        config: the configuration of the recipe.
         chosen: settings that stay.
     """
     fitted = {

@@ -206,7 +206,7 @@ def seconds_of_fit(config: ResolvedConfig, phase: Any) -> float:
 
     Args:
         config: the run's configuration.
-        phase: of features.
+        phase: the phase of features.
     """
     torch.set_num_threads(1)
     keep_freed_memory()  # as a run does

@@ -116,7 +116,7 @@ def show_end(path: Path, typed: str = "") -> None:
     """Prints how a training ends: the picture, the one epsilon, what to do next.
 
     Args:
-        path: of the run folder.
+        path: the path of the run folder.
         typed: a method that the user named on the command line, and so trusts.
     """
     grids = sorted((path / "samples").glob("*.png"))

@@ -218,9 +218,9 @@ def accuracies_of(
     Privacy: reads private data; output private.
 
     Args:
-        folder: of the classifier's run, which is finished.
-        config: of the selection.
-        data: of all clients, with the planted bug.
+        folder: the folder of the classifier's run, which is finished.
+        config: the configuration of the selection.
+        data: the data of all clients, with the planted bug.
     """
     weights = load((folder.path / GENERATOR).read_bytes())
 

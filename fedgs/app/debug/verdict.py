@@ -20,7 +20,7 @@ def show(folder: RunFolder, content: Mapping[str, Any]) -> None:
 
     Args:
         folder: the run's folder.
-        content: of diagnosis.json.
+        content: the content of diagnosis.json.
     """
     comparisons = content["comparisons"]
     if len(comparisons) > 1:
@@ -46,7 +46,7 @@ def sites_table(content: Mapping[str, Any]) -> Table:
     Privacy: post-processing of DP output.
 
     Args:
-        content: of diagnosis.json, of several comparisons.
+        content: the content of diagnosis.json, of several comparisons.
     """
     rows: list[list[str]] = []
     for comparison in content["comparisons"]:
@@ -66,7 +66,7 @@ def next_step(config: RunConfig, comparison: Mapping[str, Any], output: str) -> 
 
     Args:
         config: the run's configuration.
-        comparison: of diagnosis.json.
+        comparison: the comparison of diagnosis.json.
         output: what the command calls the run folder.
     """
     if comparison["verdict"] != UNDECIDED:

@@ -90,7 +90,7 @@ def verdict_of(comparison: Mapping[str, Any]) -> tuple[str, str]:
     """Returns the answer in a few words, and what kind it is: good, bad or unsure.
 
     Args:
-        comparison: of diagnosis.json.
+        comparison: the comparison of diagnosis.json.
     """
     verdict = str(comparison["verdict"])
     # The titles stand in the file, because a suspect of the user's own is code that

@@ -28,7 +28,7 @@ def cards_of_statements(caption: str, statements: Sequence[Statement]) -> list[C
     """Returns statements as `fedgs privacy` prints them, and every condition.
 
     Args:
-        caption: of which runs.
+        caption: says of which runs it is.
         statements: at least one.
     """
     items = conditions_of(statements)

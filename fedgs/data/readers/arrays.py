@@ -68,7 +68,7 @@ def read_arrays(
 
     Args:
         where: the file, in errors.
-        path: of an npz file.
+        path: the path of an npz file.
         needed: names that must be there.
         writer: what writes such a file, in errors.
 

@@ -52,7 +52,7 @@ def read_dicom(content: bytes, where: str, is_raw: bool) -> Picture:
     Privacy: reads private data; output private.
 
     Args:
-        content: of the file.
+        content: the content of the file.
         where: names the file in errors.
         is_raw: whether to leave out the window of the file, because the settings say
             which of the values of the device are black and white.

@@ -43,7 +43,7 @@ class Reading:
     """How pictures become images.
 
     Attributes:
-        rules: of all pictures.
+        rules: the rules of all pictures.
         class_map: new label of each label, or `LEFT_OUT`; None: all stay.
     """
 

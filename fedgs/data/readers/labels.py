@@ -21,7 +21,7 @@ def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
 
     Args:
         config: uses `classes` and `data`.
-        names: of the classes that the data has.
+        names: the names of the classes that the data has.
 
     Raises:
         UserError: a name is neither in `classes` nor, without that, a small number.
