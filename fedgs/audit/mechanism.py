@@ -293,8 +293,8 @@ def attack_claim(
         rates = bounds.error_rates(
             outside[split:],
             inside[split:],
-            threshold=threshold,
-            alpha=alpha,
+            threshold,
+            alpha,
         )
         mu = bounds.mu_at_least(rates)
         if claim.mu < math.inf:
@@ -350,8 +350,8 @@ def bound_epsilon(
     rates = bounds.error_rates(
         outside[split:],
         inside[split:],
-        threshold=threshold,
-        alpha=alpha,
+        threshold,
+        alpha,
     )
     return value(rates), rates
 

@@ -214,10 +214,12 @@ class MomentSettings(LowFrequencySettings):
         else:
             first = ()
         if self.method in ("means", "scatter"):
-            is_in_order = (*before, self.method) == first[: len(before) + 1]
+            so_far = (*before, self.method)
+            is_in_order = so_far == first[: len(so_far)]
         else:
+            begun = before[: len(first)]
             later = before[len(first) :]
-            is_in_order = before[: len(first)] == first and set(later) <= {"moments"}
+            is_in_order = begun == first and set(later) <= {"moments"}
         if not is_in_order:
             order = ", ".join([*first, "any number of moments, parts once, features"])
             yield (

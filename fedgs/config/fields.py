@@ -103,8 +103,11 @@ def again(of: Any, name: str, *default: Any) -> Any:
         name: the name of the field.
         *default: in place of the field's own.
     """
-    spec = next(spec for spec in dataclasses.fields(of) if spec.name == name)
-    return field(default=(*default, spec.default)[0], metadata=spec.metadata)
+    specs = {spec.name: spec for spec in dataclasses.fields(of)}
+    spec = specs[name]
+    # A default that is given may be None, so it cannot be told by that.
+    chosen, *_ = (*default, spec.default)
+    return field(default=chosen, metadata=spec.metadata)
 
 
 def scalar_type(annotation: Any) -> tuple[type, bool]:

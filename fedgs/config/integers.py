@@ -35,7 +35,8 @@ def clip_units(noise_multiplier: float, clients: int) -> int:
     units = MOST_UNITS
     while units > 1:
         noise = noise_units(noise_multiplier, units)
-        largest = clients * units + _TAIL * math.sqrt(clients) * noise
+        largest_noise = _TAIL * math.sqrt(clients) * noise
+        largest = clients * units + largest_noise
         if noise <= MOST_UNITS and largest < MODULUS // 2:
             break
         units //= 2

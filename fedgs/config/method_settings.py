@@ -183,8 +183,11 @@ class KnownSettings(
 
 def settings_with(trait: Trait) -> tuple[str, ...]:
     """Returns the names of the fields that have a trait, in their order."""
-    specs = dataclasses.fields(KnownSettings)
-    return tuple(s.name for s in specs if trait in s.metadata.get("traits", ()))
+    names: list[str] = []
+    for spec in dataclasses.fields(KnownSettings):
+        if trait in spec.metadata.get("traits", ()):
+            names.append(spec.name)
+    return tuple(names)
 
 
 def settings_of(*chosen: str) -> "list[dataclasses.Field[Any]]":
@@ -193,10 +196,14 @@ def settings_of(*chosen: str) -> "list[dataclasses.Field[Any]]":
     Args:
         *chosen: groups, and names; all when empty.
     """
-    # Fields without a group are set by the code, not by people.
-    specs = [s for s in dataclasses.fields(KnownSettings) if "group" in s.metadata]
-    names = {*(chosen or GROUPS)}
-    return [s for s in specs if {s.name, s.metadata["group"]} & names]
+    wanted = set(chosen or GROUPS)
+    found: list[dataclasses.Field[Any]] = []
+    for spec in dataclasses.fields(KnownSettings):
+        group = spec.metadata.get("group")
+        # Fields without a group are set by the code, not by people.
+        if group is not None and (spec.name in wanted or group in wanted):
+            found.append(spec)
+    return found
 
 
 def field_type(name: str) -> tuple[type, bool]:

@@ -136,7 +136,9 @@ def _read_one(value: Any) -> Phase:
     method = table.get("method")
     if not isinstance(method, str):
         raise UserError("phases: a phase has no method; give method = a name")
-    own = {n: v for n, v in table.items() if n not in ("method", "rounds", "share")}
+    own = dict(table)
+    for name in ("method", "rounds", "share"):
+        own.pop(name, None)
     # Nested tables have no place in `Phase`, which must be hashable to be cached by.
     for name, setting in own.items():
         if not isinstance(setting, str | int | float | bool):

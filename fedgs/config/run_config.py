@@ -184,7 +184,8 @@ class RunConfig(Settings):
             before = int(inherited.get("num_rounds", REFERENCE_NUM_ROUNDS))
             values["num_rounds"] = num_rounds_of(phases, before)
         made = class_of(cls, methods_of(phases))
-        known = {spec.name for spec in dataclasses.fields(made)} - {"phase_index"}
+        known = {spec.name for spec in dataclasses.fields(made)}
+        known.discard("phase_index")  # nobody sets it
         check_names(values, known, phases)
         # A base may be of a class with more settings.
         inherited = {name: inherited[name] for name in inherited if name in known}
@@ -207,12 +208,16 @@ def _without_tables(
     found: dict[str, Scalar] = {}
     kept: list[Phase] = []
     for index, phase in enumerate(phases):
-        elsewhere = shared.union(*names[:index], *names[index + 1 :])
-        own = dict(phase.settings)
-        moved = {n: v for n, v in own.items() if n in names[index] - elsewhere}
-        found |= moved
-        left = tuple((n, v) for n, v in own.items() if n not in moved)
-        kept.append(dataclasses.replace(phase, settings=left))
+        others = [*names[:index], *names[index + 1 :]]
+        elsewhere = shared.union(*others)
+        of_this_phase = names[index] - elsewhere
+        left: list[tuple[str, Scalar]] = []
+        for name, value in phase.settings:
+            if name in of_this_phase:
+                found[name] = value
+            else:
+                left.append((name, value))
+        kept.append(dataclasses.replace(phase, settings=tuple(left)))
     return tuple(kept), found
 
 

@@ -152,7 +152,9 @@ def decode_request(
         phase = phase_with_discriminators(config)
     if phase is None:
         raise UserError("request of round 0, which the run's phases lack: refused")
-    declared = phase.method.declared(phase.config, round - phase.config.rounds_before)
+    # A method counts the rounds of its own phase.
+    round_of_phase = round - phase.config.rounds_before
+    declared = phase.method.declared(phase.config, round_of_phase)
     request = Request(
         round,
         unpack_request(payload["tensors"], declared, config),
@@ -324,7 +326,8 @@ def _decode_answer(
     }
     for name, value in agreed.items():
         # Types too, for True equals 1 and 1 equals 1.0.
-        if type(payload[name]) is not type(value) or payload[name] != value:
+        told = payload[name]
+        if type(told) is not type(value) or told != value:
             raise UserError(f"another {name} than this run and round have")
     if config.is_masked:
         masked = unpack_masked(payload["tensors"], terms)
@@ -414,7 +417,8 @@ def _split(payload: Mapping[str, object], name: str, config: ResolvedConfig) -> 
     longest = num_clients * (len(str(num_clients)) + 1)
     if isinstance(text, str) and len(text) <= longest:
         with suppress(ValueError):
-            clients = tuple(int(part) for part in text.split(",") if part)
+            parts = [part for part in text.split(",") if part]
+            clients = tuple(map(int, parts))
             bounded = (-1, *clients, num_clients)
             is_increasing = all(low < high for low, high in pairwise(bounded))
             # One form for each list: not " 1", "+1", "01" or "1,,2".

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedgs.cohorts.client_groups import InGroup
+from fedgs.cohorts.client_groups import CohortOfClient, InGroup
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -118,12 +118,11 @@ class Node:
         if self.state.has_answered(request.round, digest):
             return self.state.answer
         common_digest = None
+        is_next_attempt = False
+        # Under masks a void attempt is repeated with other nodes, and with fresh noise.
         if isinstance(sent, MaskedRequest):
             common_digest = request.common_digest()
-        # Under masks a void attempt is repeated with other nodes, and with fresh noise.
-        is_next_attempt = (
-            common_digest is not None and common_digest == self.state.common_digest
-        )
+            is_next_attempt = common_digest == self.state.common_digest
         if self.state.round >= request.round and not is_next_attempt:
             raise UserError(
                 f"node {self.node_id}: it has already answered round "
@@ -222,14 +221,14 @@ class Node:
     def _groups(self, round: int) -> Sequence[InGroup | None]:
         """Returns the groups of the hosted clients, where a round compares groups."""
         method, own = phase_at(self.config, round)
+        names = [self.data.client_names[client] for client in self.hosted]
+        cohorts: list[CohortOfClient | None] = []
+        if self.data.client_cohorts:  # empty without a file of cohorts
+            cohorts = [self.data.client_cohorts[client] for client in self.hosted]
         return method.groups(
             own,
-            names=[self.data.client_names[client] for client in self.hosted],
-            cohorts=[
-                self.data.client_cohorts[client]
-                for client in self.hosted
-                if self.data.client_cohorts
-            ],
+            names=names,
+            cohorts=cohorts,
             least=self.limits.permitted.min_clients_per_group,
         )
 

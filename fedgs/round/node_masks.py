@@ -105,7 +105,11 @@ class NodeMasks:
             self._peers.check(keys, self._run)
         listed = attempt.keys.get(self._node_id)
         stored = self.stored_key()
-        if stored is None or listed is None or listed.public != stored[0].public:
+        is_own = False
+        if stored is not None and listed is not None:
+            key, _ = stored
+            is_own = listed.public == key.public
+        if stored is None or not is_own:
             raise UserError(
                 f"node {self._node_id}: the list of masking keys has not this node's "
                 "last one: refused"

@@ -181,11 +181,12 @@ class NodeState:
         newer = [each for each in state_rounds(self.folder) if oldest <= each <= round]
         if not newer:
             return
-        tensors, metadata = read_state(state_path(self.folder, newer[-1]))
+        newest = newer[-1]
+        tensors, metadata = read_state(state_path(self.folder, newest))
         values = tensors.pop("answer", None)
         if tensors:  # none before the first gradient round
             self._load(tensors)
-        self.round = newer[-1]
+        self.round = newest
         self.digest = metadata[_DIGEST]
         self.common_digest = metadata.get(_COMMON_DIGEST)
         self.answer = None

@@ -243,7 +243,8 @@ class RunSession(Session):
         if needs_none or len(self._prepared) == self.config.num_nodes:
             return []
         clients = trainees(phase.config, select(self.config, round))
-        return sorted({*nodes_of(self.config, clients)} - self._prepared)
+        needed = set(nodes_of(self.config, clients))
+        return sorted(needed - self._prepared)
 
     def begin(
         self,
@@ -300,11 +301,15 @@ class RunSession(Session):
         """Returns how many nodes of a round must answer, by `min_answers`."""
         # A round may have fewer nodes than `min_answers`, where few clients are drawn.
         planned = len(nodes_of(self.config, participants))
-        return min(self.config.min_answers or planned, planned)
+        if not self.config.min_answers:
+            return planned
+        return min(self.config.min_answers, planned)
 
     def _draw(self) -> "_Round":
         # Spectral vectors move with each drawing; a discarded round puts them back.
-        buffers = {n: v.clone() for n, v in self.server.generator.named_buffers()}
+        buffers: TensorDict = {}
+        for name, value in self.server.generator.named_buffers():
+            buffers[name] = value.clone()
         method, own = phase_at(self.config, self.server.round + 1)
         request, pending = method.begin(own, self.server)
         # From now on these nodes count as prepared: `unprepared` names each of them
@@ -352,7 +357,8 @@ class RunSession(Session):
         is_void = len(answers) < self._round.event.planned_nodes
         if self.config.secure_aggregation and is_void:
             return {}
-        released = self._learn(self._round, self._opened(self._round, answers))
+        opened = self._opened(self._round, answers)
+        released = self._learn(self._round, opened)
         metrics = self._metrics(self._round, len(answers), released)
         # From here on the round is finished: a stop discards nothing any more.
         self._round = None
@@ -516,7 +522,9 @@ def new_event(
         # Clients of the other nodes are not asked in this attempt, so nothing is
         # counted for them.
         if len(nodes) < len(planned):
-            hosted = [c for node in nodes for c in config.hosting.hosted(node)]
+            hosted: list[int] = []
+            for node in nodes:
+                hosted += config.hosting.hosted(node)
             participants = clients_of(participants, hosted)
         planned = nodes
         # Where clients are drawn, noise must not depend on who is: the mixture's
@@ -581,7 +589,9 @@ def stop_on_signal(go_on: str = "the same command") -> Iterator[threading.Event]
         _say(STOPPING)
         stop.set()
 
-    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    previous: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        previous[number] = signal.signal(number, handle)
     try:
         yield stop
     finally:

@@ -103,7 +103,9 @@ def _table(findings: Sequence[Finding], notes: Sequence[str]) -> Table:
             finding.verdict,
         )
         rows.append(row)
-    numbered = [f"({place}) {text}" for place, text in enumerate(theorems, start=1)]
+    numbered: list[str] = []
+    for place, text in enumerate(theorems, start=1):
+        numbered.append(f"({place}) {text}")
     delta = upper(findings[0].delta, 6)
     caption = f"audit at delta {delta}: lower bounds (95 %) and claims"
     note = "\n".join([*numbered, *notes])

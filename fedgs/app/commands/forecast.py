@@ -216,7 +216,9 @@ def seconds_of_fit(config: ResolvedConfig, phase: Any) -> float:
 
     def check(step: int, steps: int) -> None:
         at.append((time.process_time(), time.thread_time()))
-        if step >= FEWEST_STEPS and at[-1][0] - at[0][0] > TIMED_SECONDS:
+        begun, _ = at[0]
+        now, _ = at[-1]
+        if step >= FEWEST_STEPS and now - begun > TIMED_SECONDS:
             raise _Timed
 
     with contextlib.suppress(_Timed):
@@ -264,7 +266,8 @@ def seconds_of_rounds(
     index = phase.config.phase_index
     rounds = starts[index + 1] - starts[index]
     # The server's part runs alone; the clients' parts share the workers.
-    return rounds * of_server + (rounds * clients * of_client + warm) / workers
+    of_all_clients = rounds * clients * of_client + warm
+    return rounds * of_server + of_all_clients / workers
 
 
 def timed_round(

@@ -350,7 +350,8 @@ def _table(
             ]
         )
     head = ["adversary", "relation", "selection", rows[0].asked, *LAST_COLUMNS]
-    note = "\n".join(f"theorem {letter}: {name}" for name, letter in letters.items())
+    notes = [f"theorem {letter}: {name}" for name, letter in letters.items()]
+    note = "\n".join(notes)
     return Table(title, head, cells, note, numeric=False)
 
 

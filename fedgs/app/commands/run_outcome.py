@@ -146,5 +146,7 @@ def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
         else:
             kind = config.terms(round).release
         found.setdefault(kind, []).append(ratio)
-    means = {kind: fmean(own) for kind, own in found.items()}
-    return ", ".join(f"{kind} {mean:.3g}" for kind, mean in means.items())
+    texts: list[str] = []
+    for kind, of_kind in found.items():
+        texts.append(f"{kind} {fmean(of_kind):.3g}")
+    return ", ".join(texts)

@@ -217,7 +217,9 @@ def _communication(page: Page) -> Section:
 def _evaluation(page: Page) -> Section:
     tables = evaluation_tables(page.runs)
     cards = [Card(tables=[table]) for table in tables[:1]]
-    cards += [Card(t.caption, tables=[t], is_folded=True) for t in tables[1:]]
+    for table in tables[1:]:
+        card = Card(table.caption, tables=[table], is_folded=True)
+        cards.append(card)
     # Whoever passes the page on has to see that this part alone reads private data.
     badge = words.badge("no epsilon covers these numbers", "unsure")
     text = (
