@@ -34,6 +34,7 @@ def main(run: RunArgument, output: OutputOption) -> None:
         real.append(of_class[:of_a_class])
         drawn = trained.sample(of_a_class, labels=label)
         synthetic.append(drawn.images)
+    # Pixels are repeated and not smoothed: the picture shows what there is.
     rows = np.concatenate([*real, *synthetic])
     large = rows.repeat(_MAGNIFIED, axis=2).repeat(_MAGNIFIED, axis=3)
     columns = of_a_class * num_classes

@@ -152,6 +152,7 @@ def outcome(verdict: str, bug: str) -> str:
 
 def _setting() -> GroupMeansConfig:
     """Returns the settings of a run that compares two sites, without noise."""
+    # No noise, because it is added at every level to the same sums.
     count = _GROUPS * _CLIENTS
     settings = {
         "num_clients": 2 * count,
@@ -208,6 +209,7 @@ def spoilt(
         return data
     images = data.images.copy()
     labels = data.labels.copy()
+    # Of these clients alone: the others share the arrays, which are copies.
     own = np.concatenate([data.client_records[client] for client in clients])
     pictures = to_float(images[own])
     changed, told = bug.apply(pictures, labels[own], data.num_classes)

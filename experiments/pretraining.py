@@ -95,7 +95,7 @@ def trained_trunk(images: Tensor, labels: Labels) -> TensorDict:
     trunk: TensorDict = {}
     for name, value in random_trunk(1).items():
         trunk[name] = value.clone().requires_grad_()
-    head = torch.zeros(10, 128, requires_grad=True)
+    head = torch.zeros(10, 128, requires_grad=True)  # not kept: the trunk is wanted
     adam = torch.optim.Adam([*trunk.values(), head], RATE)
     for epoch in range(EPOCHS):
         rng = stream(0, "trunk", epoch)
@@ -118,6 +118,7 @@ def trained_refiner(
     labels: Labels,
 ) -> TensorDict:
     """Fits a refiner, behind the fonts' own Gaussians, to the fonts' own features."""
+    # Always of the same seed, so that the package's file can be made again.
     generator = build_generator(config, 0)
     assert isinstance(generator, GeneratorRefined)
     moments = cast(MomentConfig, config.at_phase(0))

@@ -33,6 +33,7 @@ class Store:
             UserError: the file cannot be read, or is no file of cells.
         """
         known = read_json_lines(path)
+        # A file of another kind must not be appended to.
         wrong = [line for line in known if "cell" not in line]
         if wrong:
             raise UserError(f"{path}: no line of a cell: {wrong[0]}; restore the file")

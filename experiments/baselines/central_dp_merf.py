@@ -210,6 +210,7 @@ class CentralDPMerf(Baseline[AnyDPMerfSettings]):
             labels = labels[rows]
         with torch.no_grad():
             total = self.embedding.total(images, labels, self.vectors)
+        # Of this step alone: noise that is used twice could be subtracted.
         source = dp_sgd.noise_source(self.config, step)
         released = dp_sgd.noisy(total, settings.noise_std, source)
         self.embedding.target = released / count

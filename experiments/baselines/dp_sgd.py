@@ -263,7 +263,7 @@ def published(
     count = sum(each.times for each in made)
     rate = rates.pop()
     sampled: float | None = rate
-    if rate == 1:  # autodp has no sampling of everybody
+    if rate == 1:  # autodp is then asked for no sampling at all
         sampled = None
     return [
         Statement(

@@ -145,6 +145,7 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
         self.images, self.labels = dp_sgd.pooled(self.data)
         self.rate = sampling_rate(settings, len(self.labels))
         self.num_steps = settings.steps
+        # Samples are drawn from the average, which changes less from step to step.
         self.average = self.new_generator()
         # Opacus knows torch's own layers, not their spectral norms.
         plain = dataclasses.replace(config, spectral_norm=False)

@@ -125,6 +125,7 @@ class GPate(PateBaseline[GPateSettings]):
     def _projections(self, index: int, images: Images) -> Tensor:
         """Draws P of each fake, (B, k, pixels), entries N(0, 1/k): public."""
         dim = self.settings.projection_dim
+        # From the public seed: teachers and generator need the same one.
         rng = stream(self.seed, "projection", index)
         num_pixels = images[0].numel()
         shape = (len(images), dim, num_pixels)

@@ -63,7 +63,7 @@ def _finding(
 ) -> Finding:
     """Returns a lower bound of what one release costs beside what is claimed."""
     outside, inside = scores
-    # A release with much noise may be tried less often on one side.
+    # Where a trial takes long, either side may have fewer of them than asked.
     count = min(len(outside), len(inside))
     chosen_by = int(count * CHOICE_SHARE / (1 + CHOICE_SHARE))
     bound, rates = bound_epsilon(

@@ -141,7 +141,7 @@ class PateGan(PateBaseline[PateGanSettings]):
         self.train_teachers(index)
         count = self.settings.batch_size
         steps = self.settings.student_steps
-        first = index * steps
+        first = index * steps  # no two steps of a run share a stream
         asked: list[npt.NDArray[np.int64]] = []
         for step in range(first, first + steps):
             rng = stream(self.seed, "labelled", step)

@@ -241,4 +241,5 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
     def move_generator(self, loss: Tensor) -> None:
         """Takes one step of the generator; its spectral norms follow the weights."""
         descend(self.adam, loss)
+        # Once a step, whatever was drawn in between: a resumed run has the same ones.
         advance_in_place(self.net)

@@ -109,6 +109,7 @@ def grid(request: CompareRequest, settings: CellSettings) -> Cells:
 def _of_others(method: CellMethod) -> CellMethod:
     """Returns a method of others with its noise by epsilon, and its cap."""
     whose = unit(method)
+    # What guarantees nothing has one row, whatever epsilons the others have.
     epsilons: dict[float, Mapping[str, Any]] = {NO_NOISE: {}}
     if whose != "none":
         values = {**method.settings, **method.reduced}
@@ -128,6 +129,7 @@ def unit(method: CellMethod) -> str:
 def _made(baseline: str, settings: Mapping[str, Any]) -> Any:
     """Returns a method's own settings, without those of the run."""
     found = find(baseline, is_typed=True)
+    # The rest are settings of the run, such as the generator's width.
     known = {spec.name for spec in fields(found.Settings)}
     own = {name: value for name, value in settings.items() if name in known}
     return made_settings(found, own)

@@ -49,6 +49,7 @@ def by_classifier(data: str, rows: Sequence[Row]) -> Table | None:
     Returns:
         None for other data than the paper's, or where no row was judged by them.
     """
+    # The thirteen take hours, so that most rows were not judged by them.
     judged = [row for row in rows if row.data == data and _judged(row)]
     if data not in PUBLISHED or not judged:
         return None
@@ -107,6 +108,7 @@ def _own(row: Row) -> list[str]:
 
 
 def _means(columns: Sequence[dict[str, float]], digits: int) -> list[str]:
+    # Over the seeds first, then over the classifiers.
     means: list[float] = []
     for name in CLASSIFIERS:
         values = [column[name] for column in columns]

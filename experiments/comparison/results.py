@@ -123,6 +123,7 @@ def _details(row: Row, kind: str) -> dict[str, str]:
     cells["bytes/client"] = _bytes(first["bytes_per_client"])
     cells["releases"] = str(first["releases"])
     cells["rounds"] = str(first["rounds"])
+    # CPU time and not the clock's: other work on the machine does not count.
     seconds = row.mean("cpu_seconds")
     cells["CPU s"] = _number(seconds, ".0f")
     if seconds is not None and seconds > LIMIT:
@@ -217,6 +218,7 @@ def page(rows: Sequence[Row]) -> str:
         "## Where fedgs' own methods lose\n",
         _items(lost),
     ]
+    # By dict.fromkeys, which keeps the order of the grid.
     for data in dict.fromkeys(row.data for row in rows):
         parts.append(f"## {data}\n")
         for table in _tables(data, rows):

@@ -34,7 +34,7 @@ class Row:
     def accuracy(self) -> float:
         """Mean accuracy of the CNN; -1 where nothing is done."""
         found = self.mean("accuracy_cnn")
-        if found is None:
+        if found is None:  # so that such a row stands last
             return -1.0
         return found
 
@@ -94,6 +94,7 @@ def rows_of(cells: Sequence[Cell], lines: Mapping[str, Line]) -> list[Row]:
         key = (identity["data"], identity["method"], identity["asked_epsilon"])
         return rows.setdefault(key, Row(*key, unit))
 
+    # First the grid, so that rows have its order and those not run are there too.
     for cell in cells:
         row_of(cell.identity, unit(cell.how))
     for line in lines.values():

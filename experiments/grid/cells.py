@@ -124,6 +124,7 @@ class Cells(NamedTuple):
             data[name] = Source(**values)
         methods: dict[str, CellMethod] = {}
         for name, values in known["methods"].items():
+            # TOML has texts as keys only.
             named = values.get("epsilons", {})
             values["epsilons"] = {_epsilon(key): more for key, more in named.items()}
             methods[name] = CellMethod(**values)

@@ -39,6 +39,7 @@ def line_of(cell: Cell, run: Path, scores: Line) -> Line:
     Raises:
         UserError: a broken run folder.
     """
+    # Read from the folder and not from memory: a run may have ended days ago.
     if is_baseline(run):
         facts = _of_baseline(open_run(run, cell.how.baseline))
     else:
@@ -173,6 +174,7 @@ def _audit_of_own(folder: RunFolder) -> Line | None:
 def _strongest(found: Sequence[Finding]) -> Line | None:
     if not found:
         return None
+    # The largest bound says most of how much of the claim is really spent.
     best = max(found, key=lambda finding: finding.lower_bound)
     return {
         "lower_bound": best.lower_bound,

@@ -163,6 +163,7 @@ def compute(cell: Cell, request: TableRequest, store: Store) -> None:
     scores are computed from real data: output private.
     """
     path = request.output.expanduser().absolute() / cell.name
+    # The generator is written last, so a run that has it is finished.
     if not (path / "generator.safetensors").exists():
         say(f"{cell.name}: training")
         train_cell(cell, path)
@@ -221,6 +222,7 @@ def _train_own(cell: Cell, path: Path, values: CellSettings) -> None:
 @contextmanager
 def _measured(run: Path) -> Iterator[None]:
     """Writes what a training took: seconds, and the most memory of this process."""
+    # Cells share a process, and the peak of an earlier one is not this one's.
     forget_peak_memory()
     started = time.process_time()
     began = time.monotonic()

@@ -31,7 +31,7 @@ class Point(NamedTuple):
 
 def save(path: Path, figure: Figure, scale: str) -> None:
     """Writes a PNG atomically; below the axes it says at which scale it was made."""
-    width = int(figure.get_figwidth() * 17)
+    width = int(figure.get_figwidth() * 17)  # characters of this size in an inch
     lines = textwrap.wrap(scale, width)
     figure.supxlabel("\n".join(lines), fontsize=7, color="0.35")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -117,6 +117,7 @@ def _epsilons(line: Line, adversary: str) -> str:
 
 def _mean(values: Sequence[float]) -> str:
     text = f"{mean(values):.4g}"
+    # One seed has no spread.
     if len(values) > 1:
         text += f" ± {stdev(values):.2g}"
     return text

@@ -190,6 +190,7 @@ def read_norms(folder: RunFolder) -> list[Norms]:
 def unprotected(config: RunConfig) -> RunConfig:
     """Returns the configuration on the local engine, its noise absent or seeded."""
     config = dataclasses.replace(config, engine="local")
+    # Norms without noise void any guarantee, so the run must not claim one.
     if config.noise_multiplier == 0 or config.noise_seed is not None:
         return config
     return dataclasses.replace(config, noise_seed=config.seed)
@@ -203,6 +204,7 @@ def norm_dynamics(norms: Sequence[Norms], clip_bound: float) -> Figure:
     figure = Figure((7, 4), layout="constrained")
     axes = figure.subplots()
     rounds = [found.round for found in norms]
+    # Quantiles, because a few fakes have norms a thousand times larger.
     quantiles = [np.quantile(found.before, (0.05, 0.5, 0.95)) for found in norms]
     low, middle, high = np.array(quantiles).T
     axes.fill_between(rounds, low, high, alpha=0.3, label="5 % to 95 % of the fakes")

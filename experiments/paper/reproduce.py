@@ -259,6 +259,7 @@ def main(as_json: bool) -> None:
         Exit: a number that should agree does not (code 1).
     """
     numbers = read_json(STORED_NUMBERS)["numbers"]
+    # One by one: some take seconds, and the progress says which.
     done: list[Result] = []
     with Progress() as progress:
         stage = progress.stage("number")

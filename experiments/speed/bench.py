@@ -84,7 +84,7 @@ def training_step(config: GsWganConfig, state: Discriminators) -> Callable[[], N
     images = torch.rand(2, 1, size, 1, 28, 28, generator=rng).to(config.device)
     labels = torch.randint(10, (2, 1, size), generator=rng).to(config.device)
     mix = torch.rand(1, size, generator=rng).to(config.device)
-    count = len(state)
+    count = len(state)  # of clients
     # Views: every client has the same images in the same memory.
     real = images[0].expand(count, -1, -1, -1, -1)
     fake = images[1].expand(count, -1, -1, -1, -1)

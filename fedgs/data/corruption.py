@@ -43,6 +43,7 @@ def corrupted(config: RunConfig, name: str, count: int) -> NDArray[np.bool_]:
     """
     if config.corruption == "none":
         return np.zeros(count, bool)
+    # The caller asks for the clients of the spoilt node only.
     if config.corruption_unit == "node":
         return np.ones(count, bool)
     seed = _seed(config)
@@ -121,6 +122,7 @@ def corrupt(
         are changed in place where they can be written.
     """
     images = records.images
+    # Without a copy: this is every run but those of experiments.
     if config.corruption == "none":
         return images, records.labels
     if not images.flags.writeable:  # as those that the process keeps

@@ -172,6 +172,7 @@ def _pictures(
             images.append(reader.image_of(picture, of_item))
         else:
             images.append(np.asarray(item))
+    # An array's range of values is another one than a picture's: 0 to 1, or 0 to 255.
     if num_pictures not in (0, len(images)):
         raise UserError(
             f"{where}: {num_pictures} of {len(images)} images are pictures and the "
@@ -193,6 +194,7 @@ def _stacked(where: str, images: list[NDArray[Any]]) -> NDArray[Any]:
             f"{where}: images have shapes {first_n(sorted(shapes))}; give at least "
             "one, and all of one shape, or pictures and --image-size"
         )
+    # Grey is RGB with three equal channels.
     if are_grey_and_rgb:
         images = [np.broadcast_to(image, colour) for image in images]
     return np.stack(images)

@@ -104,7 +104,7 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
         whose = "kept"
     elif records.clients is not None:
         whose = "cut"
-    of_test_owners = held[:0]
+    of_test_owners = held[:0]  # none
     if config.test_owners:
         of_test_owners = _kept(records, held)
     return FederatedImages(

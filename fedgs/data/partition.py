@@ -60,6 +60,7 @@ def split(
             larger than the records, or larger than the clients of the data.
     """
     chosen = rule(config, clients)
+    # Nothing is drawn here, so that owners do not depend on the seed.
     if chosen == "by-client":
         return _named(config, clients, owners)
     num_clients = _num_clients(config, len(labels))
@@ -89,7 +90,10 @@ def rule(config: RunConfig, clients: NDArray[np.generic] | None) -> str:
     """
     if config.partition != "auto":
         return config.partition
-    return "iid" if clients is None else "by-client"
+    # An owner is a person, and a shard protects nobody as a whole.
+    if clients is not None:
+        return "by-client"
+    return "iid"
 
 
 def iid(num_records: int, num_clients: int, rng: np.random.Generator) -> Groups:
@@ -293,6 +297,7 @@ def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
     is_held_out = np.zeros(len(records.labels), bool)
     if not config.test_fraction:
         return is_held_out
+    # Without owners all records are held out from as if one owner had them.
     if records.clients is None:
         groups = [np.arange(len(records.labels))]
         names = [NOBODY]
@@ -359,6 +364,7 @@ def owners_held_out(
         Shape (n,).
     """
     is_held_out = np.zeros(len(owners), bool)
+    # A stream for each owner: one stream for all would depend on who else is there.
     for index, owner in enumerate(owners):
         draw = stream(HELD_OUT_SEED, f"held-out-owner/{owner}").random()
         is_held_out[index] = draw < config.test_owners

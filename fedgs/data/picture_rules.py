@@ -111,6 +111,7 @@ class PictureRules:
             UserError: nobody says which values are black and white.
         """
         limits = declared
+        # What the user says counts more than what the file says.
         if self.window is not None:
             limits = self.window
         if self.normalize:
@@ -159,6 +160,7 @@ class PictureRules:
             )
         if height == width:
             return images
+        # At once to the size of the run: two resizes would blur twice.
         if self.fit == STRETCH:
             return resize(images, self.side or max(height, width))
         side = max(height, width)

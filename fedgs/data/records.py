@@ -137,6 +137,7 @@ def _warn_of_users_without(
         users: all of them.
         owners: the owners of each image of these classes.
     """
+    # They stay clients: leaving them out would tell that they had no such image.
     is_without = ~np.isin(users, owners)
     count = int(is_without.sum())
     if count == 0:
@@ -212,6 +213,7 @@ def fit(config: RunConfig, records: Records) -> Records:
         images = resize(images, side)
     if own_channels < channels:
         images = np.repeat(images, channels, axis=1)
+    # A light background would be learned as strokes, so a wrong one is worth a warning.
     guess = guess_polarity(images)
     declared = config.background
     if declared == "auto":

@@ -146,6 +146,7 @@ def load_test_records(config: RunConfig) -> Records | None:
     """
     kind = config.data.partition(":")[0]
     records: Records | None = None
+    # A file of the user's own has no split that nobody trained on.
     with _guarded(config):
         if config.data in FOLDERS:
             records = _mnist(config, "t10k")
@@ -231,6 +232,7 @@ def _mnist(config: RunConfig, split: str) -> Records:
     """Reads the split `train` or `t10k`, with its writers for mnist-by-writer."""
     raw = f"{FOLDERS[config.data]}/raw/{split}"
     names = [f"{raw}-images-idx3-ubyte", f"{raw}-labels-idx1-ubyte"]
+    # QMNIST tells who wrote MNIST's training images; the test split is nobody's here.
     by_writer = config.data == "mnist-by-writer" and split == "train"
     if by_writer:
         names.append(QMNIST_LABELS)

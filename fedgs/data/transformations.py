@@ -89,6 +89,7 @@ class Transformation:
 
         Privacy: private where the images are.
         """
+        # The first degree is the one that is planted; the search looks for all of them.
         degrees = self.degrees_of(num_classes)
         if not degrees:  # two labels need two classes
             return images, labels
@@ -131,6 +132,7 @@ def _noise(images: Images, deviation: float) -> Images:
 
 
 def _contrast(images: Images, factor: float) -> Images:
+    # About each image's own mean, so that its brightness stays.
     mean = images.mean((1, 2, 3), keepdims=True)
     changed = mean + factor * (images - mean)
     return np.clip(changed, 0, 1).astype(np.float32)

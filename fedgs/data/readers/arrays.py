@@ -40,6 +40,7 @@ def read(config: RunConfig) -> Records:
     """
     where = f"data = {config.data!r}"
     path = Path(config.data.removeprefix("npz:")).expanduser()
+    # The likeliest mistake, so it gets a remedy of its own.
     if path.is_dir():
         raise UserError(f"{where}: it is a folder; give --data folder:{path}")
     arrays, others = read_arrays(where, path, {"images"})

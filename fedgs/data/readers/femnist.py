@@ -234,6 +234,7 @@ def _checked(
 ) -> Part:
     """Returns one user's images and labels, `LEFT_OUT` of other classes."""
     raise_if_any(where, _problems(pixels, labels))
+    # Rounded, not cut: 254.99999 of float32 means 255.
     images = np.rint(pixels * 255).astype(np.uint8)
     of_format = labels.astype(np.int64)  # the 62 of Federated EMNIST
     new_labels = class_map(config.classes)

@@ -88,6 +88,7 @@ def _drawn(
     """Draws font (n,), digit (n,), style (n, 5) and bend (n, 2, 4, 4) of n images."""
     rng = stream(SEED, f"fonts-{split}", writer)
     digits = rng.integers(10, size=size)
+    # One font for each digit: with one for all, 43 fonts would be 43 writers.
     font_of_digit = rng.integers(num_fonts, size=10)
     font = font_of_digit[digits]
     style = rng.normal(0, VARIETY, (size, len(VARIETY)))
@@ -124,6 +125,7 @@ def _written(
 ) -> NDArray[np.uint8]:
     """Returns glyphs (n, 3, 40, 40) as they are written, (n, 1, 28, 28)."""
     rotation, slant, width, stroke, height = torch.from_numpy(style).unbind(1)
+    # By their logarithms, so that twice as wide is as likely as half as wide.
     wide = width.exp()
     high = height.exp()
     cos = rotation.cos()

@@ -74,6 +74,7 @@ def read_test(config: RunConfig) -> Records | None:
         UserError: as `read`, or the option test_split names none.
     """
     source = _source(config)
+    # Many data sets have no split `test`; one that the user has named must be there.
     try:
         dataset = load_split(config, source, source.test_split)
     except SplitMissing:
