@@ -110,8 +110,9 @@ def epsilon_at_least(rates: ErrorRates, delta: float) -> Any:
 def mu_at_least(rates: ErrorRates) -> Any:
     """Returns the least mu that Eq. 2 allows, at least 0."""
     # Phi^-1(1 - x) is -Phi^-1(x), and exact for small x.
-    mu = -(ndtri(rates.false_positive) + ndtri(rates.false_negative))
-    return np.maximum(0.0, mu)
+    of_positive = -ndtri(rates.false_positive)
+    of_negative = -ndtri(rates.false_negative)
+    return np.maximum(0.0, of_positive + of_negative)
 
 
 def mu_of_means(outside: Scores, inside: Scores, std: float, alpha: float) -> float:
@@ -125,7 +126,8 @@ def mu_of_means(outside: Scores, inside: Scores, std: float, alpha: float) -> fl
         std: of the noise in each score, as it is claimed; above 0.
         alpha: the chance that the bound is wrong, in (0, 1).
     """
-    error = ndtri(1 - alpha) * math.sqrt(2 / len(inside))
+    std_of_difference = math.sqrt(2 / len(inside))  # in units of std
+    error = ndtri(1 - alpha) * std_of_difference
     found = (inside.mean() - outside.mean()) / std
     return max(0.0, float(found - error))
 

@@ -104,5 +104,7 @@ def _auc(members: Vector, others: Vector) -> float:
 def _true_positive_rate(rate: float, members: Vector, others: Vector) -> float:
     """Returns the share of members above the threshold of a false positive rate."""
     from_largest = np.sort(others)[::-1]
-    threshold = from_largest[int(rate * len(others))]
-    return float((members > threshold).mean())
+    num_above = int(rate * len(others))
+    threshold = from_largest[num_above]
+    is_called_member = members > threshold
+    return float(is_called_member.mean())

@@ -116,6 +116,7 @@ def standardised_noise(config: ResolvedConfig, event: Event) -> Noise:
     places = itertools.product(range(1, rounds + 1), range(nodes))
     with ThreadPoolExecutor(config.num_workers) as pool:
         found = list(pool.map(noise_of, places))
+    # In the order of the places: by round, then by node.
     releases = torch.stack(found).numpy()
     noise = releases.reshape(rounds, nodes, *terms.shape)
     std = event.noise_std

@@ -304,11 +304,12 @@ def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
     else:
         groups, names = by_client(records.clients, records.owners)
     for own, name in zip(groups, names, strict=True):
+        num_records = len(own)
         # By the owner's name alone, so that no other owner changes the choice.
         rng = stream(HELD_OUT_SEED, f"held-out/{name}")
-        order = rng.permutation(len(own))
-        count = round(config.test_fraction * len(own))
-        count = min(count, len(own) - 1)  # each owner trains on at least one
+        order = rng.permutation(num_records)
+        count = round(config.test_fraction * num_records)
+        count = min(count, num_records - 1)  # each owner trains on at least one
         chosen = own[order[:count]]
         is_held_out[chosen] = True
     return is_held_out

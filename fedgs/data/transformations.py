@@ -128,7 +128,8 @@ def _noise(images: Images, deviation: float) -> Images:
     # The same for any images: an entry of the catalogue is a function.
     rng = stream(0, "transformations/noise")
     noise = rng.normal(0, deviation, images.shape).astype(np.float32)
-    return np.clip(images + noise, 0, 1)
+    noisy = images + noise
+    return np.clip(noisy, 0, 1)
 
 
 def _contrast(images: Images, factor: float) -> Images:

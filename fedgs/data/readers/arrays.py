@@ -214,7 +214,8 @@ def _pixel_problems(images: NDArray[Any], rules: PictureRules) -> Iterator[str]:
     if rules.has_own_range:
         least = -np.finfo(np.float64).max
         most = np.finfo(np.float64).max
-    is_bad = ~((lowest >= least) & (highest <= most))  # NaN is bad too
+    is_in_range = (lowest >= least) & (highest <= most)  # NaN is not
+    is_bad = ~is_in_range
     if is_bad.any():
         worst = is_bad.argmax()
         values = f"[{lowest[worst]}, {highest[worst]}]"

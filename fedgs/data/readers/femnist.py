@@ -76,20 +76,26 @@ def read(config: RunConfig) -> Records:
     if config.data == "femnist":
         # A copy of the hub's repository: in data_dir, or where the command runs.
         copy = Path(config.data_dir or HUB_NAME).expanduser()
-        if any(copy.glob("data/*.parquet")):
-            return _from_hub(replace(config, data_dir=None), str(copy))
-        return _from_hub(config, HUB_NAME)
+        has_copy = any(copy.glob("data/*.parquet"))
+        if not has_copy:
+            return _from_hub(config, HUB_NAME)
+        # The folder is the data then, and no cache of the hub.
+        without_cache = replace(config, data_dir=None)
+        return _from_hub(without_cache, str(copy))
     path = Path(config.data.removeprefix("femnist:")).expanduser()
     if path.is_file():
         return _hdf5(config, path)
     if not path.is_dir():
-        problem = "is no regular file" if path.exists() else "does not exist"
+        problem = "does not exist"
+        if path.exists():  # a pipe or a device
+            problem = "is no regular file"
         raise UserError(
             f"data = {config.data!r}: {path} {problem}; give a folder with LEAF's "
             "all_data_*.json, a folder with the hub's parquet files, or TFF's .h5 file"
         )
     # The format is told by the files' names: LEAF's and the hub's copy are folders.
-    if files := sorted(path.glob("all_data_*.json")):
+    files = sorted(path.glob("all_data_*.json"))
+    if files:
         return _leaf(config, files)
     if any(path.rglob("*.parquet")):
         return _from_hub(config, str(path))
@@ -204,11 +210,14 @@ def _compact(values: dict[str, Any]) -> dict[str, Any]:
 def _problems(pixels: NDArray[Any], labels: NDArray[Any]) -> Iterator[str]:
     """Yields what is wrong with one user's images and labels."""
     side = FEMNIST_SIDE
-    if pixels.shape[1:] != (side, side):
+    own_shape = pixels.shape[1:]
+    if own_shape != (side, side):
         yield f"pixels has shape {pixels.shape}; give (n, {side}, {side})"
     if not len(pixels):
         yield "it has no images; leave this user out of the file"
-    if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu":
+    has_one_each = labels.shape == (len(pixels),)
+    are_integers = labels.dtype.kind in "iu"
+    if not has_one_each or not are_integers:
         yield (
             f"label has shape {labels.shape} and type {labels.dtype}; give one integer "
             f"for each of the {len(pixels)} images"

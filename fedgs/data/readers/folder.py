@@ -78,7 +78,8 @@ def read(config: RunConfig) -> Records:
 def _names_of_labels(files: dict[Path, list[_File]]) -> list[str]:
     names: set[str] = set()
     for pictures in files.values():
-        names.update(file.label for file in pictures if file.label)
+        labels = [file.label for file in pictures if file.label]
+        names.update(labels)
     return sorted(names)
 
 
