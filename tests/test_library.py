@@ -132,7 +132,7 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert_refused(words, train, run, *given, **settings)
     assert list(tmp_path.iterdir()) == []
     run.mkdir()
-    assert_refused(f"^output = {run.path}: ", train, run, *GIVEN)
+    assert_refused(f"^output = {run}: ", train, run, *GIVEN)
 
 
 # ------------------------------------------------------------------ resuming

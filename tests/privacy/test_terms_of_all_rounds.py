@@ -170,7 +170,7 @@ def test_the_limits_of_clients_hold_for_every_round(law):
     with pytest.raises(ClientRefused, match="min_noise_multiplier"):
         Limits(min_noise_multiplier=lowest * 1.01).check_run(config)
     if largest > 1:
-        with pytest.raises(ClientRefused, match=f"batch_size = {largest}"):
+        with pytest.raises(ClientRefused, match=f"max_batch_size = {largest - 1}"):
             Limits(max_batch_size=largest - 1).check_run(config)
 
 
