@@ -21,7 +21,7 @@ def agreement(title: str, node: Node) -> str:
 
     Args:
         title: the client's name.
-        node: of the run, with the limits and the count of its clients.
+        node: the node of the run, with the limits and the count of its clients.
 
     Raises:
         UserError: the count is broken.

@@ -568,7 +568,7 @@ def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
     Privacy: reads private data; output private.
 
     Args:
-        config: of `agreed`.
+        config: the configuration that `agreed` returned.
         hosted: the run's numbers of this node's clients.
 
     Raises:

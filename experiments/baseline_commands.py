@@ -88,6 +88,7 @@ def command_of(name: str) -> click.Command:
         train_baseline(name, given | settings)
 
     chosen = settings_of(method)
+    # The help shows the recipe's values, which are the defaults of this command.
     shown = dict(method.recipe) | {"test_fraction": HELD_OUT}
     flagged = settings_flags(*chosen, defaults=shown)(train)
     own_flags = request_flags(method.Settings, BaselineRequest, has_defaults=False)

@@ -87,7 +87,7 @@ class Drawing:
     Attributes:
         file: its name in `docs/images`.
         title: what it shows, for people who cannot see it.
-        width: of the drawing, in pixels.
+        width: the width of the drawing, in pixels.
         columns: where each column begins, in pixels from the left side of a box.
         heads: the columns' headings.
         rows: from top to bottom.
@@ -230,6 +230,7 @@ DRAWINGS = (WHO_SEES_WHAT, PHASES)
 
 def svg(drawing: Drawing) -> str:
     """Returns a drawing as the text of an SVG file; the same text every time."""
+    # From top to bottom: where a box begins follows from those above it.
     parts = []
     top = _MARGIN
     for column, head in zip(drawing.columns, drawing.heads, strict=True):
@@ -242,6 +243,7 @@ def svg(drawing: Drawing) -> str:
             parts += _arrow(drawing, row, top)
             top += row.gap
     height = top + _MARGIN
+    # In a title as well, for readers whom the picture is read to.
     title = escape(drawing.title)
     start = (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{title}" '
@@ -277,6 +279,7 @@ def _arrow(drawing: Drawing, row: ObserverRow, top: int) -> list[str]:
     end = top + row.gap - 3
     label = top + _ARROW // 2 + 3
     parts = []
+    # Across the whole drawing, because nothing passes it but what the arrow says.
     if row.is_barrier:
         right = drawing.width - _MARGIN
         parts.append(f'<path class="barrier" d="M{_MARGIN} {label + 10}H{right}"/>')

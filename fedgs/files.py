@@ -53,7 +53,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
     Args:
         path: the folder.
-        mode: of all that it makes.
+        mode: the mode of all that it makes.
 
     Raises:
         OSError: it cannot be made, or is a file.
@@ -110,7 +110,7 @@ def inside(folder: Path, name: object, setting: str) -> Path:
     path here, wherever it was checked before.
 
     Args:
-        folder: of the entry.
+        folder: the folder of the entry.
         name: from somewhere else.
         setting: that holds the name, for errors.
 
@@ -206,7 +206,7 @@ def remove_temporaries(folder: Path, *names: str) -> None:
 
     Args:
         folder: need not be there.
-        names: of the files that the lock is about; none: all of the folder.
+        names: the names of the files that the lock is about; none: all of the folder.
     """
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):

@@ -186,7 +186,7 @@ class Client:
         """ClientWarmStart (16): against a generator of its own, or on the first fakes.
 
         Args:
-            fakes: of the untrained G, shape (F, C, S, S).
+            fakes: images of the untrained G, shape (F, C, S, S).
             labels: shape (F,).
         """
         config = self.config
@@ -224,7 +224,7 @@ class Client:
         """Takes n_dis steps of the discriminator (7, 20; 29-31).
 
         Args:
-            purpose: of the random stream.
+            purpose: the name of the random stream.
             round: the round, or the step of the warm start.
             fakes: shape (F, C, S, S).
             labels: shape (F,).

@@ -1,6 +1,7 @@
 """Training from a Python program: `train`, `load`, and the run that both return.
 
-The same settings, checks, ledger and run folder as the command line, in this process.
+They use the same settings, checks, ledger and run folder as the command line, in the
+calling process.
 """
 
 import math
@@ -61,16 +62,17 @@ def train(
             float in [0, 1], 0 = background; a torch Dataset of (image, label) or
             (image, label, client); or a `datasets.Dataset`. None where the setting
             `data` names a source.
-        labels: shape (N,), integers from 0; or the name of a column. None: no labels.
+        labels: shape (N,), integers from 0; or the name of a column. None means that
+            there are no labels.
         clients: shape (N,), the owner of each image, integers or strings; or the name
-            of a column. None: `num_clients` shards.
-        recipe: the settings to start from, by name or as they are. None: the default
-            recipe, which is fitted to the data, as in `fedgs train`.
+            of a column. None means `num_clients` shards.
+        recipe: the settings to start from, by name or as they are. None means the
+            default recipe, which is fitted to the data, as in `fedgs train`.
         progress: called with the public metrics of each round.
         stop: when set, the run checkpoints after the current round and returns.
-        **settings: any setting of `RunConfig` over the recipe; the first ones to know:
-            `target_epsilon` (10 in the recipes) or `noise_multiplier`, `num_rounds`,
-            `output` (the run folder, in `runs/` when unset), `seed`.
+        **settings: any setting of `RunConfig`, which overrides the recipe's. The first
+            ones to know are `target_epsilon` (10 in the recipes) or `noise_multiplier`,
+            `num_rounds`, `output` (the run folder, in `runs/` when unset) and `seed`.
 
     Returns:
         The run, finished unless `stop` was set.

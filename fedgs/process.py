@@ -93,7 +93,7 @@ def processes_of(token: str, variable: str = TOKEN_VARIABLE) -> list[int]:
 
     Args:
         token: the variable's value.
-        variable: of the environment that they were started with.
+        variable: the variable of the environment that they were started with.
     """
     pids: list[int] = []
     for process in psutil.process_iter(["environ"]):

@@ -105,7 +105,7 @@ class Messenger:
     """Messages between the server and its nodes; one instance for a whole run.
 
     Attributes:
-        grid: of the Flower run.
+        grid: the grid of the Flower run.
         addresses: node -> Flower's address; may change meanwhile.
         polling: how often to look for replies.
         progress: is told what is sent, refused and waited for.
@@ -181,9 +181,9 @@ class Messenger:
         self._late |= self._awaited
         self._awaited = {}
         self._replied = {}
-        self._pending = {
-            node: Pending(message, send_at=now) for node, message in requests.items()
-        }
+        self._pending = {}
+        for node, message in requests.items():
+            self._pending[node] = Pending(message, send_at=now)
 
     def node_of(self, reply: Message) -> int | None:
         """Returns the node whose request a reply answers; by its sender if unknown."""
@@ -232,7 +232,8 @@ class Messenger:
     def _sleep(self, started: float, deadline: float) -> None:
         now = time.monotonic()
         left = max(deadline - now, 0.001)
-        time.sleep(min(self.polling.pause(now - started), left))
+        pause = self.polling.pause(now - started)
+        time.sleep(min(pause, left))
 
     def _send_due(self, deadline: float) -> None:
         """Sends what is due; a node without an address is tried again later."""
@@ -302,7 +303,9 @@ class Messenger:
         A client may send anything, and Flower then raises instead of giving the others'
         replies: these are asked for again, and from then on each by itself.
         """
-        batches = [names] if names else []
+        batches: list[list[str]] = []
+        if names:
+            batches = [names]
         if self._is_wary:
             batches = [[name] for name in names]
         for batch in batches:
@@ -322,7 +325,8 @@ class Messenger:
 
     def _send_again(self, node: int, pending: Pending, reason: str) -> None:
         """Has a lost request sent again after a pause."""
-        pause = PAUSES[min(pending.losses, len(PAUSES) - 1)]
+        last = len(PAUSES) - 1
+        pause = PAUSES[min(pending.losses, last)]
         pending.losses += 1
         pending.send_at = time.monotonic() + pause
         self.reasons[node] = f"{self._title(node)}: {reason}"
@@ -332,9 +336,11 @@ class Messenger:
         roll.step()
         now = time.monotonic()
         for node, pending in list(self._pending.items()):
-            since = roll.active_since.get(self.addresses.get(node, -1))
+            address = self.addresses.get(node, -1)  # no node has this one
+            since = roll.active_since.get(address)
             if since is None:
-                pending.gone_since = pending.gone_since or now
+                if pending.gone_since is None:
+                    pending.gone_since = now
                 if now - pending.gone_since > patience:
                     gone_for = f"offline for {patience:g} s"
                     self.reasons[node] = f"{self._title(node)}: {gone_for}"
@@ -342,7 +348,8 @@ class Messenger:
                 continue
             # Activated anew: the process that had the request is gone, and the request
             # with it.
-            if pending.gone_since is not None or since != pending.active_since:
+            was_gone = pending.gone_since is not None
+            if was_gone or since != pending.active_since:
                 log(INFO, "%s is back: asking it again", self._title(node))
                 pending.send_at = now
             pending.gone_since = None

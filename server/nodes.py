@@ -56,7 +56,12 @@ class Nodes:
         self.config = folder.config
         self.stop = stop
         self.roll: RollCall | None = None
-        self.progress = RunProgress(None, self.config, "", 0)
+        self.progress = RunProgress(
+            path=None,
+            config=self.config,
+            run_id="",
+            round=0,
+        )
         self.requests: dict[int, SentRequest] = {}
 
     # -------------------------------------------------------------- nodes
@@ -83,7 +88,13 @@ class Nodes:
             round=self.folder.last_round,
         )
         events = self.folder.read_ledger().events
-        self.roll = RollCall(grid, self.folder, self.config, events, self.progress)
+        self.roll = RollCall(
+            grid,
+            self.folder,
+            self.config,
+            events=events,
+            progress=self.progress,
+        )
         self.exchange = Messenger(
             grid=grid,
             addresses=self.roll.addresses,  # which grow while nodes join
@@ -119,7 +130,7 @@ class Nodes:
         """Returns a request as one message for each node; nothing else makes one.
 
         Args:
-            request: of the run.
+            request: the request of the run.
             nodes: that are asked.
             attempt: whose sums are added up under masks; None without masks.
         """
@@ -132,10 +143,13 @@ class Nodes:
         # Nodes with the same content share one request, and so they share a record.
         sent: dict[int, SentRequest] = {}
         records: dict[int, ConfigRecord] = {}
-        for node, own in request.per_node(self.config.hosting, nodes).items():
+        by_node = request.per_node(self.config.hosting, nodes)
+        for node, own in by_node.items():
             key = id(own)
             if key not in sent:
-                sent[key] = own if attempt is None else MaskedRequest(own, attempt)
+                sent[key] = own
+                if attempt is not None:
+                    sent[key] = MaskedRequest(own, attempt)
                 payload = encode_request(sent[key], self.config, tensors)
                 records[key] = ConfigRecord({**payload, **self.place})
             self.requests[node] = sent[key]
@@ -147,7 +161,8 @@ class Nodes:
         content = RecordDict({PAYLOAD_RECORD: record})
         if self.roll is not None:
             content[TOLD] = ConfigRecord(self.roll.told(node))
-        return Message(content, self.exchange.addresses.get(node, NOT_JOINED), kind)
+        address = self.exchange.addresses.get(node, NOT_JOINED)
+        return Message(content, address, kind)
 
     def replies(
         self,
@@ -158,13 +173,18 @@ class Nodes:
         """Sends the messages that were made last; yields the replies as they come.
 
         Args:
-            messages: of `encode`, in its order.
+            messages: the messages that `encode` returned, in its order.
             timeout: seconds for all of them.
             stop: when set, nothing is waited for any longer.
         """
         by_node = dict(zip(self.requests, messages, strict=True))
         patience = self.config.round_timeout
-        return self.exchange.send_and_receive(by_node, timeout, patience, stop)
+        return self.exchange.send_and_receive(
+            by_node,
+            timeout=timeout,
+            patience=patience,
+            stop=stop,
+        )
 
     def decode(self, replies: Iterable[Message]) -> tuple[list[Answer], list[int]]:
         """Returns the releases in valid replies, and which nodes gave no valid reply.
@@ -209,7 +229,8 @@ class Nodes:
 
     def _checked(self, reply: Message, node: int) -> Answer | None:
         """Checks a reply; raises `UserError` with one line that quotes no data."""
-        where = f"round {self._round_of(node)}: {self.config.node_title(node)}"
+        title = self.config.node_title(node)
+        where = f"round {self._round_of(node)}: {title}"
         record = self.record(reply, node, where)
         sent = self.requests[node]
         # Noted before it is checked: it has left its client, valid or not.

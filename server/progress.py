@@ -34,7 +34,7 @@ class RunProgress:
     Args:
         path: the file; None keeps nothing (a simulation).
         config: the run's, resolved.
-        run_id: of the run folder.
+        run_id: the name of the run folder.
         round: the round that the run goes on from.
     """
 

@@ -59,7 +59,7 @@ def roll_call(
     """Returns Flower's address of each simulated node; those are random per run.
 
     Args:
-        grid: of the run.
+        grid: the grid of the run.
         expected: the number of nodes.
         run_folder: absolute path, under which every node must see the server's folder.
         stop: when set, the roll call ends.
@@ -164,10 +164,10 @@ class RollCall:
     """The nodes of a deployment: who they are, who joined, under which address.
 
     Args:
-        grid: of the Flower run.
-        folder: of the run.
-        config: of the run, as its nodes are to compute with it.
-        events: of the run's ledger.
+        grid: the grid of the Flower run.
+        folder: the run's folder.
+        config: the configuration of the run, as its nodes are to compute with it.
+        events: the events of the run's ledger.
         progress: is told who is there.
 
     Attributes:
@@ -248,11 +248,11 @@ class RollCall:
     @property
     def missing(self) -> list[str]:
         """The names of the nodes that have not joined."""
-        return [
-            name
-            for node, name in enumerate(self.config.node_names)
-            if node not in self.addresses
-        ]
+        names: list[str] = []
+        for node, name in enumerate(self.config.node_names):
+            if node not in self.addresses:
+                names.append(name)
+        return names
 
     @property
     def _absent(self) -> str:
@@ -260,7 +260,10 @@ class RollCall:
         titles: list[str] = []
         for name in self.missing:
             reason = reasons.get(name)
-            titles.append(f"{name} ({reason})" if reason else name)
+            title = name
+            if reason:
+                title = f"{name} ({reason})"
+            titles.append(title)
         return ", ".join(titles)
 
     def _is_enough(self) -> bool:
@@ -282,11 +285,11 @@ class RollCall:
         self._look()
         known = set(self.addresses.values())
         known |= {query.address for query in self._queries.values()}
-        new = [
-            address
-            for address in self.active_since
-            if address not in known and self._retry_at.get(address, 0.0) <= now
-        ]
+        new: list[int] = []
+        for address in self.active_since:
+            is_due = self._retry_at.get(address, 0.0) <= now
+            if address not in known and is_due:
+                new.append(address)
         # Once all are there, a stranger is asked nothing.
         if new and self.missing_or_gone:
             self._push(dict.fromkeys(new), "query", {})
@@ -299,7 +302,9 @@ class RollCall:
         infos = list(self.grid.get_nodes())
         self.active_since = {info.node_id: info.last_activated_at for info in infos}
         self._registered = {info.node_id: info.name for info in infos}
-        self._public = {info.node_id: info.public_key for info in infos if info.name}
+        # Without a name the key was not registered, and anybody may have made it.
+        named = [info for info in infos if info.name]
+        self._public = {info.node_id: info.public_key for info in named}
         for message, query in list(self._queries.items()):
             since = self.active_since.get(query.address, query.active_since)
             # Activated anew: the process that was asked is gone, and so is its answer.
@@ -310,7 +315,8 @@ class RollCall:
     @property
     def missing_or_gone(self) -> bool:
         """Whether a new node may be one of the run's."""
-        gone = set(self.addresses.values()) - self.active_since.keys()
+        joined = set(self.addresses.values())
+        gone = joined - self.active_since.keys()
         return bool(self.missing or gone)
 
     def add_answer(self, node: int, round: int, seconds: float) -> None:
@@ -328,7 +334,11 @@ class RollCall:
         # A node that is not in the list has nothing to release, whatever it answers.
         if isinstance(sent, MaskedRequest) and node in sent.attempt.keys:
             key = sent.attempt.keys[node].public.hex()
-        self.answered[name] = _LastRelease(self.start, content_of(sent).round, key)
+        self.answered[name] = _LastRelease(
+            start=self.start,
+            round=content_of(sent).round,
+            key=key,
+        )
 
     def add_late(self, node: int | None, reply: Message) -> None:
         """Notes a release that nobody waits for any more: it has left its client.
@@ -344,7 +354,11 @@ class RollCall:
             return
         name = self._name(node)
         last = self.answered.get(name)
-        if last is None or last.start != self.start or round > last.round:
+        is_newer = True
+        # Rounds of another start are no measure: it may have gone back to a checkpoint.
+        if last is not None and last.start == self.start:
+            is_newer = round > last.round
+        if is_newer:
             self.answered[name] = _LastRelease(self.start, round)
 
     def told(self, node: int) -> dict[str, Any]:
@@ -363,7 +377,8 @@ class RollCall:
 
     def has_signed(self, node: int, announced: Announced) -> bool:
         """Tells whether a node's registered key, if any, has signed this one."""
-        public = self._public.get(self.addresses.get(node, -1))
+        address = self.addresses.get(node, -1)  # no node has this one
+        public = self._public.get(address)
         if not public:  # a server without authentication cannot tell
             return True
         key: Any = load_pem_public_key(public)

@@ -171,8 +171,8 @@ def write_cohorts(folder: RunFolder, state: State) -> None:
     Privacy: post-processing of DP output.
 
     Args:
-        folder: of the run, whose rounds are done.
-        state: of the server.
+        folder: the folder of the run, whose rounds are done.
+        state: the state of the server.
     """
     config = phase_at(folder.config, folder.config.num_rounds).config
     outcome = outcome_of(config, state)
@@ -221,7 +221,7 @@ def recorded_outcome(path: Path, ended: Callable[[str, str], None]) -> Iterator[
     """Writes how a block ended, for the launcher: completed, stopped or failed.
 
     Args:
-        path: of the JSON file.
+        path: the path of the JSON file.
         ended: called before with the status and the reason; the file is the last sign.
     """
     # A launcher must not read the outcome of the start before.

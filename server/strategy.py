@@ -39,7 +39,7 @@ class FederatedGan(SilentStrategy):
         stop: when set, the run checkpoints after the current round and stops.
 
     Attributes:
-        nodes: of the run; messages to them and back.
+        nodes: the nodes of the run; messages to them and back.
         training: the run in progress, while it is `opened`: generator, accountant,
             ledger.
         keys: node -> the masking key that it announced and that no list has had.
@@ -83,10 +83,13 @@ class FederatedGan(SilentStrategy):
                 round = self.training.round + 1
                 # Flower's arrays and configuration are empty: the run has its own.
                 messages = self.configure_train(
-                    round, ArrayRecord(), ConfigRecord(), grid
+                    round,
+                    ArrayRecord(),
+                    ConfigRecord(),
+                    grid,
                 )
                 timeout = self.config.round_timeout
-                replies = self.nodes.replies(messages, timeout, None)
+                replies = self.nodes.replies(messages, timeout, stop=None)
                 metrics = self.aggregate_train(round, replies)[1]
                 # A round that was voided has none, and is repeated.
                 if metrics:
@@ -247,7 +250,9 @@ class FederatedGan(SilentStrategy):
 
     def _ask_for_keys(self, nodes: Sequence[int], round: int, is_brief: bool) -> None:
         record = ConfigRecord({"round": round, **self.nodes.place})
-        asked = {node: self.nodes.message(record, node, "query.key") for node in nodes}
+        asked: dict[int, Message] = {}
+        for node in nodes:
+            asked[node] = self.nodes.message(record, node, "query.key")
         seconds = self.config.round_timeout
         patience = seconds
         if is_brief:

@@ -34,7 +34,7 @@ def find(name: str, is_typed: bool = False) -> "type[Baseline[Any]]":
     """Returns a method by its name, or by its place; see `fedgs.config.plugins`.
 
     Args:
-        name: of `BASELINES`, or "module:object".
+        name: a key of `BASELINES`, or "module:object".
         is_typed: the user gave the name on the command line.
 
     Raises:

@@ -76,7 +76,7 @@ class Baseline(Generic[AnySettings]):
     Attributes:
         name: as on the command line.
         title: a line for tables.
-        unit: of its valid guarantee: "none", "record" or "user".
+        unit: the unit of its valid guarantee: "none", "record" or "user".
         Settings: frozen dataclass; its fields are made by `fedgs.config.fields.flag`
             and become command-line flags, coerced and checked against their ranges.
         recipe: settings of `RunConfig` that the method starts from (the generator, its
@@ -108,7 +108,7 @@ class Baseline(Generic[AnySettings]):
         """Builds the generator, and by `build` the rest.
 
         Args:
-            settings: of the method, with the noise set.
+            settings: the settings of the method, with the noise set.
             config: data, image shape, classes, generator, device, noise_seed, and the
                 seed of everything but noise.
             data: federated data by client, after the cap.
@@ -118,6 +118,7 @@ class Baseline(Generic[AnySettings]):
         self.data = data
         self.seed = config.seed
         self.net = self.new_generator()
+        # Checkpoints are made of these, so that no method writes or reads any.
         self.parts: dict[str, Any] = {"generator": self.net}
         self.build()
 

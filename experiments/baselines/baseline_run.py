@@ -66,8 +66,8 @@ class BaselineRun:
     Attributes:
         name: that the method was asked for by: its own, or module:object.
         folder: the run folder.
-        method: of this name.
-        settings: of the method, with the noise set.
+        method: the method of this name.
+        settings: the settings of the method, with the noise set.
         facts: the public numbers of the data.
         target_epsilon: None where none was asked for.
     """
@@ -141,6 +141,7 @@ class BaselineRun:
         """
         cap = self.facts.max_images_per_user
         data = capped(load_data(self.config), cap, self.config.seed)
+        # Noise and sampling rate were made for these numbers.
         if facts_of(data, cap) != self.facts:
             raise UserError(
                 f"{self.folder.path}: its data has changed: {self.facts.num_records} "
@@ -208,11 +209,13 @@ class BaselineRun:
             if is_seeded and label != AS_PUBLISHED:
                 label = SEEDED
             conditions = (*self._conditions(row, is_seeded), *row.conditions)
-            statements.append(
-                dataclasses.replace(
-                    row, label=label, conditions=conditions, num_rounds=len(events)
-                )
+            statement = dataclasses.replace(
+                row,
+                label=label,
+                conditions=conditions,
+                num_rounds=len(events),
             )
+            statements.append(statement)
         return statements
 
     def _conditions(self, row: Statement, is_seeded: bool) -> list[str]:
@@ -236,8 +239,11 @@ class BaselineRun:
     def num_units(self, unit: str) -> int:
         """Returns how many units a guarantee may be about; 0 of the unit "none"."""
         facts = self.facts
-        records = max(facts.num_records, facts.num_clients)  # each client has one
-        return {"user": facts.num_clients, "record": records}.get(unit, 0)
+        if unit == "user":
+            return facts.num_clients
+        if unit == "record":
+            return max(facts.num_records, facts.num_clients)  # each client has one
+        return 0
 
     def attack(self, trials: int) -> list[Finding]:
         """Returns the findings of an attack on one release of each kind.
@@ -251,7 +257,9 @@ class BaselineRun:
         def claim_of(event: StepEvent) -> Statement:
             delta = self.config.delta
             rows = self.method.guarantees(self.settings, self.facts, [event], delta)
-            return next(r for r in rows if (r.label, r.unit) == (VALID, self.unit))
+            own = [row for row in rows if row.label == VALID and row.unit == self.unit]
+            # The line that a target sets is the first one: the contract says so.
+            return own[0]
 
         def scores_of(
             event: StepEvent,
@@ -262,7 +270,9 @@ class BaselineRun:
                 self.settings, self.facts, event, relation, trials
             )
 
-        events = [] if self.unit == "none" else self.events
+        events: Sequence[StepEvent] = []
+        if self.unit != "none":
+            events = self.events
         return attack_releases(events, claim_of, scores_of, trials)
 
 
@@ -273,7 +283,7 @@ def new_run(name: str, given: Mapping[str, Any]) -> tuple[BaselineRun, Federated
     """Makes the folder of a run that can start, and loads its data.
 
     Args:
-        name: of the method to train by, as the user typed it.
+        name: the name of the method to train by, as the user typed it.
         given: settings of the method that are not its defaults, of `BaselineRequest`,
             and of `RunConfig` over the method's recipe; without `output` the folder is
             made in `runs/`.
@@ -291,7 +301,9 @@ def new_run(name: str, given: Mapping[str, Any]) -> tuple[BaselineRun, Federated
     for setting, value in given.items():
         if setting not in of_method and setting not in asked:
             of_run[setting] = value
-    config = overridden(RunConfig(), dict(method.recipe) | of_run | OF_CENTRAL)
+    # What the user gave counts more than the recipe; that it is central, more than all.
+    values = dict(method.recipe) | of_run | OF_CENTRAL
+    config = overridden(RunConfig(), values)
     config = with_held_out(config, of_run)
     check_run(method, config)
     config = free_output(config, method.name.replace(":", "-"))
@@ -314,7 +326,15 @@ def new_run(name: str, given: Mapping[str, Any]) -> tuple[BaselineRun, Federated
         "target_epsilon": request.target_epsilon,
     }
     folder = RunFolder.create(resolved, content)
-    return BaselineRun(name, folder, method, own, facts, request.target_epsilon), data
+    run = BaselineRun(
+        name=name,
+        folder=folder,
+        method=method,
+        settings=own,
+        facts=facts,
+        target_epsilon=request.target_epsilon,
+    )
+    return run, data
 
 
 def _given_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,7 +350,8 @@ def made_settings(method: type[Baseline[Any]], values: dict[str, Any]) -> Any:
         UserError: an unknown setting, or a value outside its range.
     """
     known = [spec.name for spec in dataclasses.fields(method.Settings)]
-    if unknown := [name for name in values if name not in known]:
+    unknown = [name for name in values if name not in known]
+    if unknown:
         raise UserError(f"{unknown[0]}: {method.name} has {', '.join(known)}")
     settings = method.Settings(**values)
     coerce_fields(settings)
@@ -365,9 +386,10 @@ def facts_of(data: FederatedImages, cap: int | None) -> Facts:
     Privacy: publishes the number of records; it is kept in the run folder.
     """
     channels, side, _ = data.images.shape[1:]
+    num_records = int(data.sizes.sum())  # of clients: some records may be nobody's
     return Facts(
         num_clients=data.num_clients,
-        num_records=int(data.sizes.sum()),
+        num_records=num_records,
         max_images_per_user=cap,
         num_classes=data.num_classes,
         image_shape=(channels, side, side),
@@ -383,7 +405,7 @@ def capped(data: FederatedImages, cap: int | None, seed: int) -> FederatedImages
     Privacy: reads private data; output private.
 
     Args:
-        data: of all clients.
+        data: the data of all clients.
         cap: at least 1; None keeps all.
         seed: decides which images stay.
     """
@@ -413,7 +435,7 @@ def open_run(path: str | Path, typed: str = "") -> BaselineRun:
     """Opens the folder of a baseline's run.
 
     Args:
-        path: of the folder.
+        path: where the folder lies.
         typed: a method that the user named on the command line, and so trusts.
 
     Raises:
@@ -426,9 +448,19 @@ def open_run(path: str | Path, typed: str = "") -> BaselineRun:
         )
     content = read_json(folder.path / BASELINE)
     with wrap_error(Exception, f"{folder.path / BASELINE}: corrupted", RESTORE):
-        method = find(content["name"], is_typed=content["name"] == typed)
+        name = content["name"]
+        # A folder is passed on: by itself it may not say which code is run.
+        method = find(name, is_typed=name == typed)
         settings = made_settings(method, content["settings"])
-        shape = tuple(content["facts"].pop("image_shape"))
-        facts = Facts(**content["facts"], image_shape=shape)
+        numbers = dict(content["facts"])
+        shape = tuple(numbers.pop("image_shape"))
+        facts = Facts(**numbers, image_shape=shape)
         target = content["target_epsilon"]
-    return BaselineRun(content["name"], folder, method, settings, facts, target)
+    return BaselineRun(
+        name=name,
+        folder=folder,
+        method=method,
+        settings=settings,
+        facts=facts,
+        target_epsilon=target,
+    )

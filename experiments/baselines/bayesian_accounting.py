@@ -65,11 +65,12 @@ def log_moments(distances: Floats, rate: float, orders: Floats = ORDERS) -> Floa
     """
     rows: list[Floats] = []
     for order in orders:
-        k = np.arange(order + 2)
+        k = np.arange(order + 2)  # how often a record is in the batch, of l + 1 draws
         binomial: Any = binom
         log_chances = binomial.logpmf(k, order + 1, rate)
         growth = k * (k - 1) / 2
-        exponents = np.outer(distances**2, growth)
+        squares = distances**2
+        exponents = np.outer(squares, growth)
         # In logarithms, because e^(k^2 d^2 / 2) overflows for a small noise.
         log_mean = logsumexp(log_chances + exponents, axis=1)
         rows.append(np.asarray(log_mean))
@@ -110,10 +111,11 @@ def bayesian_epsilon(costs: Floats, num_steps: int, delta: float) -> float:
     Args:
         costs: summed over the steps, for each of `ORDERS`.
         num_steps: how many there were, an estimate in each.
-        delta: of the outcomes and the records together.
+        delta: the delta of the outcomes and the records together.
     """
     # The minimum looks at every estimate, so each may be the one that fails.
-    room = delta - num_steps * len(ORDERS) * FAILURE
+    num_estimates = num_steps * len(ORDERS)
+    room = delta - num_estimates * FAILURE
     if room <= 0:
         return math.inf
     by_order = (costs - math.log(room)) / ORDERS

@@ -98,13 +98,17 @@ class BdpGan(DPSGDGan[BdpGanSettings]):
 
     def step(self, index: int) -> dict[str, Any]:
         """Estimates the cost of a step, and takes it."""
-        return {BAYESIAN_COSTS: self._costs(index)} | super().step(index)
+        # Before the step, because the estimate is of the network that takes it.
+        costs = self._costs(index)
+        event = super().step(index)
+        return {BAYESIAN_COSTS: costs} | event
 
     def _costs(self, index: int) -> list[float]:
         """Returns the Bayesian cost of the step for each order: private."""
         if self.noise_per_clip == 0:
             return [0.0] * len(bayesian.ORDERS)  # `guarantees` says unbounded
         norms = self.gradient_norms(index)
+        # In standard deviations of the noise on the sum.
         distances = norms / self.settings.clip / self.noise_per_clip
         moments = bayesian.log_moments(distances, self.rate)
         return bayesian.step_cost(moments, self.settings.steps).tolist()
@@ -160,13 +164,16 @@ class BdpGan(DPSGDGan[BdpGanSettings]):
 
         Without the private folder's costs the classical ones alone.
         """
-        classical = [
-            dataclasses.replace(each, conditions=(*each.conditions, _KEPT_BACK))
-            for each in dp_sgd.add_or_remove(facts, events, delta)
-        ]
+        classical: list[Statement] = []
+        for each in dp_sgd.add_or_remove(facts, events, delta):
+            conditions = (*each.conditions, _KEPT_BACK)
+            line = dataclasses.replace(each, conditions=conditions)
+            classical.append(line)
+        # Whoever was handed the run without its private folder has no costs.
         if not all(BAYESIAN_COSTS in event for event in events):
             return classical
         costs = np.sum([event[BAYESIAN_COSTS] for event in events], axis=0)
+        # Without noise anybody could tell the image; of no step nothing was told.
         if any(event["noise_per_clip"] == 0 for event in events):
             ours = math.inf
             theirs = math.inf

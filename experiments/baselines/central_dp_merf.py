@@ -85,7 +85,9 @@ class CentralDPMerfSettings:
     @property
     def rate(self) -> float:
         """Chance of an image to be in a release of an embedding."""
-        return self.sampling_rate if self.release == "batches" else 1.0
+        if self.release == "batches":
+            return self.sampling_rate
+        return 1.0
 
     @property
     def noise_std(self) -> float:
@@ -126,8 +128,9 @@ class AutoencoderDPMerfSettings(CentralDPMerfSettings):
         Raises:
             UserError: the noise is unset.
         """
-        noise = self.autoencoder_noise
-        return _given(self.noise_multiplier) if noise is None else noise
+        if self.autoencoder_noise is not None:
+            return self.autoencoder_noise
+        return _given(self.noise_multiplier)
 
 
 AnyDPMerfSettings = TypeVar("AnyDPMerfSettings", bound=CentralDPMerfSettings)
@@ -187,6 +190,7 @@ class CentralDPMerf(Baseline[AnyDPMerfSettings]):
             return event
         if index == 0:
             return self._release(index)
+        # Step 0 was the release.
         first = (index - 1) * UPDATES_AT_ONCE
         last = min(first + UPDATES_AT_ONCE, self.settings.generator_steps)
         for update in range(first, last):
@@ -206,6 +210,7 @@ class CentralDPMerf(Baseline[AnyDPMerfSettings]):
             labels = labels[rows]
         with torch.no_grad():
             total = self.embedding.total(images, labels, self.vectors)
+        # Of this step alone: noise that is used twice could be subtracted.
         source = dp_sgd.noise_source(self.config, step)
         released = dp_sgd.noisy(total, settings.noise_std, source)
         self.embedding.target = released / count
@@ -215,7 +220,9 @@ class CentralDPMerf(Baseline[AnyDPMerfSettings]):
         """Takes one step of the generator towards the target, with classes alike."""
         config = self.config
         count = self.settings.fakes_per_step
-        labels = (torch.arange(count) % config.num_classes).to(config.device)
+        # As many of each class: the target has the classes' shares of its own.
+        in_turn = torch.arange(count) % config.num_classes
+        labels = in_turn.to(config.device)
         rng = stream(self.seed, "latent", update)
         z = sample_latents(config, rng, count).to(config.device)
         vectors = self.fake_vectors(z, labels)
@@ -331,13 +338,23 @@ def _unsampled(
     square = 0.0
     for each in dp_sgd.releases(events):
         noise = each.noise_per_clip
-        square += each.times / noise**2 if noise else math.inf
+        if noise:
+            square += each.times / noise**2
+        else:
+            square = math.inf
     lines: list[Statement] = []
     for unit, size in dp_sgd.units(facts):
         for relation, moved in (("replace-one", 2 * size), ("zero-out", size)):
-            epsilon = epsilon_from_mu(moved * math.sqrt(square), delta)
-            theorem = f"{GAUSSIAN_THEOREM}, sensitivity {moved}"
-            lines.append(Statement("valid", unit, relation, epsilon, delta, theorem))
+            mu = moved * math.sqrt(square)
+            line = Statement(
+                label="valid",
+                unit=unit,
+                relation=relation,
+                epsilon=epsilon_from_mu(mu, delta),
+                delta=delta,
+                theorem=f"{GAUSSIAN_THEOREM}, sensitivity {moved}",
+            )
+            lines.append(line)
     return lines
 
 

@@ -56,10 +56,13 @@ def poisson_batch(noise_seed: int | None, step: int, count: int, rate: float) ->
     """
     if noise_seed is None:
         # 64 random bits of each record, as a number in [0, 1).
-        chances = np.frombuffer(os.urandom(8 * count), np.uint64) * 2.0**-64
+        bits = os.urandom(8 * count)
+        chances = np.frombuffer(bits, np.uint64) * 2.0**-64
     else:
-        chances = stream(noise_seed, "poisson-batch", step).random(count)
-    return torch.from_numpy(np.flatnonzero(chances < rate))
+        rng = stream(noise_seed, "poisson-batch", step)
+        chances = rng.random(count)
+    drawn = np.flatnonzero(chances < rate)
+    return torch.from_numpy(drawn)
 
 
 def per_sample(network: nn.Module) -> Any:
@@ -86,8 +89,8 @@ def clipped_rows(
     four to C, so a record moves the sum by 2 C, and C was accounted.
 
     Args:
-        network: of `per_sample`.
-        losses: of the records that it gets.
+        network: a network that `per_sample` has wrapped.
+        losses: the losses of the records that it gets.
         records: numbers, shape (n,), int64; may be none.
         clip_bound: C, above 0.
 
@@ -100,8 +103,9 @@ def clipped_rows(
         network.zero_grad(set_to_none=True)
         with quiet():
             losses(rows).sum().backward()
-        grads = [p.grad_sample.flatten(1) for p in network.parameters()]
-        yield clipped(torch.cat(grads, dim=1), clip_bound)
+        grads = [param.grad_sample.flatten(1) for param in network.parameters()]
+        of_all_weights = torch.cat(grads, dim=1)
+        yield clipped(of_all_weights, clip_bound)
     network.zero_grad(set_to_none=True)
 
 
@@ -120,7 +124,8 @@ def clipped_sum(
     """
     params = list(network.parameters())
     # A sum at a time: the rows of a whole batch would not fit into memory.
-    total = torch.zeros(sum(p.numel() for p in params), device=params[0].device)
+    num_weights = sum(param.numel() for param in params)
+    total = torch.zeros(num_weights, device=params[0].device)
     for grads in clipped_rows(network, losses, records, clip_bound):
         total += grads.sum(0)
     return total
@@ -139,9 +144,12 @@ def clipped(grads: Tensor, clip_bound: float) -> Tensor:
 
     Privacy: reads private data; output private.
     """
-    finite = torch.where(grads.isfinite().all(1, keepdim=True), grads, 0.0)
+    is_finite = grads.isfinite().all(1, keepdim=True)
+    finite = torch.where(is_finite, grads, 0.0)
     norms = finite.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    return finite * (_BELOW * clip_bound / norms).clamp(max=1.0)
+    factors = _BELOW * clip_bound / norms
+    # A short row stays as it is: clipping shortens, and never lengthens.
+    return finite * factors.clamp(max=1.0)
 
 
 def noisy(total: Tensor, noise_std: float, source: NoiseStream) -> Tensor:
@@ -151,12 +159,13 @@ def noisy(total: Tensor, noise_std: float, source: NoiseStream) -> Tensor:
 
     Args:
         total: any shape.
-        noise_std: of every number, at least 0.
-        source: of this release alone.
+        noise_std: the standard deviation of the noise in every number, at least 0.
+        source: the source of this release alone.
     """
     noise = torch.from_numpy(source.normal(tuple(total.shape), noise_std))
     # In float64, as the sanitizer adds it.
-    return (total.cpu().double() + noise).float().to(total.device)
+    released = total.cpu().double() + noise
+    return released.float().to(total.device)
 
 
 def noise_source(config: NetworkConfig, step: int) -> NoiseStream:
@@ -170,7 +179,8 @@ def set_grads(network: nn.Module, gradient: Tensor) -> None:
     Privacy: post-processing of DP output.
     """
     params = list(network.parameters())
-    parts = gradient.split([p.numel() for p in params])
+    sizes = [param.numel() for param in params]
+    parts = gradient.split(sizes)
     for param, part in zip(params, parts, strict=True):
         param.grad = part.view_as(param)
 
@@ -188,9 +198,10 @@ def releases(events: Sequence[StepEvent]) -> tuple[PoissonReleases, ...]:
         rate = float(each["sampling_rate"])
         noise = float(each["noise_per_clip"])
         counts[rate, noise] += int(each["count"])
-    return tuple(
-        PoissonReleases(rate, noise, count) for (rate, noise), count in counts.items()
-    )
+    found: list[PoissonReleases] = []
+    for (rate, noise), count in counts.items():
+        found.append(PoissonReleases(rate, noise, count))
+    return tuple(found)
 
 
 def units(facts: Facts) -> list[tuple[str, int]]:
@@ -213,8 +224,9 @@ def add_or_remove(
     most, and is left out where there is no such cap.
     """
     made = releases(events)
-    return [
-        Statement(
+    lines: list[Statement] = []
+    for unit, size in units(facts):
+        line = Statement(
             label="valid",
             unit=unit,
             relation="add-or-remove",
@@ -223,8 +235,8 @@ def add_or_remove(
             theorem=theorem(made, size),
             conditions=("nobody learns who was in a batch",),
         )
-        for unit, size in units(facts)
-    ]
+        lines.append(line)
+    return lines
 
 
 def published(
@@ -250,7 +262,9 @@ def published(
         return []
     count = sum(each.times for each in made)
     rate = rates.pop()
-    sampled = None if rate == 1 else rate
+    sampled: float | None = rate
+    if rate == 1:  # autodp is then asked for no sampling at all
+        sampled = None
     return [
         Statement(
             label="as published",

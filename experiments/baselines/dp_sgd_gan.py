@@ -105,7 +105,9 @@ class LayeredDiscriminator(Discriminator):
             h = F.leaky_relu(conv(h), self.slope)
         h = h.flatten(1)
         scores = self.linear(h).squeeze(1)
-        return scores + (self.embedding(labels) * h).sum(1)
+        # Projection: how well the image fits its label.
+        fit = self.embedding(labels) * h
+        return scores + fit.sum(1)
 
 
 class DPSGDGan(Baseline[AnyDPSGDSettings]):
@@ -143,6 +145,7 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
         self.images, self.labels = dp_sgd.pooled(self.data)
         self.rate = sampling_rate(settings, len(self.labels))
         self.num_steps = settings.steps
+        # Samples are drawn from the average, which changes less from step to step.
         self.average = self.new_generator()
         # Opacus knows torch's own layers, not their spectral norms.
         plain = dataclasses.replace(config, spectral_norm=False)
@@ -171,7 +174,8 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
     def step(self, index: int) -> dict[str, Any]:
         """Takes one step of the discriminator, and one of the generator if due."""
         self._train_discriminator(index)
-        if (index + 1) % self.settings.steps_per_generator_step == 0:
+        taken = index + 1
+        if taken % self.settings.steps_per_generator_step == 0:
             self._train_generator(index)
         return dp_sgd.event(
             self.rate,
@@ -186,9 +190,8 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
         count = self.settings.expected_batch
         rng = stream(self.seed, "discriminator-fakes", index)
         fakes, fake_labels = self.fakes(rng, count)
-        rows = dp_sgd.poisson_batch(
-            config.noise_seed, index, len(self.labels), self.rate
-        )
+        num_records = len(self.labels)
+        rows = dp_sgd.poisson_batch(config.noise_seed, index, num_records, self.rate)
 
         def fake_losses(at: Tensor) -> Tensor:
             return F.softplus(self.discriminator(fakes[at], fake_labels[at]))
@@ -202,6 +205,7 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
         gradient = released + fake
         # By the expected number: how many were drawn is private.
         dp_sgd.set_grads(self.discriminator, gradient / count)
+        # Computed from the step, so that a resumed training has the same rate.
         if self.settings.optimizer == "sgd":
             progress = min(index / SGD_DECAY_STEPS, 1.0)
             decay = 1 - SGD_DECAY * progress
@@ -267,6 +271,7 @@ class DPSGDGan(Baseline[AnyDPSGDSettings]):
         """
         lines = dp_sgd.add_or_remove(facts, events, delta)
         accounted = settings.noise_per_clip or 0.0
+        # The figures below are what others printed of such a run: none is a guarantee.
         what = "sigma"
         if cls.is_dp_cgan:
             lines += dp_sgd.published(accounted, events, delta, "GS-WGAN, Table 1")

@@ -107,6 +107,7 @@ class GPate(PateBaseline[GPateSettings]):
         rng = stream(self.seed, "latent", index)
         z, labels = self.latents(rng, settings.batch_size)
         images = self.net(z, labels)
+        # Teachers judge the pixels; only the last step needs the generator's graph.
         fakes = images.detach()
         projections = self._projections(index, fakes)
         votes = self._votes(fakes, labels, projections)
@@ -124,6 +125,7 @@ class GPate(PateBaseline[GPateSettings]):
     def _projections(self, index: int, images: Images) -> Tensor:
         """Draws P of each fake, (B, k, pixels), entries N(0, 1/k): public."""
         dim = self.settings.projection_dim
+        # From the public seed: teachers and generator need the same one.
         rng = stream(self.seed, "projection", index)
         num_pixels = images[0].numel()
         shape = (len(images), dim, num_pixels)
@@ -159,12 +161,19 @@ class GPate(PateBaseline[GPateSettings]):
         threshold_std = settings.threshold_ratio * settings.answer_noise
         answer_std = settings.answer_noise
         source = NoiseStream(config.noise_seed, 0, index)
-        noise = source.normal((len(counts), settings.num_bins + 1), 1.0)
+        # A number for the threshold of each query, and one for each of its bins.
+        shape = (len(counts), 1 + settings.num_bins)
+        noise = source.normal(shape, 1.0)
         is_answered, winner = aggregate(
-            counts, noise, threshold, threshold_std, answer_std
+            counts,
+            noise,
+            threshold=threshold,
+            threshold_std=threshold_std,
+            answer_std=answer_std,
         )
-        width = 2 * settings.gradient_bound / settings.num_bins
-        middles = (winner + 0.5) * width - settings.gradient_bound
+        bound = settings.gradient_bound
+        width = 2 * bound / settings.num_bins
+        middles = (winner + 0.5) * width - bound
         event: dict[str, Any] = {
             "kind": GNMAX_VOTES,
             "num_queries": len(counts),
@@ -238,9 +247,10 @@ class GPate(PateBaseline[GPateSettings]):
             outside[:, 1] += 1
 
         def score(votes: npt.NDArray[np.int64]) -> float:
+            noise = NoiseStream(None, 0, 0).normal((queries, 1 + bins), 1.0)
             is_answered, winner = aggregate(
                 votes,
-                noise=NoiseStream(None, 0, 0).normal((queries, bins + 1), 1.0),
+                noise,
                 threshold=event["threshold"],
                 threshold_std=event["threshold_std"],
                 answer_std=event["answer_std"],
@@ -248,11 +258,10 @@ class GPate(PateBaseline[GPateSettings]):
             sign = np.select([winner == 0, winner == 1], [1, -1], 0)
             return float((sign * is_answered).sum())
 
-        numbers = queries * (bins + 1)
-        return (
-            trial_scores(trials, numbers, partial(score, outside)),
-            trial_scores(trials, numbers, partial(score, inside)),
-        )
+        numbers = queries * (1 + bins)
+        of_outside = trial_scores(trials, numbers, partial(score, outside))
+        of_inside = trial_scores(trials, numbers, partial(score, inside))
+        return of_outside, of_inside
 
 
 def _improvement(teacher: Any, images: Images, labels: Labels) -> ImageGrads:
@@ -271,7 +280,10 @@ def bin_of(values: Tensor, bound: float, num_bins: int) -> Tensor:
     """
     # Every teacher has to vote: a vote that is missing would tell of its data.
     values = torch.nan_to_num(values, nan=0.0).clamp(-bound, bound)
-    return ((values + bound) * (num_bins / (2 * bound))).long().clamp(max=num_bins - 1)
+    bins_per_unit = num_bins / (2 * bound)
+    places = (values + bound) * bins_per_unit
+    # The upper end itself belongs to the last bin.
+    return places.long().clamp(max=num_bins - 1)
 
 
 def aggregate(
@@ -298,8 +310,11 @@ def aggregate(
 
     Source: Papernot et al., ICLR 2018, Algorithm 1.
     """
-    is_answered = counts.max(axis=1) + threshold_std * noise[:, 0] >= threshold
-    return is_answered, (counts + answer_std * noise[:, 1:]).argmax(axis=1)
+    noisy_highest = counts.max(axis=1) + threshold_std * noise[:, 0]
+    is_answered = noisy_highest >= threshold
+    # With other noise than the threshold's: the two together are accounted for.
+    noisy_counts = counts + answer_std * noise[:, 1:]
+    return is_answered, noisy_counts.argmax(axis=1)
 
 
 def smallest_noise(
@@ -311,7 +326,7 @@ def smallest_noise(
     """Returns the noise of a count with which all queries stay within epsilon.
 
     Args:
-        settings: of the run.
+        settings: the run's settings.
         distance: how far one teacher moves a histogram: `REPLACED`, or 1 where it casts
             no vote.
         epsilon: above 0.
@@ -319,6 +334,7 @@ def smallest_noise(
     """
     queries = settings.steps * settings.batch_size * settings.projection_dim
     ratio = settings.threshold_ratio
+    # With noise of 1 on a count; mu falls as the noise grows.
     mu = accounting.confident_gnmax_mu(queries, ratio, 1.0, distance)
     return mu / mu_from_epsilon(epsilon, delta)
 
@@ -350,11 +366,14 @@ def _as_published(events: Sequence[StepEvent], delta: float) -> Statement:
         else:
             # RDP of mu-GDP: order mu^2 / 2.
             total = total + orders * _mu(event, REPLACED) ** 2 / 2
+    epsilon = 0.0  # of nothing; the conversion charges log(1/delta) for it
+    if events:
+        epsilon = accounting.rdp_epsilon(total, delta)
     return Statement(
         label="as published",
         unit="user",
         relation="replace-one",
-        epsilon=accounting.rdp_epsilon(total, delta) if events else 0.0,
+        epsilon=epsilon,
         delta=delta,
         theorem=theorem,
     )

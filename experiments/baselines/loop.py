@@ -74,7 +74,7 @@ def train(
     Privacy: releases what the method's `guarantees` say; events: in the ledger.
 
     Args:
-        folder: of the run, which the caller holds.
+        folder: the folder of the run, which the caller holds.
         training: made, and at its start.
         target_epsilon: None where none was promised.
         report: called with the public metrics of each step.
@@ -136,6 +136,7 @@ class _Session(Session):
     def restore(self, round: int, tensors: TensorDict) -> None:
         """Puts the training into the state of a checkpoint and its private part."""
         state = under("trainer.", tensors)
+        # A method without secrets has written no private part.
         path = state_path(self._states, round)
         if path.exists():
             state |= read_state(path)[0]
@@ -150,7 +151,8 @@ class _Session(Session):
         self._done = index + 1
         if event is not None:
             secret, public = _split(event)
-            self._releases.append(BaselineRelease(event=public, round=self.round))
+            release = BaselineRelease(event=public, round=self.round)
+            self._releases.append(release)
             if secret:
                 line = self.ledger.length + len(self._releases)
                 self._costs.append({"line": line} | secret)

@@ -34,7 +34,8 @@ def attack_releases(
     for event in attacked:
         claim = claim_of(event)
         # Some trials choose the test, and only the others measure it.
-        scores = scores_of(event, claim.relation, int(trials * (1 + CHOICE_SHARE)))
+        total = int(trials * (1 + CHOICE_SHARE))
+        scores = scores_of(event, claim.relation, total)
         if scores is not None:
             alpha = (1 - CONFIDENCE) / len(attacked)  # all are right together
             findings.append(_finding(event, claim, scores, alpha))
@@ -48,7 +49,8 @@ def distinct_events(events: Sequence[StepEvent]) -> list[StepEvent]:
     """
     kinds: dict[tuple[str, ...], StepEvent] = {}
     for event in events:
-        kind = tuple(str(event.get(name, "")) for name in ALIKE_IN)
+        values = [str(event.get(name, "")) for name in ALIKE_IN]
+        kind = tuple(values)
         kinds.setdefault(kind, event)
     return list(kinds.values())
 
@@ -61,6 +63,7 @@ def _finding(
 ) -> Finding:
     """Returns a lower bound of what one release costs beside what is claimed."""
     outside, inside = scores
+    # Where a trial takes long, either side may have fewer of them than asked.
     count = min(len(outside), len(inside))
     chosen_by = int(count * CHOICE_SHARE / (1 + CHOICE_SHARE))
     bound, rates = bound_epsilon(

@@ -69,6 +69,7 @@ def confident_gnmax_mu(
         return 0.0
     if threshold_std == 0 or answer_std == 0:
         return math.inf
+    # A query that is not answered costs less, but which ones these are is private.
     of_check = threshold_std**-2
     of_answer = (distance / answer_std) ** 2
     squared = num_queries * (of_check + of_answer)
@@ -90,6 +91,7 @@ def pure_delta(epsilon_0: float, num_queries: int, epsilon: float) -> float:
     loss = (num_queries - 2 * flips) * epsilon_0
     flip_probability = expit(-epsilon_0)  # 1 - p
     binomial: Any = binom
+    # In logarithms, because single weights underflow for many queries.
     log_weights = binomial.logpmf(flips, num_queries, flip_probability)
     # expm1 is accurate where the loss is hardly above epsilon.
     exponents = np.minimum(0.0, epsilon - loss)
@@ -113,13 +115,18 @@ def pure_epsilon(epsilon_0: float, num_queries: int, delta: float) -> float:
     """
     if math.isinf(epsilon_0) and num_queries:
         return math.inf
-    if num_queries == 0 or pure_delta(epsilon_0, num_queries, 0.0) <= delta:
+    if num_queries == 0:
+        return 0.0
+    delta_at_zero = pure_delta(epsilon_0, num_queries, 0.0)
+    if delta_at_zero <= delta:  # there is no root to find
         return 0.0
 
     def excess(epsilon: float) -> float:
         return pure_delta(epsilon_0, num_queries, epsilon) - delta
 
-    spent = _root(excess, 0.0, num_queries * epsilon_0)  # at most basic composition
+    by_basic_composition = num_queries * epsilon_0  # which no bound exceeds
+    spent = _root(excess, 0.0, by_basic_composition)
+    # A root may be found a little too low, and an epsilon is rounded up.
     return spent * _ABOVE
 
 
@@ -137,10 +144,12 @@ def pure_per_query(epsilon: float, num_queries: int, delta: float) -> float:
     def left(epsilon_0: float) -> float:
         return epsilon - pure_epsilon(epsilon_0, num_queries, delta)
 
+    # Rounded down, for the same reason as `pure_epsilon` is rounded up.
     return _root(left, low / 2, high) / _ABOVE
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Returns where a function is 0; it has other signs at the two ends."""
     solver: Any = optimize
     root = solver.brentq(function, low, high, rtol=1e-12)
     return float(root)
@@ -170,7 +179,8 @@ def confident_gnmax_rdp(
     Source: Papernot et al. 2018, Algorithm 1; G-PATE `gnmax_thresh_aggregator`.
     """
     highest = counts.max(axis=1)
-    log_passed = log_ndtr((highest - threshold) / threshold_std)
+    above = (highest - threshold) / threshold_std
+    log_passed = log_ndtr(above)
     log_failed = log_one_minus_exp(log_passed)
     log_rarer = np.minimum(log_passed, log_failed)
     # The count at the top moves by 1 where a histogram moves by sqrt 2.
@@ -187,7 +197,7 @@ def log_pr_not_plurality(counts: npt.NDArray[Any], noise_std: float) -> Floats:
 
     Args:
         counts: shape (queries, bins), at least two bins.
-        noise_std: of each count.
+        noise_std: the standard deviation of the noise in each count.
 
     Source: Papernot et al. 2018, Proposition 7.
     """
@@ -213,7 +223,7 @@ def gnmax_rdp(log_q: Floats, noise_std: float) -> Floats:
 
     Args:
         log_q: shape (queries,), below 0.
-        noise_std: of each count.
+        noise_std: the standard deviation of the noise in each count.
 
     Returns:
         Shape (queries, orders), at `GNMAX_ORDERS`.
@@ -299,9 +309,11 @@ def laplace_moments(
     moments = np.arange(1.0, NUM_MOMENTS + 1)  # l
     gaps = np.asarray(gaps, np.float64)[:, None]
     scaled = inverse_scale * gaps
+    # The chance that noise makes the smaller count the larger one.
     q = (2 + scaled) * np.exp(-scaled) / 4
     p = 1 - q
     independent = 2 * inverse_scale**2 * moments * (moments + 1)
+    # Where the theorem does not hold its formula may be no number: that is not used.
     with np.errstate(all="ignore"):
         growth = np.exp(2 * inverse_scale)  # e^(2 lambda)
         ratio = p / (1 - q * growth)

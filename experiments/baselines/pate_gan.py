@@ -105,7 +105,8 @@ class Judge(nn.Module):
         inputs = images.flatten(1)
         one_hot = torch.eye(self.num_labels, device=inputs.device)[labels]
         inputs = torch.cat([inputs, one_hot], dim=1)
-        return self.output(F.relu(self.hidden(inputs))).squeeze(1)
+        hidden = F.relu(self.hidden(inputs))
+        return self.output(hidden).squeeze(1)
 
 
 def _is_real(teacher: Any, images: Images, labels: Labels) -> Tensor:
@@ -140,7 +141,7 @@ class PateGan(PateBaseline[PateGanSettings]):
         self.train_teachers(index)
         count = self.settings.batch_size
         steps = self.settings.student_steps
-        first = index * steps
+        first = index * steps  # no two steps of a run share a stream
         asked: list[npt.NDArray[np.int64]] = []
         for step in range(first, first + steps):
             rng = stream(self.seed, "labelled", step)
@@ -154,6 +155,7 @@ class PateGan(PateBaseline[PateGanSettings]):
             loss = F.binary_cross_entropy_with_logits(scores, answers)
             descend(self.student_adam, loss)
         rng = stream(self.seed, "latent", index)
+        # The student is DP output, so that what it says of any image is too.
         z, labels = self.latents(rng, count)
         images = self.net(z, labels)
         judged = self.student(images, labels)
@@ -191,6 +193,7 @@ class PateGan(PateBaseline[PateGanSettings]):
             "noise_scale": 1 / settings.inverse_noise,
         }
         if settings.reveal_votes:
+            # n_0 and n_1 add up to the number of teachers.
             gaps = np.abs(self.config.num_clients - 2 * ones)
             for name, needs_condition in REVEALED.items():
                 moments = accounting.laplace_moments(
@@ -253,12 +256,15 @@ class PateGan(PateBaseline[PateGanSettings]):
             for_real = np.full(queries, ones)
 
             def labelled_real() -> float:
-                noise = laplace(NoiseStream(None, 0, 0).normal((2, 4, queries), 1.0))
-                return float(label(against, for_real, noise, scale).sum())
+                normal = NoiseStream(None, 0, 0).normal((2, 4, queries), 1.0)
+                is_real = label(against, for_real, laplace(normal), scale)
+                return float(is_real.sum())
 
             return trial_scores(trials, 8 * queries, labelled_real)
 
-        against = half + 1 if relation == "replace-one" else half
+        against = half
+        if relation == "replace-one":  # the unit's teacher votes, for the other label
+            against += 1
         outside = scores(against, half)
         inside = scores(half, half + 1)
         return outside, inside
@@ -273,13 +279,15 @@ def largest_inverse_noise(
     """Returns the lambda with which all labels stay within epsilon.
 
     Args:
-        settings: of the run.
+        settings: the run's settings.
         moved: by how much one client moves both counts: 2, or 1 where it casts no vote.
         epsilon: above 0.
         delta: above 0 and below 1.
     """
     queries = settings.steps * settings.student_steps * settings.batch_size
-    return accounting.pure_per_query(epsilon, queries, delta) / moved
+    # A query is `moved` times lambda, because each vote moves a count by 1.
+    per_query = accounting.pure_per_query(epsilon, queries, delta)
+    return per_query / moved
 
 
 def laplace(normal: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -293,7 +301,9 @@ def laplace(normal: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
     Source: Kotz, Kozubowski, Podgorski, "The Laplace distribution", 2001, section 2.2.
     """
-    return normal[:, 0] * normal[:, 1] + normal[:, 2] * normal[:, 3]
+    first = normal[:, 0] * normal[:, 1]
+    second = normal[:, 2] * normal[:, 3]
+    return first + second
 
 
 def label(
@@ -311,11 +321,13 @@ def label(
         zeros: teachers that call a fake not real, shape (B,).
         ones: teachers that call it real, shape (B,).
         noise: Laplace noise of scale 1 on zeros and ones, shape (2, B).
-        scale: of the noise, 1 / lambda, in votes.
+        scale: the scale of the noise, 1 / lambda, in votes.
 
     Source: Jordon et al., Definition 5 (PATE mechanism).
     """
-    return ones + scale * noise[1] > zeros + scale * noise[0]
+    noisy_zeros = zeros + scale * noise[0]
+    noisy_ones = ones + scale * noise[1]
+    return noisy_ones > noisy_zeros
 
 
 def _epsilon(events: Sequence[StepEvent], moved: float, delta: float) -> float:
@@ -327,32 +339,44 @@ def _epsilon(events: Sequence[StepEvent], moved: float, delta: float) -> float:
     if len(scales) > 1:
         raise ValueError("the releases of a run have one noise scale")
     queries = sum(event["num_queries"] for event in events)
-    return accounting.pure_epsilon(moved / scales.pop(), queries, delta)
+    epsilon_of_query = moved / scales.pop()
+    return accounting.pure_epsilon(epsilon_of_query, queries, delta)
 
 
 def _as_published(events: Sequence[StepEvent], delta: float) -> list[Statement]:
     """Returns the reference's accountant, by the votes where they were revealed."""
     sums: dict[str, npt.NDArray[np.float64]] = {}  # moments, by how they were found
-    if events and all(name in event for name in REVEALED for event in events):
+    is_revealed = bool(events)
+    for event in events:
+        if not REVEALED.keys() <= event.keys():
+            is_revealed = False
+    if is_revealed:
         for name, how in _HOW_REVEALED.items():
             moments = np.sum([event[name] for event in events], axis=0)
             sums[f"{how}: data-dependent, itself private"] = moments
     else:
         total = np.zeros(accounting.NUM_MOMENTS)
-        for event in events:  # a tie: the data-independent branch
-            one = accounting.laplace_moments(
-                np.zeros(1), 1 / event["noise_scale"], needs_condition=True
+        tie = np.zeros(1)  # for which the data-independent branch is taken
+        for event in events:
+            of_query = accounting.laplace_moments(
+                tie,
+                inverse_scale=1 / event["noise_scale"],
+                needs_condition=True,
             )
-            total = total + event["num_queries"] * one
+            total = total + event["num_queries"] * of_query
         sums["moments accountant, data-independent branch"] = total
-    return [
-        Statement(
+    lines: list[Statement] = []
+    for theorem, moments in sums.items():
+        epsilon = 0.0  # of nothing; the accountant charges log(1/delta) for it
+        if events:
+            epsilon = accounting.moments_epsilon(moments, delta)
+        line = Statement(
             label="as published",
             unit="user",
             relation="replace-one",
-            epsilon=accounting.moments_epsilon(moments, delta) if events else 0.0,
+            epsilon=epsilon,
             delta=delta,
             theorem=theorem,
         )
-        for theorem, moments in sums.items()
-    ]
+        lines.append(line)
+    return lines

@@ -81,11 +81,13 @@ def valid_guarantees(
     Args:
         replaced: epsilon where one teacher's votes are replaced.
         left_out: epsilon where they are left out.
-        delta: of both.
+        delta: the delta of both.
         theorem: how they were computed.
         is_revealed: the ledger tells of the votes.
     """
-    conditions = (TRUSTED, REVEALING) if is_revealed else (TRUSTED,)
+    conditions = [TRUSTED]
+    if is_revealed:
+        conditions.append(REVEALING)
     first = Statement(
         label="valid",
         unit="user",
@@ -93,7 +95,7 @@ def valid_guarantees(
         epsilon=replaced,
         delta=delta,
         theorem=theorem,
-        conditions=conditions,
+        conditions=tuple(conditions),
     )
     second = replace(
         first,
@@ -113,14 +115,16 @@ def trial_scores(
 
     Args:
         trials: asked for.
-        numbers: of noise that one trial draws.
-        score: of one trial.
+        numbers: how many numbers of noise one trial draws.
+        score: the score of one trial.
 
     >>> len(trial_scores(10**6, 10_000, float))
     3000
     """
-    count = min(trials, max(1, _MOST_NOISE // numbers))
-    return np.array([score() for _ in range(count)], np.float64)
+    affordable = max(1, _MOST_NOISE // numbers)
+    count = min(trials, affordable)
+    scores = [score() for _ in range(count)]
+    return np.array(scores, np.float64)
 
 
 class Teachers(ModuleStack):
@@ -164,8 +168,14 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
         config = self.config
         settings = self.settings
         self.num_steps = settings.steps
+
+        def build_teacher(number: int) -> nn.Module:
+            # A seed for each: teachers that begin alike would vote alike.
+            seed = derived_seed(self.seed, "teacher", number)
+            return self.build_teacher(config, seed)
+
         self.teachers = Teachers(
-            lambda i: self.build_teacher(config, derived_seed(self.seed, "teacher", i)),
+            build_teacher,
             self.data.num_clients,
             settings.learning_rate,
             _ADAM_BETAS,
@@ -185,7 +195,8 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
         Privacy: reads private data; output private.
         """
         steps = self.settings.teacher_steps
-        for step in range(index * steps, (index + 1) * steps):
+        first = index * steps
+        for step in range(first, first + steps):
             rng = stream(self.seed, "fakes", step)
             images, labels = self.fakes(rng, self.settings.fakes_per_step)
             self.teach(images, labels, step)
@@ -198,7 +209,7 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
         Args:
             images: fakes (F, C, S, S) for all teachers.
             labels: (F,).
-            index: of the step; no two steps of a run share one.
+            index: the index of the step; no two steps of a run share one.
         """
         # Teachers are trained as clients train discriminators, one step at a time.
         config = replace(
@@ -207,6 +218,7 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
             discriminator_batch_size=self.settings.teacher_batch_size,
         )
         teachers: Any = self.teachers
+        # Real images of the fakes' labels, so that no label tells the two apart.
         own_labels = labels.cpu().numpy()
         for chunk in teachers.chunks(range(len(teachers))):
             owners = [self.data.of(client) for client in chunk.tolist()]
@@ -229,4 +241,5 @@ class PateBaseline(Baseline[AnyTeacherSettings]):
     def move_generator(self, loss: Tensor) -> None:
         """Takes one step of the generator; its spectral norms follow the weights."""
         descend(self.adam, loss)
+        # Once a step, whatever was drawn in between: a resumed run has the same ones.
         advance_in_place(self.net)

@@ -13,7 +13,7 @@ def train_baseline(name: str, given: Mapping[str, Any]) -> None:
     """Creates a run folder of a central method and trains in it.
 
     Args:
-        name: of the method, or module:object.
+        name: the name of the method, or module:object.
         given: settings of the method, of `BaselineRequest`, and of `RunConfig`.
 
     Raises:
@@ -21,6 +21,7 @@ def train_baseline(name: str, given: Mapping[str, Any]) -> None:
         typer.Exit: the run stopped early (code 1).
     """
     run, data = new_run(name, given)
+    # Before the training, which may take hours.
     for warning in forecast.warnings_of(run.config, data, run.target_epsilon):
         say(f"Warning: {warning}", is_error=True)
     say(forecast.evaluation_note(run.config, data))

@@ -91,6 +91,7 @@ class WganGp(Baseline[WganGpSettings]):
 
     def step(self, index: int) -> dict[str, Any]:
         """Trains the discriminator n_dis steps, then the generator one."""
+        # Spectral norms follow the weights once a step, before anything is drawn.
         advance_in_place(self.net)
         config = self.config
         size = self.settings.batch_size
@@ -143,7 +144,10 @@ def pooled(data: FederatedImages) -> FederatedImages:
 
     Privacy: reads private data; output private.
     """
-    everything = (np.concatenate(data.client_records),)
+    everything = np.concatenate(data.client_records)
     return dataclasses.replace(
-        data, client_records=everything, client_names=("all",), client_test_records=()
+        data,
+        client_records=(everything,),
+        client_names=("all",),
+        client_test_records=(),  # of clients that are none any more
     )

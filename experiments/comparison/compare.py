@@ -28,7 +28,8 @@ def compare(request: CompareRequest, settings: dict[str, Any]) -> None:
     def tables_of(lines: Lines) -> list[Table]:
         shown = [row for row in rows(lines) if row.name in names]
         tables: list[Table] = []
-        for data in dict.fromkeys(row.data for row in shown):
+        data_sets = dict.fromkeys(row.data for row in shown)
+        for data in data_sets:
             for kind in UNITS:
                 table = overview(data, kind, shown)
                 if table.rows:

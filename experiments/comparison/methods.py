@@ -65,7 +65,7 @@ def grid(request: CompareRequest, settings: CellSettings) -> Cells:
     """Returns all cells that a call knows.
 
     Args:
-        request: of the call.
+        request: the request of the call.
         settings: of `OF_DATA`; with `data` the user's data set takes the place of the
             grid's three.
 
@@ -80,22 +80,25 @@ def grid(request: CompareRequest, settings: CellSettings) -> Cells:
     known = KNOWN
     if request.full:
         known = KNOWN.at_full_scale()
-    methods = {
-        name: how
-        for name, how in known.methods.items()
-        if how.baseline in ("", *BASELINES) and {*how.data} <= {*data}
-    }
+    methods: dict[str, CellMethod] = {}
+    for name, how in known.methods.items():
+        # A method may be of some data sets only, and a data set of one's own is none.
+        is_of_data = set(how.data) <= set(data)
+        if how.baseline in ("", *BASELINES) and is_of_data:
+            methods[name] = how
     listed = {how.baseline for how in methods.values()}
     for name in (*BASELINES, *request.method):
         if name not in listed:
-            row = re.sub(r"\W+", "-", find(name, is_typed=True).name)
+            found = find(name, is_typed=True)
+            row = re.sub(r"\W+", "-", found.name)
             if row in methods:  # both would lie in the same folders
                 raise UserError(f"method = {name}: {row} is a row already; rename it")
             methods[row] = CellMethod(baseline=name)
     for name, how in methods.items():
         if how.baseline:
             methods[name] = _of_others(how)
-    if settings.keys() - {"data_dir", "device"} and "bdp-gan" in methods:
+    is_of_own_data = bool(settings.keys() - {"data_dir", "device"})
+    if is_of_own_data and "bdp-gan" in methods:
         # How many images there are is not known, and its noise depends on it.
         bdp_gan = methods["bdp-gan"]
         free = {NO_NOISE: bdp_gan.epsilons[NO_NOISE]}
@@ -106,9 +109,11 @@ def grid(request: CompareRequest, settings: CellSettings) -> Cells:
 def _of_others(method: CellMethod) -> CellMethod:
     """Returns a method of others with its noise by epsilon, and its cap."""
     whose = unit(method)
+    # What guarantees nothing has one row, whatever epsilons the others have.
     epsilons: dict[float, Mapping[str, Any]] = {NO_NOISE: {}}
     if whose != "none":
-        made = _made(method.baseline, {**method.settings, **method.reduced})
+        values = {**method.settings, **method.reduced}
+        made = _made(method.baseline, values)
         epsilons = {each: _noise(method.baseline, made, each) for each in EPSILONS}
     epsilons |= method.epsilons
     return method._replace(epsilons=epsilons, is_capped=whose == "record")
@@ -124,6 +129,7 @@ def unit(method: CellMethod) -> str:
 def _made(baseline: str, settings: Mapping[str, Any]) -> Any:
     """Returns a method's own settings, without those of the run."""
     found = find(baseline, is_typed=True)
+    # The rest are settings of the run, such as the generator's width.
     known = {spec.name for spec in fields(found.Settings)}
     own = {name: value for name, value in settings.items() if name in known}
     return made_settings(found, own)

@@ -29,12 +29,13 @@ def beside_the_paper(data: str, rows: Sequence[Row]) -> Table | None:
     """Returns the paper's rows beside ours; None for other data than the paper's."""
     if data not in TABLE_1:
         return None
-    ours = {(row.method, row.asked): row for row in rows if row.data == data}
+    of_data = [row for row in rows if row.data == data]
+    ours = {(row.method, row.asked): row for row in of_data}
     cells: list[list[str]] = []
     for title, (name, epsilon) in OURS.items():
         row = ours.get((name, epsilon))
         if row is None:  # it was not run, and has a line so that nothing seems left out
-            row = Row(data, name, epsilon, "–")
+            row = Row(data=data, method=name, asked=epsilon, unit="–")
         published = TABLE_1[data][title]
         cells.append([title, *published, name, *_ours(row)])
     head = ["Table 1", "published CNN", "published 13", "our row", "unit", "CNN", "13"]
@@ -48,13 +49,16 @@ def by_classifier(data: str, rows: Sequence[Row]) -> Table | None:
     Returns:
         None for other data than the paper's, or where no row was judged by them.
     """
+    # The thirteen take hours, so that most rows were not judged by them.
     judged = [row for row in rows if row.data == data and _judged(row)]
     if data not in PUBLISHED or not judged:
         return None
     ours = {(row.method, row.asked): row for row in judged}
     cells: list[list[str]] = []
     for title, column in PUBLISHED[data].items():
-        cells.append([f"{title}, published", *_means([column], 2)])
+        # With two digits, as the paper prints them.
+        accuracies = _means([column], digits=2)
+        cells.append([f"{title}, published", *accuracies])
         if title not in OURS:
             continue
         row = ours.pop(OURS[title], None)
@@ -99,10 +103,12 @@ def _own(row: Row) -> list[str]:
     noise = "no noise"
     if row.asked is not None:
         noise = f"epsilon {row.asked:g} of one {row.unit}"
-    return [f"{row.method}, {noise}", *_means(_judged(row), 3)]
+    accuracies = _means(_judged(row), digits=3)
+    return [f"{row.method}, {noise}", *accuracies]
 
 
 def _means(columns: Sequence[dict[str, float]], digits: int) -> list[str]:
+    # Over the seeds first, then over the classifiers.
     means: list[float] = []
     for name in CLASSIFIERS:
         values = [column[name] for column in columns]

@@ -35,20 +35,21 @@ def overview(data: str, kind: str, rows: Sequence[Row]) -> Table:
     """Returns the accuracies and FIDs of all methods of a unit by epsilon.
 
     Args:
-        data: of the table.
+        data: the data of the table.
         kind: a key of `UNITS`.
-        rows: of all data and units.
+        rows: the rows of all data and units.
     """
     columns: list[float | None] = [*EPSILONS, None]  # None is without noise
     names: dict[str, str] = {}
     shown: dict[tuple[str, float | None], str] = {}
     extra: set[float] = set()
     for row in rows:
-        if row.data == data and row.unit == kind:
-            names[row.method] = row.marked
-            shown[row.method, row.asked] = row.shown
-            if row.asked and row.asked not in EPSILONS:
-                extra.add(row.asked)
+        if row.data != data or row.unit != kind:
+            continue
+        names[row.method] = row.marked
+        shown[row.method, row.asked] = row.shown
+        if row.asked and row.asked not in EPSILONS:
+            extra.add(row.asked)
     # Epsilons that only some rows were asked for have their columns at the end.
     columns += sorted(extra)
     head = ["method"]
@@ -58,9 +59,11 @@ def overview(data: str, kind: str, rows: Sequence[Row]) -> Table:
     for method, marked in names.items():
         line = [marked]
         for epsilon in columns:
-            line.append(shown.get((method, epsilon), CANNOT))
+            cell = shown.get((method, epsilon), CANNOT)
+            line.append(cell)
         cells.append(line)
-    return Table(f"{data}: accuracy of the CNN, FID, by {UNITS[kind]}", head, cells)
+    caption = f"{data}: accuracy of the CNN, FID, by {UNITS[kind]}"
+    return Table(caption, head, cells)
 
 
 def _asked(target: float | None) -> str:
@@ -77,7 +80,10 @@ def details(data: str, kind: str, rows: Sequence[Row]) -> Table:
     """
     chosen: list[Row] = []
     for row in rows:
-        if row.data == data and row.done and row.done[0]["unit"] == kind:
+        if row.data != data or not row.done:
+            continue
+        first = row.done[0]
+        if first["unit"] == kind:
             chosen.append(row)
 
     def rank(row: Row) -> tuple[float, float]:
@@ -117,6 +123,7 @@ def _details(row: Row, kind: str) -> dict[str, str]:
     cells["bytes/client"] = _bytes(first["bytes_per_client"])
     cells["releases"] = str(first["releases"])
     cells["rounds"] = str(first["rounds"])
+    # CPU time and not the clock's: other work on the machine does not count.
     seconds = row.mean("cpu_seconds")
     cells["CPU s"] = _number(seconds, ".0f")
     if seconds is not None and seconds > LIMIT:
@@ -140,15 +147,19 @@ def _accuracy(row: Row) -> str:
 
 def _thirteen(row: Row) -> str:
     text = _number(row.mean("accuracy_mean_of_13"), ".3f")
-    judged = [line for line in row.done if line["accuracy_mean_of_13"] is not None]
-    counts = {line["num_synthetic"] for line in judged}
-    for count in counts - {NUM_SAMPLES}:  # of fewer samples than the others
+    counts: set[int] = set()
+    for line in row.done:
+        if line["accuracy_mean_of_13"] is not None:
+            counts.add(line["num_synthetic"])
+    # A reader must not compare scores of fewer samples with the others unwarned.
+    for count in counts - {NUM_SAMPLES}:
         text += f" ({count:,})"
     return text
 
 
 def _epsilons(line: Line, kind: str) -> str:
     """Returns the valid epsilons of a unit, each with its relation."""
+    # What was published is no guarantee, and stands in no column of guarantees.
     of_unit = [row for row in line["guarantees"] if row["unit"] == kind]
     shown = [row for row in of_unit if row["label"] == "valid"]
     note = ""
@@ -194,10 +205,12 @@ def _audit(audit: Mapping[str, Any] | None) -> str:
 
 def page(rows: Sequence[Row]) -> str:
     """Returns the page as Markdown: losses, tables, reduced settings, failures."""
+    # One line of each method, because its seeds and data sets agree in these facts.
     done = {row.method: row.done[0] for row in rows if row.done}
     trust: list[list[str]] = []
     for name, line in done.items():
-        trust.append([name, line["trust"], str(line["releases"])])
+        releases = str(line["releases"])
+        trust.append([name, line["trust"], releases])
     methods = Table("", ["method", "who must be trusted", "releases"], trust)
     lost = losses(rows) or ["nowhere, by accuracy"]
     parts = [
@@ -205,6 +218,7 @@ def page(rows: Sequence[Row]) -> str:
         "## Where fedgs' own methods lose\n",
         _items(lost),
     ]
+    # By dict.fromkeys, which keeps the order of the grid.
     for data in dict.fromkeys(row.data for row in rows):
         parts.append(f"## {data}\n")
         for table in _tables(data, rows):
@@ -233,8 +247,8 @@ def _reduced(done: Mapping[str, Line]) -> list[str]:
     """Returns the settings of each method that are below the published ones."""
     texts: list[str] = []
     for name, line in done.items():
-        if line["reduced"]:
-            known = [f"{key} {value}" for key, value in line["reduced"].items()]
+        known = [f"{key} {value}" for key, value in line["reduced"].items()]
+        if known:
             texts.append(f"{name}: {', '.join(known)}")
     return texts
 
@@ -244,8 +258,9 @@ def _failed(rows: Sequence[Row]) -> list[str]:
     texts: list[str] = []
     for row in rows:
         for line in row.lines:
-            if "failed" in line:
-                texts.append(f"{line['cell']}: {line['failed']}")
+            why = line.get("failed")
+            if why is not None:
+                texts.append(f"{line['cell']}: {why}")
     return texts
 
 
@@ -253,7 +268,8 @@ def losses(rows: Sequence[Row]) -> list[str]:
     """Returns where fedgs' own methods have less than others of the same unit."""
     found: list[str] = []
     done = [row for row in rows if row.done]
-    for data, asked, unit in dict.fromkeys((r.data, r.asked, r.unit) for r in done):
+    kinds = [(row.data, row.asked, row.unit) for row in done]
+    for data, asked, unit in dict.fromkeys(kinds):
         group: list[Row] = []
         for row in done:
             # Without noise the unit is no difference.
@@ -265,9 +281,10 @@ def losses(rows: Sequence[Row]) -> list[str]:
             what = f"epsilon {asked:g} of one {unit}"
         group.sort(key=lambda row: -row.accuracy)
         others = [row for row in group if not row.is_own]
-        for own in group:
+        ours = [row for row in group if row.is_own]
+        for own in ours:
             better = [row for row in others if row.accuracy > own.accuracy]
-            if own.is_own and better:
+            if better:
                 names = ", ".join(_scored(row) for row in better)
                 found.append(f"{data}, {what}: {_scored(own)} is below {names}")
     # Of a method without noise there is one text for each unit.
@@ -289,7 +306,7 @@ def _records(rows: Sequence[Row]) -> list[str]:
             is_alike = other.data == row.data and other.asked == row.asked
             if is_alike and other.is_own:
                 own.append(other.accuracy)
-        best = max(own, default=math.inf)
+        best = max(own, default=math.inf)  # where there is none, nothing was lost
         if row.accuracy > best:
             found.append(
                 f"{row.data}, epsilon {row.asked:g}: {row.method} has "

@@ -34,7 +34,7 @@ class Row:
     def accuracy(self) -> float:
         """Mean accuracy of the CNN; -1 where nothing is done."""
         found = self.mean("accuracy_cnn")
-        if found is None:
+        if found is None:  # so that such a row stands last
             return -1.0
         return found
 
@@ -76,7 +76,9 @@ class Row:
     @property
     def name(self) -> str:
         """What its cells' names begin with."""
-        epsilon = "inf" if self.asked is None else f"{self.asked:g}"
+        epsilon = "inf"
+        if self.asked is not None:
+            epsilon = f"{self.asked:g}"
         return f"{self.data}-{self.method}-eps{epsilon}"
 
 
@@ -92,6 +94,7 @@ def rows_of(cells: Sequence[Cell], lines: Mapping[str, Line]) -> list[Row]:
         key = (identity["data"], identity["method"], identity["asked_epsilon"])
         return rows.setdefault(key, Row(*key, unit))
 
+    # First the grid, so that rows have its order and those not run are there too.
     for cell in cells:
         row_of(cell.identity, unit(cell.how))
     for line in lines.values():
@@ -104,10 +107,11 @@ def rows_of(cells: Sequence[Cell], lines: Mapping[str, Line]) -> list[Row]:
 def _check_alike(lines: Sequence[Line]) -> None:
     """Refuses to take the mean of runs with different settings."""
     for line in lines:
-        other = [name for name in ALIKE if line.get(name) != lines[0].get(name)]
+        first = lines[0]
+        other = [name for name in ALIKE if line.get(name) != first.get(name)]
         if other:
             raise UserError(
-                f"{line['cell']}: differs from {lines[0]['cell']} in "
+                f"{line['cell']}: differs from {first['cell']} in "
                 f"{', '.join(other)}; "
                 "remove the older one, its line of cells.jsonl and its run folder, "
                 "and call again"

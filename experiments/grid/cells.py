@@ -72,7 +72,9 @@ class Cell(NamedTuple):
     @property
     def identity(self) -> dict[str, Any]:
         """What its line says that it is."""
-        asked = None if self.epsilon == NO_NOISE else self.epsilon
+        asked: float | None = self.epsilon
+        if asked == NO_NOISE:  # JSON has no infinity
+            asked = None
         return {
             "data": self.data,
             "method": self.method,
@@ -122,6 +124,7 @@ class Cells(NamedTuple):
             data[name] = Source(**values)
         methods: dict[str, CellMethod] = {}
         for name, values in known["methods"].items():
+            # TOML has texts as keys only.
             named = values.get("epsilons", {})
             values["epsilons"] = {_epsilon(key): more for key, more in named.items()}
             methods[name] = CellMethod(**values)
@@ -129,31 +132,45 @@ class Cells(NamedTuple):
 
     def with_settings(self, settings: Mapping[str, Any]) -> "Cells":
         """Returns the cells with settings over those of all data."""
-        data = {
-            name: source._replace(settings={**source.settings, **settings})
-            for name, source in self.data.items()
-        }
+        data: dict[str, Source] = {}
+        for name, source in self.data.items():
+            values = {**source.settings, **settings}
+            data[name] = source._replace(settings=values)
         return self._replace(data=data)
 
     def at_full_scale(self) -> "Cells":
         """Returns the cells with no setting below the published ones."""
-        methods = {n: how._replace(reduced={}) for n, how in self.methods.items()}
+        methods: dict[str, CellMethod] = {}
+        for name, how in self.methods.items():
+            methods[name] = how._replace(reduced={})
         return self._replace(methods=methods)
 
     def of_seeds(self, seeds: Sequence[int]) -> list[Cell]:
         """Returns the cells in the order of the table."""
-        return [
-            Cell(data, name, epsilon, seed, self.data[data], method)
-            for data in self.data
-            for name, method in self.methods.items()
-            for epsilon in method.epsilons
-            for seed in seeds
-            if data in (method.data or self.data) and seed in method.seeds
-        ]
+        cells: list[Cell] = []
+        for data, source in self.data.items():
+            for name, how in self.methods.items():
+                if how.data and data not in how.data:
+                    continue
+                own_seeds = [seed for seed in seeds if seed in how.seeds]
+                for epsilon in how.epsilons:
+                    for seed in own_seeds:
+                        cell = Cell(
+                            data=data,
+                            method=name,
+                            epsilon=epsilon,
+                            seed=seed,
+                            source=source,
+                            how=how,
+                        )
+                        cells.append(cell)
+        return cells
 
 
 def _epsilon(key: str) -> float:
-    return NO_NOISE if key == "none" else float(key)
+    if key == "none":
+        return NO_NOISE
+    return float(key)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,13 +32,14 @@ def line_of(cell: Cell, run: Path, scores: Line) -> Line:
     data, and no epsilon covers them.
 
     Args:
-        cell: of the run.
+        cell: the cell of the run.
         run: its folder.
-        scores: of `fedgs evaluate`.
+        scores: the scores of `fedgs evaluate`.
 
     Raises:
         UserError: a broken run folder.
     """
+    # Read from the folder and not from memory: a run may have ended days ago.
     if is_baseline(run):
         facts = _of_baseline(open_run(run, cell.how.baseline))
     else:
@@ -65,17 +66,25 @@ def line_of(cell: Cell, run: Path, scores: Line) -> Line:
 
 def _score(scores: Line, start: str) -> float | None:
     """Returns the first score whose name begins so; it goes on with the data's."""
-    return next((v for name, v in scores.items() if name.startswith(start)), None)
+    for name, value in scores.items():
+        if name.startswith(start):
+            return value
+    return None
 
 
 def _of_baseline(run: BaselineRun) -> Line:
     rows = run.guarantees()
     # Other figures may be computed from what is not to be published.
-    rows = [row for row in rows if row.label == VALID] or rows
+    valid = [row for row in rows if row.label == VALID]
+    if valid:
+        rows = valid
     of_unit = {row.relation: row.epsilon for row in rows if row.unit == run.unit}
+    unit = "none"  # of a run that has released nothing yet
+    if run.events:
+        unit = run.unit
     facts = run.facts
     return {
-        "unit": run.unit if run.events else "none",
+        "unit": unit,
         "own": False,
         "trust": CURATOR,
         "guarantees": _stated(rows),
@@ -94,32 +103,38 @@ def _of_own(run: Path) -> Line:
     facts = read_run(run)
     config = facts.config
     weight = communication(facts)
-    rows = [
-        row
-        for row in facts.statements
-        if row.adversary == "release"
-        and row.epsilon is not None
-        and not row.theorem.startswith(OTHER_CLAIMS)
-    ]
+    rows: list[Statement] = []
+    for row in facts.statements:
+        is_shown = not row.theorem.startswith(OTHER_CLAIMS)
+        # Every method has this adversary, so that their rows can be compared.
+        if row.adversary == "release" and row.epsilon is not None and is_shown:
+            rows.append(row)
+    unit = "none"
+    audit: Line | None = None
+    if rows:
+        unit = "user"
+        audit = _audit_of_own(RunFolder.open(run))
     # Of a client that is a node of its own, asked as often as the others.
     share = config.clients_per_round / config.num_clients
-    sent = (weight.request + weight.reply) * math.ceil(share * weight.rounds)
+    times_asked = math.ceil(share * weight.rounds)
+    sent = (weight.request + weight.reply) * times_asked
     sent += weight.releases // config.num_nodes
+    epsilons: Line = {}
+    for known in facts.label["who_sees_what"]:
+        epsilons[known["adversary"]] = known["epsilon"]
     return {
-        "unit": "user" if rows else "none",
+        "unit": unit,
         "own": True,
         "trust": NODES,
         "guarantees": _stated(rows),
-        "epsilons": {
-            row["adversary"]: row["epsilon"] for row in facts.label["who_sees_what"]
-        },
+        "epsilons": epsilons,
         "num_clients": config.num_clients,
         "num_records": None,
         "cap": None,
         "releases": len(facts.events),
         "rounds": facts.round,
         "bytes_per_client": sent,
-        "audit": _audit_of_own(RunFolder.open(run)) if rows else None,
+        "audit": audit,
     }
 
 
@@ -128,7 +143,9 @@ def _stated(rows: Sequence[Statement]) -> list[Line]:
     lines: list[Line] = []
     for row in rows:
         line: Line = {name: getattr(row, name) for name in KEPT}
-        line["unit"] = "user" if row.unit == "client" else row.unit
+        line["unit"] = row.unit
+        if row.unit == "client":
+            line["unit"] = "user"
         lines.append(line)
     return lines
 
@@ -143,8 +160,13 @@ def _audit_of_own(folder: RunFolder) -> Line | None:
         about = (claim.adversary, claim.view, claim.relation)
         return about == ("release", "asked", config.relation)
 
+    ledger = folder.read_ledger()
     found = audit_rounds(
-        config, folder.read_ledger().events, TRIALS, _MOST_DRAWS, is_wanted=is_wanted
+        config,
+        ledger.events,
+        trials=TRIALS,
+        max_draws=_MOST_DRAWS,
+        is_wanted=is_wanted,
     )
     return _strongest(found)
 
@@ -152,6 +174,7 @@ def _audit_of_own(folder: RunFolder) -> Line | None:
 def _strongest(found: Sequence[Finding]) -> Line | None:
     if not found:
         return None
+    # The largest bound says most of how much of the claim is really spent.
     best = max(found, key=lambda finding: finding.lower_bound)
     return {
         "lower_bound": best.lower_bound,

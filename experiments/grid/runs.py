@@ -99,7 +99,11 @@ def _fill_missing(
         if not is_done(store.lines.get(cell.name), request.metrics):
             missing.append(cell)
     check_data(missing)
-    failed = each({c.name: partial(compute, c, request, store) for c in missing})
+    work: dict[str, Callable[[], object]] = {}
+    for cell in missing:
+        work[cell.name] = partial(compute, cell, request, store)
+    failed = each(work)
+    # A failure has a line too: the table says of what it has no number.
     for cell in missing:
         if cell.name in failed:
             store.add(cell.name, cell.identity | {"failed": failed[cell.name]})
@@ -115,9 +119,10 @@ def check_same_data(cells: Sequence[Cell], output: Path) -> None:
         UserError: a run that is there was trained on other data.
     """
     for cell in cells:
-        if not (output / cell.name / "config.json").exists():
+        path = output / cell.name
+        if not (path / "config.json").exists():
             continue
-        known = RunFolder.open(output / cell.name).config.data
+        known = RunFolder.open(path).config.data
         asked = with_absolute_path(cell.settings["data"])
         if known != asked:
             problem = f"{cell.name} is of data = {known!r} there, not of {asked!r}"
@@ -132,8 +137,10 @@ def check_data(cells: Sequence[Cell]) -> None:
     Raises:
         UserError: data that cannot be read, or no such device.
     """
-    for name, source in {cell.data: cell.source for cell in cells}.items():
-        config = overridden(RunConfig(), {"data": name, **source.settings})
+    sources = {cell.data: cell.source for cell in cells}
+    for name, source in sources.items():
+        values = {"data": name, **source.settings}
+        config = overridden(RunConfig(), values)
         check_device(config)
         load_records(config)
 
@@ -142,7 +149,11 @@ def is_done(line: Line | None, metrics: Sequence[str]) -> bool:
     """Returns whether a stored line has all that is asked for."""
     if line is None or "failed" in line:
         return False
-    return all(line[SCORES_OF_METRICS[name][1]] is not None for name in metrics)
+    for metric in metrics:
+        _, score = SCORES_OF_METRICS[metric]
+        if line[score] is None:
+            return False
+    return True
 
 
 def compute(cell: Cell, request: TableRequest, store: Store) -> None:
@@ -152,15 +163,22 @@ def compute(cell: Cell, request: TableRequest, store: Store) -> None:
     scores are computed from real data: output private.
     """
     path = request.output.expanduser().absolute() / cell.name
+    # The generator is written last, so a run that has it is finished.
     if not (path / "generator.safetensors").exists():
         say(f"{cell.name}: training")
         train_cell(cell, path)
     known = _scores(path)
-    missing = tuple(
-        name for name in request.metrics if SCORES_OF_METRICS[name][0] not in known
-    )
+    missing: list[str] = []
+    for metric in request.metrics:
+        score, _ = SCORES_OF_METRICS[metric]
+        if score not in known:
+            missing.append(metric)
     if missing:
-        asked = EvaluationRequest(str(path), count=NUM_SAMPLES, metrics=missing)
+        asked = EvaluationRequest(
+            str(path),
+            count=NUM_SAMPLES,
+            metrics=tuple(missing),
+        )
         evaluate(asked, as_json=True)
     store.add(cell.name, line_of(cell, path, _scores(path)))
     say(f"{cell.name}: stored")
@@ -204,6 +222,7 @@ def _train_own(cell: Cell, path: Path, values: CellSettings) -> None:
 @contextmanager
 def _measured(run: Path) -> Iterator[None]:
     """Writes what a training took: seconds, and the most memory of this process."""
+    # Cells share a process, and the peak of an earlier one is not this one's.
     forget_peak_memory()
     started = time.process_time()
     began = time.monotonic()
@@ -226,11 +245,14 @@ def draw_rows(cells: Sequence[Cell], output: Path) -> None:
     """
     tables: dict[str, dict[str, RunFolder]] = {}
     for cell in cells:
-        if (output / cell.name / "generator.safetensors").exists():
+        path = output / cell.name
+        if (path / "generator.safetensors").exists():
             rows = tables.setdefault(f"{cell.data}-eps{cell.epsilon:g}", {})
-            rows.setdefault(cell.method, RunFolder.open(output / cell.name))
+            rows.setdefault(cell.method, RunFolder.open(path))
     for name, rows in tables.items():
-        config = next(iter(rows.values())).config
+        # All runs of a picture are of the same data.
+        some_run = next(iter(rows.values()))
+        config = some_run.config
         labels = np.arange(config.num_classes)
         images = []
         for folder in rows.values():
@@ -242,5 +264,6 @@ def draw_rows(cells: Sequence[Cell], output: Path) -> None:
         last_row[present] = real.images[first] / 255
         images.append(last_row)
         picture = output / f"{name}.png"
-        sample_files.save_images(picture, np.concatenate(images), columns=len(labels))
+        grid = np.concatenate(images)
+        sample_files.save_images(picture, grid, columns=len(labels))
         say(f"rows  {picture}: {', '.join(rows)}, real images (private)")

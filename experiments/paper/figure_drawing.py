@@ -31,8 +31,9 @@ class Point(NamedTuple):
 
 def save(path: Path, figure: Figure, scale: str) -> None:
     """Writes a PNG atomically; below the axes it says at which scale it was made."""
-    width = int(figure.get_figwidth() * 17)
-    figure.supxlabel("\n".join(textwrap.wrap(scale, width)), fontsize=7, color="0.35")
+    width = int(figure.get_figwidth() * 17)  # characters of this size in an inch
+    lines = textwrap.wrap(scale, width)
+    figure.supxlabel("\n".join(lines), fontsize=7, color="0.35")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=120)
@@ -55,9 +56,15 @@ def privacy_utility(points: Sequence[Point]) -> Figure:
             if point.epsilon is None:
                 axes.axhline(value, linestyle="--", color="black")
                 continue
-            axes.plot(point.epsilon, value, "o")
-            where = {"xytext": (4, 4), "textcoords": "offset points"}
-            axes.annotate(point.note, (point.epsilon, value), fontsize=7, **where)
+            place = (point.epsilon, value)
+            axes.plot(*place, "o")
+            axes.annotate(
+                point.note,
+                place,
+                xytext=(4, 4),
+                textcoords="offset points",
+                fontsize=7,
+            )
         axes.set(ylabel=name, xscale="log")
         axes.grid(alpha=0.3)
     both[1].set(xlabel="epsilon (release, replace-one)", yscale="log")

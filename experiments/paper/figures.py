@@ -70,17 +70,20 @@ def judged(cells: Cells, lines: Lines) -> dict[str, list[Line]]:
     rows: dict[str, list[Line]] = {}
     # A folder may have lines of cells that figures.toml does not have any more.
     for name, line in lines.items():
-        if "failed" not in line and line["method"] in cells.methods:
-            rows.setdefault(name.rpartition("-seed")[0], []).append(line)
+        is_known = "failed" not in line and line["method"] in cells.methods
+        if is_known:
+            row, _, _ = name.rpartition("-seed")
+            rows.setdefault(row, []).append(line)
     return rows
 
 
 def table(caption: str, rows: dict[str, list[Line]]) -> Table:
     """Returns scores, epsilons and costs, a row for each method and epsilon."""
     head = ["", "epsilon, release", "epsilon, server", *SCORES, "bytes/client"]
+    head += ["wall s", "rounds", "seeds"]
     cells = [[name, *_row(lines)] for name, lines in rows.items()]
     note = "bytes/client: of the whole run, asked as often as the others"
-    return Table(caption, [*head, "wall s", "rounds", "seeds"], cells, note)
+    return Table(caption, head, cells, note)
 
 
 def _row(lines: Sequence[Line]) -> list[str]:
@@ -95,10 +98,8 @@ def _row(lines: Sequence[Line]) -> list[str]:
         sent = words.num_bytes(first["bytes_per_client"])
     cells.append(sent)
     # A run that was interrupted has no time: nobody knows what its first part took.
-    seconds: list[float] = []
-    for line in lines:
-        if line["wall_seconds"] is not None:
-            seconds.append(line["wall_seconds"])
+    times = [line["wall_seconds"] for line in lines]
+    seconds = [time for time in times if time is not None]
     shown = "–"
     if seconds:
         shown = f"{mean(seconds):.0f}"
@@ -116,6 +117,7 @@ def _epsilons(line: Line, adversary: str) -> str:
 
 def _mean(values: Sequence[float]) -> str:
     text = f"{mean(values):.4g}"
+    # One seed has no spread.
     if len(values) > 1:
         text += f" ± {stdev(values):.2g}"
     return text
@@ -144,7 +146,9 @@ def points(rows: dict[str, list[Line]]) -> list[figure_drawing.Point]:
 def figures(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Make a table or figure of the papers; train and evaluate what is missing."""
     figure = given["figure"]
-    request = FigureRequest(**given, only=_CELLS_OF_FIGURES.get(figure, ""))
+    # Of an unknown figure there is no expression, and the request refuses it.
+    only = _CELLS_OF_FIGURES.get(figure, "")
+    request = FigureRequest(**given, only=only)
     cells = CELLS.with_settings(settings)
     if request.full:
         cells = cells.at_full_scale()
@@ -164,7 +168,8 @@ def figures(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     lines = fill(cells, request, page, printed)
     if figure in _CELLS_OF_CURVES:
         picture = request.output / f"{figure}.png"
-        drawn = figure_drawing.privacy_utility(points(chosen(lines)))
+        shown = points(chosen(lines))
+        drawn = figure_drawing.privacy_utility(shown)
         scale = "reduced: figures.toml says how"
         if request.full:
             scale = "full scale"

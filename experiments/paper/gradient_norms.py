@@ -87,11 +87,16 @@ class ProbedNode(Node):
     def _measure(self, request: Request) -> Tensor:
         config = of_gs_wgan(self.config)
         untrained = dataclasses.replace(request, trainees=())
-        hosted = Hosted(self.data, self.hosted, self.node_id, self.state.discriminators)
+        hosted = Hosted(
+            self.data,
+            self.hosted,
+            self.node_id,
+            self.state.discriminators,
+        )
         parts: list[Tensor] = []
         for grads in raw_answers(config, hosted, untrained):
-            clipped = clip(PerSampleGradients(grads), config.clip_bound).values
-            both = torch.stack([grads.double(), clipped])  # (2, n, B, C, k, k)
+            clipped = clip(PerSampleGradients(grads), config.clip_bound)
+            both = torch.stack([grads.double(), clipped.values])  # (2, n, B, C, k, k)
             norms = both.flatten(3).norm(dim=3)  # (2, n, B)
             parts.append(norms.flatten(1).cpu())
         return torch.cat(parts, dim=1)
@@ -173,15 +178,19 @@ def read_norms(folder: RunFolder) -> list[Norms]:
         )
     found: dict[int, Norms] = {}
     for line in read_json_lines(folder.path / NORMS_FILE):
-        before = np.array(line["before"])
-        after = np.array(line["after"])
-        found[line["round"]] = Norms(line["round"], before, after)
+        round = line["round"]
+        found[round] = Norms(
+            round=round,
+            before=np.array(line["before"]),
+            after=np.array(line["after"]),
+        )
     return [found[number] for number in sorted(found)]
 
 
 def unprotected(config: RunConfig) -> RunConfig:
     """Returns the configuration on the local engine, its noise absent or seeded."""
     config = dataclasses.replace(config, engine="local")
+    # Norms without noise void any guarantee, so the run must not claim one.
     if config.noise_multiplier == 0 or config.noise_seed is not None:
         return config
     return dataclasses.replace(config, noise_seed=config.seed)
@@ -195,6 +204,7 @@ def norm_dynamics(norms: Sequence[Norms], clip_bound: float) -> Figure:
     figure = Figure((7, 4), layout="constrained")
     axes = figure.subplots()
     rounds = [found.round for found in norms]
+    # Quantiles, because a few fakes have norms a thousand times larger.
     quantiles = [np.quantile(found.before, (0.05, 0.5, 0.95)) for found in norms]
     low, middle, high = np.array(quantiles).T
     axes.fill_between(rounds, low, high, alpha=0.3, label="5 % to 95 % of the fakes")
@@ -212,11 +222,13 @@ def norm_histograms(norms: Sequence[Norms], clip_bound: float) -> Figure:
     after = np.concatenate([found.after for found in norms])
     both = {"before clipping": before, "after clipping": after}
     # A few outliers would leave no room for the others; they are in the last bin.
-    top = max(clip_bound, float(np.quantile(before, 0.999)))
+    highest = float(np.quantile(before, 0.999))
+    top = max(clip_bound, highest)
     bins = np.linspace(0, 1.05 * top, HISTOGRAM_BINS + 1)
     parts: NDArray[np.object_] = figure.subplots(1, 2, sharex=True, squeeze=False)
     for axes, (title, values) in zip(parts[0], both.items(), strict=True):
-        axes.hist(np.minimum(values, bins[-1]), bins=bins)
+        cut = np.minimum(values, bins[-1])
+        axes.hist(cut, bins=bins)
         axes.axvline(clip_bound, color="black", linestyle="--")
         mean = values.mean()
         std = values.std()
@@ -238,7 +250,8 @@ def gradient_norms(
         folder = RunFolder.open(path)
         read_norms(folder)  # refuses a run that is no probe
     else:
-        folder = new_run(unprotected(configure(recipe, None, given)))[0]
+        config = unprotected(configure(recipe, None, given))
+        folder, _ = new_run(config)
     if not folder.is_finished:
         go_on = "continue with the same command"
         with exit_if_stopped(go_on), stop_on_signal() as stop:

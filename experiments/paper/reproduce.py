@@ -77,14 +77,17 @@ class Setting(NamedTuple):
 
         Args:
             ratio: noise of the sum of a draw, over its sensitivity.
-            clients: of a draw.
+            clients: the number of clients of a draw.
             shared: fakes of a draw; all B of them is the algorithm.
         """
-        return (Sampled(self.clients, clients, ratio, self.rounds * (B // shared)),)
+        # Draws of fewer fakes take so many times more of them.
+        num_draws = self.rounds * (B // shared)
+        return (Sampled(self.clients, clients, ratio, num_draws),)
 
     def fakes(self, shared: int = B, noise: float = SIGMA) -> Any:
         """Returns the draws of one client, by the noise of one fake."""
-        return self.draws(noise / math.sqrt(shared), shared=shared)
+        ratio = noise / math.sqrt(shared)
+        return self.draws(ratio, shared=shared)
 
 
 def agrees(reference: str, ours: float) -> bool:
@@ -136,7 +139,9 @@ def results(numbers: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
         dominating = None
         if quantity in NUMBERS:
             found = NUMBERS[quantity](*where, **values)
-            ours = math.inf if found is None else float(found)
+            ours = math.inf  # where there is no finite number
+            if found is not None:
+                ours = float(found)
         else:
             compute = PAIRS[quantity]
             ours = float(compute(_naive_epsilon, *where, **values))
@@ -145,7 +150,14 @@ def results(numbers: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
         note = ""
         if not is_same and is_close(reference, ours):
             note = why_different
-        yield Result(what, reference, ours, dominating, is_same, note)
+        yield Result(
+            what=what,
+            reference=reference,
+            ours=ours,
+            dominating=dominating,
+            agrees=is_same,
+            note=note,
+        )
 
 
 def _naive_epsilon(draws: Any, delta: float) -> float:
@@ -158,6 +170,7 @@ def _valid_epsilon(draws: Any, delta: float) -> float:
 
 def _releases(setting: Setting, count: float, sensitivity: float) -> float:
     """Returns epsilon of `count` releases of one fake each, without amplification."""
+    # SIGMA is a multiple of 2C, and the sensitivity one of C.
     mu = math.sqrt(count) / SIGMA * sensitivity / 2
     return epsilon_from_mu(mu, setting.delta)
 
@@ -170,12 +183,17 @@ def _uniform_selection(setting: Setting, sensitivity: float) -> float:
 
 def _noise_of_all_clients(setting: Setting, target: float) -> float:
     mu = mu_from_epsilon(target, setting.delta)
-    return 2 * math.sqrt(setting.rounds) / mu * ROOT / setting.clients
+    of_sum = 2 * math.sqrt(setting.rounds) / mu * ROOT
+    return of_sum / setting.clients  # of the average
 
 
 def _server_of_full_participation() -> float:
-    mu = mu_from_epsilon(10, 1 / 539) * math.sqrt(539)
-    return epsilon_from_mu(mu, 1 / 539)
+    clients = 539
+    delta = 1 / clients
+    # The server sees each client's release under the noise of that one alone.
+    of_release = mu_from_epsilon(10, delta)
+    of_server = of_release * math.sqrt(clients)
+    return epsilon_from_mu(of_server, delta)
 
 
 @lru_cache(maxsize=256)
@@ -241,6 +259,7 @@ def main(as_json: bool) -> None:
         Exit: a number that should agree does not (code 1).
     """
     numbers = read_json(STORED_NUMBERS)["numbers"]
+    # One by one: some take seconds, and the progress says which.
     done: list[Result] = []
     with Progress() as progress:
         stage = progress.stage("number")

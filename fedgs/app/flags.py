@@ -97,7 +97,7 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
 
     Args:
         app: its commands.
-        words: of the command line; this process's own when None.
+        words: the words of the command line; this process's own when None.
     """
     code = 2
     problem = ""
@@ -244,9 +244,14 @@ def _with_flags(
     def run(**arguments: Any) -> None:
         # A command may be wrapped twice, for `given` and for `settings`: both count.
         _RUNNING.set(_RUNNING.get() | names)
-        own = {n: value for n, value in arguments.items() if n not in names}
-        # A flag that may be repeated is an empty list if it is not given.
-        given = {n: arguments[n] for n in names if arguments[n] not in (None, [])}
+        own: dict[str, Any] = {}
+        given: dict[str, Any] = {}
+        for name, value in arguments.items():
+            if name not in names:
+                own[name] = value
+            # A flag that may be repeated is an empty list if it is not given.
+            elif value not in (None, []):
+                given[name] = value
         others = assigned(given.pop("set", ()))
         for name in sorted(others):
             if name in given:

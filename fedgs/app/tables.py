@@ -50,8 +50,9 @@ class Table:
     def markdown(self) -> str:
         """Returns the head and the rows as Markdown lines."""
         ruler = "|---" * len(self.head) + "|"
-        lines = [f"| {' | '.join(cells)} |" for cells in (self.head, *self.rows)]
-        return "\n".join([lines[0], ruler, *lines[1:]]) + "\n"
+        head, *rows = [f"| {' | '.join(row)} |" for row in (self.head, *self.rows)]
+        lines = [head, ruler, *rows]
+        return "\n".join(lines) + "\n"
 
 
 def folded(text: str, stream: IO[str]) -> str:

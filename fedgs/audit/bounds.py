@@ -95,7 +95,7 @@ def epsilon_at_least(rates: ErrorRates, delta: float) -> Any:
     """Returns the least epsilon that Eq. 1 allows, at least 0.
 
     Args:
-        rates: of any test.
+        rates: the error rates of any test.
         delta: at least 0 and below 1.
     """
     positive = rates.false_positive
@@ -110,8 +110,9 @@ def epsilon_at_least(rates: ErrorRates, delta: float) -> Any:
 def mu_at_least(rates: ErrorRates) -> Any:
     """Returns the least mu that Eq. 2 allows, at least 0."""
     # Phi^-1(1 - x) is -Phi^-1(x), and exact for small x.
-    mu = -(ndtri(rates.false_positive) + ndtri(rates.false_negative))
-    return np.maximum(0.0, mu)
+    of_positive = -ndtri(rates.false_positive)
+    of_negative = -ndtri(rates.false_negative)
+    return np.maximum(0.0, of_positive + of_negative)
 
 
 def mu_of_means(outside: Scores, inside: Scores, std: float, alpha: float) -> float:
@@ -125,7 +126,8 @@ def mu_of_means(outside: Scores, inside: Scores, std: float, alpha: float) -> fl
         std: of the noise in each score, as it is claimed; above 0.
         alpha: the chance that the bound is wrong, in (0, 1).
     """
-    error = ndtri(1 - alpha) * math.sqrt(2 / len(inside))
+    std_of_difference = math.sqrt(2 / len(inside))  # in units of std
+    error = ndtri(1 - alpha) * std_of_difference
     found = (inside.mean() - outside.mean()) / std
     return max(0.0, float(found - error))
 
@@ -154,14 +156,19 @@ def best_threshold(
     inside = np.sort(inside)
     candidates = [np.linspace(outside[-1], inside[-1], 30)]
     for scores in (outside, inside):
-        ranks = np.unique(np.geomspace(1, len(scores), 70).astype(int))
-        candidates += [scores[ranks - 1], scores[-ranks]]
+        spread = np.geomspace(1, len(scores), 70)
+        ranks = np.unique(spread.astype(int))
+        lowest = scores[ranks - 1]
+        highest = scores[-ranks]
+        candidates += [lowest, highest]
     thresholds = np.unique(np.concatenate(candidates))
-    thresholds = thresholds[np.isfinite(thresholds)]
+    is_finite = np.isfinite(thresholds)
+    thresholds = thresholds[is_finite]
     rates = error_rates(outside, inside, thresholds, alpha)
     values = value(rates)
-    is_good = values >= (1 - slack) * values.max()
-    return float(thresholds[is_good][-1])
+    least = (1 - slack) * values.max()
+    good = thresholds[values >= least]
+    return float(good[-1])
 
 
 def one_run_p_value(
@@ -177,8 +184,8 @@ def one_run_p_value(
         num_canaries: m, each in or out by an own fair coin.
         guesses: r, from 1 to m; the others are abstentions.
         correct: v, from 0 to r.
-        epsilon: of the claim, at least 0.
-        delta: of the claim, at least 0 and below 1.
+        epsilon: the epsilon of the claim, at least 0.
+        delta: the delta of the claim, at least 0 and below 1.
 
     Raises:
         ValueError: not 0 <= v <= r <= m.
@@ -221,7 +228,13 @@ def one_run_epsilon(
     """
 
     def is_rejected(epsilon: float) -> bool:
-        p_value = one_run_p_value(num_canaries, guesses, correct, epsilon, delta)
+        p_value = one_run_p_value(
+            num_canaries,
+            guesses=guesses,
+            correct=correct,
+            epsilon=epsilon,
+            delta=delta,
+        )
         return p_value < alpha
 
     low = 0.0

@@ -70,8 +70,10 @@ class Canaries:
         """
         num_clients = config.num_clients
         counts = np.zeros(num_clients, np.int64)
+        everybody = range(num_clients)
         for round in range(1, config.num_rounds + 1):
-            asked = clients_of(select(config, round), range(num_clients))
+            participants = select(config, round)
+            asked = clients_of(participants, everybody)
             counts[asked] += 1
         order = rng.permutation(num_clients)
         # A client that is never asked shows nothing, so those come last.
@@ -102,12 +104,14 @@ class Canaries:
 
     def gradients(self, config: GsWganConfig) -> dict[int, Tensor]:
         """Returns what each client answers to every fake, float32 (C, S, S)."""
-        signs = np.where(self.is_in, INSIDE_SIGN, OUTSIDE_SIGNS[self.relation])
+        outside = OUTSIDE_SIGNS[self.relation]
+        signs = np.where(self.is_in, INSIDE_SIGN, outside)
         images = self.images(config) * LENGTH * config.clip_bound
-        return {
-            client: (sign * image).float()
-            for client, sign, image in zip(self.clients, signs, images, strict=True)
-        }
+        found: dict[int, Tensor] = {}
+        for client, sign, image in zip(self.clients, signs, images, strict=True):
+            gradient = sign * image
+            found[client] = gradient.float()
+        return found
 
 
 class CanaryDiscriminators(Discriminators):
@@ -121,11 +125,11 @@ class CanaryDiscriminators(Discriminators):
     ) -> None:
         """Initialises all; `fixed` holds the gradients (C, S, S) by client."""
         super().__init__(config, hosted)
-        self.fixed = {
-            index: fixed[client]
-            for index, client in enumerate(hosted)
-            if client in fixed
-        }
+        # A query names clients by their place in the node, and not by their number.
+        self.fixed: dict[int, Tensor] = {}
+        for index, client in enumerate(hosted):
+            if client in fixed:
+                self.fixed[index] = fixed[client]
 
     def query(self, indices: Tensor, images: Tensor, labels: Tensor) -> PerSampleGrads:
         """Returns every listed client's gradients, as `Discriminators.query`."""
@@ -176,7 +180,12 @@ class CanaryNodes(LocalNodes):
         config = of_gs_wgan(self.config)
         hosted = config.hosting.hosted(node_id)
         if request.round > 0:
-            own = Hosted(self.data, hosted, node_id, self.stacks[node_id])
+            own = Hosted(
+                data=self.data,
+                clients=hosted,
+                node_id=node_id,
+                discriminators=self.stacks[node_id],
+            )
             return answer_of(config, own, request)
         stack = CanaryDiscriminators(config, hosted, self.fixed)
         fakes = None
@@ -190,7 +199,12 @@ class CanaryNodes(LocalNodes):
         """Returns what the node's other clients contributed, summed over the fakes."""
         config = of_gs_wgan(self.config)
         clients = config.hosting.hosted(node)
-        hosted = Hosted(self.data, clients, node, self.stacks[node])
+        hosted = Hosted(
+            data=self.data,
+            clients=clients,
+            node_id=node,
+            discriminators=self.stacks[node],
+        )
         asked = clients_of(request.participants, clients)
         others = [client for client in asked if client not in self.fixed]
         # Again, without training: a query changes no bit of a discriminator.
@@ -198,7 +212,8 @@ class CanaryNodes(LocalNodes):
         total = torch.zeros(config.release_shape[1:], dtype=torch.float64)
         for grads in raw_answers(config, hosted, request):
             clipped = clip(PerSampleGradients(grads), config.clip_bound)
-            total += clipped.values.sum((0, 1)).cpu()
+            of_batch = clipped.values.sum((0, 1))
+            total += of_batch.cpu()
         return total
 
     def _watch(
@@ -209,11 +224,12 @@ class CanaryNodes(LocalNodes):
     ) -> None:
         # The adversary knows all data but the canary's, so that it takes off what the
         # other clients contributed.
-        by_node = {
-            answer.node_id: real_values(answer).sum(0) - others
-            for answer, others in zip(answers, known, strict=True)
-            if not isinstance(answer, MaskedSum)  # none is, in this engine
-        }
+        by_node: dict[int, Tensor] = {}
+        for answer, others in zip(answers, known, strict=True):
+            if isinstance(answer, MaskedSum):  # none is, in this engine
+                continue
+            over_fakes = real_values(answer).sum(0)
+            by_node[answer.node_id] = over_fakes - others
         total = torch.stack(list(by_node.values())).sum(0)
         asked = set(clients_of(request.participants, self.canaries.clients))
         for row, client in enumerate(self.canaries.clients):
@@ -221,5 +237,7 @@ class CanaryNodes(LocalNodes):
                 continue
             direction = self.canaries.directions[row]
             node = self.config.hosting.node_of(client)
-            self.releases[row] += float((by_node[node] * direction).sum())
-            self.sums[row] += float((total * direction).sum())
+            along_release = by_node[node] * direction
+            along_sum = total * direction
+            self.releases[row] += float(along_release.sum())
+            self.sums[row] += float(along_sum.sum())

@@ -36,7 +36,10 @@ def audited(config: ResolvedConfig) -> ResolvedConfig:
     takes part is drawn by another secret, so that a report tells nothing of the run's.
     """
     return dataclasses.replace(
-        config, message_precision="exact", device="cpu", selection_key=secret()
+        config,
+        message_precision="exact",
+        device="cpu",
+        selection_key=secret(),
     )
 
 
@@ -88,10 +91,13 @@ def node_scores(
         return _scores_of_part(config, terms, node_id, direction, part)
 
     # In parts, because a million rounds do not fit into memory at once.
-    size = max(1, NUMBERS_AT_ONCE // (terms.batch_size * direction.numel()))
-    parts = np.split(signs, range(size, len(signs), size))
+    numbers_of_each = terms.batch_size * direction.numel()
+    size = max(1, NUMBERS_AT_ONCE // numbers_of_each)
+    cuts = range(size, len(signs), size)
+    parts = np.split(signs, cuts)
     with ThreadPoolExecutor(config.num_workers) as pool:
-        return np.concatenate(list(pool.map(scores_of, parts)))
+        scores = list(pool.map(scores_of, parts))
+    return np.concatenate(scores)
 
 
 def _scores_of_part(
@@ -112,9 +118,16 @@ def _scores_of_part(
     # Trials lie along the axis of the samples, with B samples for each.
     shape = (grads.shape[1], *one.shape)
     of_trials = dataclasses.replace(terms, shape=shape)
-    found = released(unseeded, of_trials, [grads], len(grads), node_id=node_id)
+    found = released(
+        unseeded,
+        of_trials,
+        [grads],
+        asked=len(grads),
+        node_id=node_id,
+    )
     along = found.flatten(1) @ direction.flatten().double()
-    return along.numpy().reshape(len(signs), -1).sum(1)
+    by_trial = along.numpy().reshape(len(signs), -1)
+    return by_trial.sum(1)
 
 
 def released(
@@ -132,11 +145,11 @@ def released(
 
     Args:
         config: the run's.
-        terms: of the round.
+        terms: the terms of the round.
         answers: as `fedgs.round.answer.release` takes them.
         asked: number of clients that answer.
         round: with the node, it decides the noise of a seeded run.
-        node_id: of the node.
+        node_id: the node's index.
         weights: of these clients, as `fedgs.round.answer.release` takes them.
     """
     found = release(config, terms, answers, round, node_id, asked, weights)

@@ -1,5 +1,6 @@
 """What an audit found: lower bounds of epsilons, and checks of what they rest on."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,6 +11,13 @@ OF_BOUNDS = 1 - CONFIDENCE - OF_NOISE  # that a lower bound is too large
 HOLDS = "holds"
 REFUTED = "REFUTED"
 NO_CLAIM = "nothing to refute"
+
+
+def none_if_infinite(epsilon: float) -> float | None:
+    """Returns a claimed epsilon as JSON can have it: None where there is no bound."""
+    if epsilon < math.inf:
+        return epsilon
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +32,7 @@ class Finding:
         adversary: one of `fedgs.privacy.plan.ADVERSARY_COLUMNS`.
         relation: a key of `fedgs.privacy.plan.SENSITIVITIES`.
         rounds: rounds that the claim covers.
-        delta: of both epsilons.
+        delta: the delta of both epsilons.
         lower_bound: at least 0; the mechanism has no smaller epsilon, with confidence
             0.95 for all rows of an audit together.
         epsilon: the claim, at least 0; None means unbounded.

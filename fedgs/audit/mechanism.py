@@ -36,7 +36,7 @@ from fedgs.audit import bounds
 from fedgs.audit.bounds import ErrorRates, Scores
 from fedgs.audit.canaries import INSIDE_SIGN, OUTSIDE_SIGNS
 from fedgs.audit.crafted_releases import directions, node_scores
-from fedgs.audit.finding import OF_BOUNDS, Finding
+from fedgs.audit.finding import OF_BOUNDS, Finding, none_if_infinite
 from fedgs.config.rounds import rounds_alike, terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.methods.schedule import EVERYONE, clients_of, select
@@ -64,9 +64,9 @@ class Claim(NamedTuple):
         adversary: one of `fedgs.privacy.plan.ADVERSARY_COLUMNS`.
         relation: a key of `fedgs.privacy.plan.SENSITIVITIES`.
         shares: nodes whose noise the adversary cannot take away.
-        epsilon: of one round; None means unbounded.
+        epsilon: the epsilon of one round; None means unbounded.
         theorem: what it rests on.
-        mu: of one round, where the claim is a Gaussian curve; else None.
+        mu: the mu of one round, where the claim is a Gaussian curve; else None.
         view: "asked" (the client takes part), "seen" (it is drawn, the adversary sees
             whether) or "hidden" (the adversary does not see it).
     """
@@ -84,8 +84,8 @@ def weakest_rounds(config: ResolvedConfig, events: Sequence[Event]) -> dict[str,
     """Returns for each kind of release a round with the least recorded noise ratio.
 
     Args:
-        config: of the run.
-        events: of its ledger; none: of all rounds as they are planned.
+        config: the run's configuration.
+        events: the events of its ledger; none means all rounds as planned.
     """
     if not events:
         planned = [alike.first for alike in rounds_alike(config)]
@@ -137,13 +137,16 @@ def claims_of_one_round(plan: Plan, delta: float) -> list[Claim]:
         for relation in relations_of(plan.privacy_unit):
             ratio = plan.ratio(adversary, relation, colluding=0)
             epsilon = fixed_law(1, ratio).epsilon(delta)
+            mu = math.inf  # without noise
+            if ratio:
+                mu = 1 / ratio
             claim = Claim(
                 adversary=adversary,
                 relation=relation,
                 shares=plan.shares(adversary, colluding=0),
-                epsilon=epsilon if epsilon < math.inf else None,
+                epsilon=none_if_infinite(epsilon),
                 theorem=COUNT_THEOREM,
-                mu=1 / ratio if ratio else math.inf,
+                mu=mu,
                 view="asked",
             )
             found.append(claim)
@@ -151,6 +154,9 @@ def claims_of_one_round(plan: Plan, delta: float) -> list[Claim]:
     for row in statements(one_round, delta):
         if row.theorem == COUNT_THEOREM:
             continue
+        view = "hidden"
+        if row.theorem == MIXTURE_THEOREM:
+            view = "seen"
         claim = Claim(
             adversary=row.adversary,
             relation=row.relation,
@@ -159,7 +165,7 @@ def claims_of_one_round(plan: Plan, delta: float) -> list[Claim]:
             theorem=row.theorem,
             # A mixture is no Gaussian curve.
             mu=None,
-            view="seen" if row.theorem == MIXTURE_THEOREM else "hidden",
+            view=view,
         )
         found.append(claim)
     return found
@@ -179,9 +185,9 @@ def audit_rounds(
 
     Args:
         config: resolved.
-        events: of the run's ledger.
-        trials: of each test, at least 100.
-        max_draws: of noise.
+        events: the events of the run's ledger.
+        trials: the number of trials of each test, at least 100.
+        max_draws: the number of draws of noise.
         num_more: audits whose bounds stand beside these.
         is_wanted: chooses among the claims.
     """
@@ -189,12 +195,14 @@ def audit_rounds(
     found: list[Finding] = []
     for kind, round in sorted(weakest.items()):
         own = [event for event in events if event.release == kind]
-        own = own or [new_event(config, round, EVERYONE, 1)]
+        if not own:  # nothing was released yet
+            own = [new_event(config, round, EVERYONE, 1)]
         plan = recorded_plan(config, own)
         claims = claims_of_one_round(plan, config.delta)
+        wanted = [claim for claim in claims if is_wanted(claim)]
         found += audit_round(
             config,
-            [claim for claim in claims if is_wanted(claim)],
+            wanted,
             delta=config.delta,
             trials=trials,
             max_draws=max_draws,
@@ -225,8 +233,8 @@ def audit_round(
     Args:
         config: resolved; decides the mechanism that is run.
         claims: what to attack, from the *record* of the run; not empty.
-        delta: of the claims.
-        trials: of each test, at least 100.
+        delta: the claims' delta.
+        trials: the number of trials of each test, at least 100.
         max_draws: of noise, for the attacked node and for the others; there are fewer
             trials where B is large or many nodes' noise is summed.
         round: a round of the kind that is attacked; see `weakest_rounds`.
@@ -235,7 +243,13 @@ def audit_round(
     # Draws by the run's own secret would be the same in every audit.
     config = dataclasses.replace(config, noise_seed=None, selection_key=secret())
     total = int(trials * (1 + CHOICE_SHARE))
-    simulation = Simulation(config, claims, total, max_draws, round)
+    simulation = Simulation(
+        config,
+        claims,
+        total=total,
+        max_draws=max_draws,
+        round=round,
+    )
     # The union bound: together, all bounds are wrong with chance OF_BOUNDS at most.
     alpha = OF_BOUNDS / len(claims) / num_audits
     return [attack_claim(claim, simulation, delta, alpha) for claim in claims]
@@ -256,8 +270,8 @@ def attack_claim(
 
     Args:
         claim: what is attacked.
-        simulation: of the round that the claim is about.
-        delta: of the claim.
+        simulation: the simulation of the round that the claim is about.
+        delta: the claim's delta.
         alpha: the chance that the bound is wrong.
     """
     outside, inside = simulation.scores(claim)
@@ -270,9 +284,18 @@ def attack_claim(
     details = {"trials": len(inside) - split, "epsilon_any_curve": bound}
     if claim.mu is not None:
         threshold = bounds.best_threshold(
-            outside[:split], inside[:split], bounds.mu_at_least, alpha
+            outside[:split],
+            inside[:split],
+            value=bounds.mu_at_least,
+            alpha=alpha,
         )
-        rates = bounds.error_rates(outside[split:], inside[split:], threshold, alpha)
+        # On the other trials, for a threshold that is measured by its own is luck.
+        rates = bounds.error_rates(
+            outside[split:],
+            inside[split:],
+            threshold,
+            alpha,
+        )
         mu = bounds.mu_at_least(rates)
         if claim.mu < math.inf:
             whole = simulation.whole_mu(claim, of_whole)
@@ -318,9 +341,18 @@ def bound_epsilon(
     value = partial(bounds.epsilon_at_least, delta=delta)
     # On other trials than those that are counted: else the best one would be luck.
     threshold = bounds.best_threshold(
-        outside[:split], inside[:split], value, alpha, slack=0.05
+        outside[:split],
+        inside[:split],
+        value=value,
+        alpha=alpha,
+        slack=0.05,
     )
-    rates = bounds.error_rates(outside[split:], inside[split:], threshold, alpha)
+    rates = bounds.error_rates(
+        outside[split:],
+        inside[split:],
+        threshold,
+        alpha,
+    )
     return value(rates), rates
 
 
@@ -346,16 +378,18 @@ class Simulation:
         signs |= {OUTSIDE_SIGNS[claim.relation] for claim in claims}
         if "hidden" in views:
             signs.add(-1.0)  # what the clients who are drawn instead answer
-        total = min(total, int(max_draws / (terms.batch_size * len(signs))))
-        self.own = {
-            sign: node_scores(config, np.full(total, sign), round=round)
-            for sign in signs
-        }
+        draws = terms.batch_size * len(signs)
+        total = min(total, int(max_draws / draws))
+        self.own: dict[float, Scores] = {}
+        for sign in signs:
+            trials = np.full(total, sign)
+            self.own[sign] = node_scores(config, trials, round=round)
         self.others: dict[int, Scores] = {}
         for shares in {claim.shares for claim in claims}:
             draws = terms.batch_size * max(shares - 1, 1)
             # Gradients of 0: the adversary knows what the clients beside it send.
-            silent = np.zeros(min(total, int(max_draws / draws)))
+            affordable = int(max_draws / draws)
+            silent = np.zeros(min(total, affordable))
             noise = silent
             for node_id in range(1, shares):
                 noise = noise + node_scores(config, silent, node_id, round)
@@ -383,7 +417,13 @@ class Simulation:
         scores: dict[float, Scores] = {}
         for sign in signs:
             trials = np.full(self.num_whole, sign)
-            scores[sign] = node_scores(config, trials, 0, round, direction)
+            scores[sign] = node_scores(
+                config,
+                trials,
+                node_id=0,
+                round=round,
+                direction=direction,
+            )
         return scores
 
     def whole_mu(self, claim: Claim, alpha: float) -> float:
@@ -394,21 +434,24 @@ class Simulation:
         std = self.terms.noise_std * math.sqrt(self.terms.batch_size)
         if not std:
             return 0.0  # counts show it
-        outside = OUTSIDE_SIGNS[claim.relation]
+        sign = OUTSIDE_SIGNS[claim.relation]
         # The largest of several bounds is reported, so that they share alpha.
         of_each = alpha / len(self.whole)
-        found = [
-            bounds.mu_of_means(scores[outside], scores[INSIDE_SIGN], std, of_each)
-            for scores in self.whole
-        ]
-        return max(found) / math.sqrt(claim.shares)
+        largest = 0.0  # no bound is below it
+        for scores in self.whole:
+            outside = scores[sign]
+            inside = scores[INSIDE_SIGN]
+            mu = bounds.mu_of_means(outside, inside, std, of_each)
+            largest = max(largest, mu)
+        return largest / math.sqrt(claim.shares)
 
     def scores(self, claim: Claim) -> tuple[Scores, Scores]:
         """Returns one score per trial, outside and inside."""
         others = self.others[claim.shares]
         count = len(others)
+        sign = OUTSIDE_SIGNS[claim.relation]
         inside = self.own[INSIDE_SIGN][:count] + others
-        outside = self.own[OUTSIDE_SIGNS[claim.relation]][:count] + others
+        outside = self.own[sign][:count] + others
         if claim.view == "asked":
             return outside, inside
         is_asked = self.is_asked[:count]

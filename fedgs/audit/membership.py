@@ -47,7 +47,7 @@ def audit_samples(
         synthetic: samples, shape (n, C, S, S).
         members: records that were trained on, shape (k, C, S, S).
         others: as many records of the same source that were not.
-        seed: of the bootstrap.
+        seed: the seed of the bootstrap.
 
     Returns:
         In "nearest" "auc", "tpr_at_0.001_fpr" and "tpr_at_0.01_fpr", each {"value",
@@ -95,12 +95,16 @@ def _auc(members: Vector, others: Vector) -> float:
     ranks = rankdata(np.concatenate([members, others]))
     own = ranks[: len(members)].sum()
     # Mann and Whitney's U: of all ranks, those among members themselves are taken off.
-    below = own - len(members) * (len(members) + 1) / 2
-    return float(below / (len(members) * len(others)))
+    count = len(members)
+    below = own - count * (count + 1) / 2
+    num_pairs = count * len(others)
+    return float(below / num_pairs)
 
 
 def _true_positive_rate(rate: float, members: Vector, others: Vector) -> float:
     """Returns the share of members above the threshold of a false positive rate."""
     from_largest = np.sort(others)[::-1]
-    threshold = from_largest[int(rate * len(others))]
-    return float((members > threshold).mean())
+    num_above = int(rate * len(others))
+    threshold = from_largest[num_above]
+    is_called_member = members > threshold
+    return float(is_called_member.mean())

@@ -57,13 +57,14 @@ def check_noise(config: ResolvedConfig, event: Event, alpha: float) -> Check:
     Privacy: public; reads no data.
 
     Args:
-        config: of the run, as audited.
-        event: of its ledger.
+        config: the run's configuration, as audited.
+        event: an event of its ledger.
         alpha: the chance that noise as recorded is refuted.
     """
     noise = standardised_noise(config, event)
     found = p_values(noise)
     num_tests = len(found)
+    # Of equal ones the first by name, so that a report does not change.
     p_value, least = min((value, name) for name, value in found.items())
     rounds, nodes, *shape = noise.shape
     each = " x ".join(map(str, shape))
@@ -103,11 +104,19 @@ def standardised_noise(config: ResolvedConfig, event: Event) -> Noise:
 
     def noise_of(place: tuple[int, int]) -> torch.Tensor:
         round, node = place
-        return released(config, terms, [answers], len(answers), round, node)
+        return released(
+            config,
+            terms,
+            [answers],
+            asked=len(answers),
+            round=round,
+            node_id=node,
+        )
 
     places = itertools.product(range(1, rounds + 1), range(nodes))
     with ThreadPoolExecutor(config.num_workers) as pool:
         found = list(pool.map(noise_of, places))
+    # In the order of the places: by round, then by node.
     releases = torch.stack(found).numpy()
     noise = releases.reshape(rounds, nodes, *terms.shape)
     std = event.noise_std
@@ -116,7 +125,8 @@ def standardised_noise(config: ResolvedConfig, event: Event) -> Noise:
         step = terms.clip_bound / units
         std = noise_units(event.noise_multiplier, units) * step
         # Integers become real numbers, as the tests' laws are of these.
-        noise += rng.uniform(-step / 2, step / 2, noise.shape)
+        half = step / 2
+        noise += rng.uniform(-half, half, noise.shape)
     noise /= std
     return noise
 
@@ -134,7 +144,9 @@ def p_values(noise: Noise) -> dict[str, float]:
         sums = squares
         if axes:
             over = ", ".join(AXES[axis] for axis in axes)
-            sums = np.square(noise.sum(axes)) / size
+            # Divided by their number, sums are of variance 1 again.
+            total = noise.sum(axes)
+            sums = np.square(total) / size
         cells = squares.sum(axes)
         found[f"squares over {over}"] = _of_cells(cells, size)
         found[f"sums over {over}"] = _two_sided(sums.sum(), sums.size)
@@ -147,8 +159,8 @@ def p_values(noise: Noise) -> dict[str, float]:
     # Some numbers of every release: noise may be reused by any of them.
     numbers_of_each = NUM_DRAWS // len(releases)
     found["repeats"] = _repeats(releases[:, :numbers_of_each])
-    some = noise.ravel()[:_MOST_OF_SHAPE]
-    shape = kstest(some, "norm")
+    numbers = noise.ravel()
+    shape = kstest(numbers[:_MOST_OF_SHAPE], "norm")
     found["shape"] = float(shape.pvalue)
     return found
 
@@ -162,6 +174,7 @@ def _sets_of_axes(noise: Noise) -> Iterator[tuple[int, ...]]:
 
 
 def _two_sided(value: float, freedom: int) -> float:
+    """Returns how likely a chi-square is as small or as large as this one."""
     below = chi2.cdf(value, freedom)
     above = chi2.sf(value, freedom)
     one_sided = min(below, above, 0.5)
@@ -173,6 +186,7 @@ def _of_cells(squares: Noise, freedom: int) -> float:
     cells = squares.size
     least = squares.min()
     most = squares.max()
+    # The union bound over the cells, for either end.
     too_small = cells * chi2.cdf(least, freedom)
     too_large = cells * chi2.sf(most, freedom)
     # A largest one that is too small is as odd: noise that is cut off.
@@ -184,6 +198,7 @@ def _of_cells(squares: Noise, freedom: int) -> float:
 
 
 def _cosines(vectors: Noise) -> float:
+    """Returns how likely vectors point so far into common directions, shape (n, d)."""
     vectors = vectors[:_MOST_VECTORS]
     count, size = vectors.shape
     if size == 1:
@@ -211,13 +226,15 @@ def _repeats(noise: Noise) -> float:
     twice = counts * (counts - 1)
     pairs = float(twice.sum()) / 2
     n = float(noise.size)
+    all_pairs = n * (n - 1) / 2
     # Of the law 2 phi(x), x > 0: that two sizes are equal, and that three are.
     two = _WIDTH / math.sqrt(math.pi)
     three = _WIDTH**2 * 2 / (math.pi * math.sqrt(3))
-    expected = n * (n - 1) / 2 * two
+    expected = all_pairs * two
     # Two pairs are independent unless they share a number.
     of_pairs = expected * (1 - two)
-    of_shared = n * (n - 1) * (n - 2) * (three - two**2)
+    ordered_triples = n * (n - 1) * (n - 2)
+    of_shared = ordered_triples * (three - two**2)
     variance = of_pairs + of_shared
     # As a multiple of a Poisson variable, which it is where equal sizes are rare.
     multiple = variance / expected

@@ -25,14 +25,13 @@ ICLR 2024 (canary clients).
 """
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
 
 from fedgs.audit.bounds import Scores, one_run_epsilon
 from fedgs.audit.canaries import INSIDE_SIGN, OUTSIDE_SIGNS, Canaries, CanaryNodes
-from fedgs.audit.finding import OF_BOUNDS, Finding
+from fedgs.audit.finding import OF_BOUNDS, Finding, none_if_infinite
 from fedgs.config.run_config import GsWganConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.methods import new_state
@@ -67,10 +66,10 @@ def audit_run(
 
     Args:
         config: resolved; `output` is the folder to train in, which the caller deletes.
-        plan: of the run under attack, from its record; decides the claims.
-        data: of the run.
+        plan: the plan of the run under attack, from its record; decides the claims.
+        data: the run's data.
         canaries: drawn for this configuration.
-        delta: of the claims.
+        delta: the claims' delta.
         report: called with the public metrics of each round.
         stop: when set, training ends early by `RunStopped`.
         num_audits: this one and those whose bounds stand beside it.
@@ -93,7 +92,9 @@ def audit_run(
         # One curator sees everything: there is no server to tell nodes apart.
         views = [("release", "sums", sums)]
     else:
-        sees_nodes = "unmasked" if plan.secure_aggregation else "server"
+        sees_nodes = "server"
+        if plan.secure_aggregation:
+            sees_nodes = "unmasked"
         views = [(sees_nodes, "node releases", by_node), ("secagg", "sums", sums)]
     views.append(("release", "generator", by_generator))
     # The union bound: all findings hold together.
@@ -158,9 +159,9 @@ def guess_coins(
     Privacy: public; of canaries only.
 
     Args:
-        plan: of the run under attack.
+        plan: the plan of the run under attack.
         canaries: the attacked clients.
-        delta: of the claim.
+        delta: the claim's delta.
         alpha: the chance that the bound is wrong.
         rounds: that the run had.
         adversary: who has the scores.
@@ -174,10 +175,15 @@ def guess_coins(
     if view == "generator":  # has no natural centre
         scores = scores - np.median(scores)
     bound, guesses, correct = best_guesses(
-        scores, is_in, len(canaries.clients), delta, alpha
+        scores,
+        is_in,
+        num_canaries=len(canaries.clients),
+        delta=delta,
+        alpha=alpha,
     )
     # The claim is that of the busiest canary: it covers all others.
     count = int(canaries.counts.max())
+    is_right = (scores > 0) == is_in
     ratio = plan.ratio(adversary, canaries.relation, colluding=0)
     epsilon = fixed_law(count, ratio).epsilon(delta)
     return Finding(
@@ -187,7 +193,7 @@ def guess_coins(
         rounds=rounds,
         delta=delta,
         lower_bound=bound,
-        epsilon=epsilon if epsilon < math.inf else None,
+        epsilon=none_if_infinite(epsilon),
         theorem=COUNT_THEOREM,
         details={
             "canaries": len(canaries.clients),
@@ -195,7 +201,7 @@ def guess_coins(
             "most_participations": count,
             "guesses": guesses,
             "correct": correct,
-            "correct_of_all": int(((scores > 0) == is_in).sum()),
+            "correct_of_all": int(is_right.sum()),
         },
     )
 
@@ -218,18 +224,23 @@ def best_guesses(
         scores: above 0 for "in", shape (n,), at least one.
         is_in: the coins, shape (n,), bool.
         num_canaries: m, at least n; the others are abstentions.
-        delta: of the claim.
+        delta: the claim's delta.
         alpha: the chance that the bound is wrong.
     """
     surest_first = np.argsort(-np.abs(scores), kind="stable")
     is_right = (scores > 0) == is_in
     is_right = is_right[surest_first]
     tries: list[tuple[float, int, int]] = []
+    of_each = alpha / len(GUESSED)
     for share in GUESSED:
         guesses = max(1, round(share * len(scores)))
         correct = int(is_right[:guesses].sum())
         bound = one_run_epsilon(
-            num_canaries, guesses, correct, delta, alpha / len(GUESSED)
+            num_canaries,
+            guesses=guesses,
+            correct=correct,
+            delta=delta,
+            alpha=of_each,
         )
         tries.append((bound, guesses, correct))
     return max(tries)

@@ -79,8 +79,8 @@ def check_mechanism(config: ResolvedConfig, events: Sequence[Event]) -> list[Che
     Privacy: public; reads no data.
 
     Args:
-        config: of the run, as `fedgs.audit.crafted_releases.audited`.
-        events: of its ledger.
+        config: the configuration of the run, as `fedgs.audit.crafted_releases.audited`.
+        events: the events of its ledger.
     """
     recorded = {event.round: event for event in events}
     found = [check_terms(config, list(recorded.values()))]
@@ -130,8 +130,8 @@ def check_clipping(config: ResolvedConfig, event: Event) -> Check:
     Privacy: public; reads no data.
 
     Args:
-        config: of the run, as audited.
-        event: of the kind of release that is meant.
+        config: the run's configuration, as audited.
+        event: the event of the kind of release that is meant.
     """
     terms = without_noise(terms_at(config, event.round))
     bound = terms.clip_bound
@@ -141,8 +141,10 @@ def check_clipping(config: ResolvedConfig, event: Event) -> Check:
     along = directions(terms.shape[1:])
     # One client for each direction, whose samples have the lengths above.
     long = along[:, None] * lengths
+    # And one whose answer has a number that is none.
     broken = long[:1].clone()
-    broken[0, 0, 0, 0, 0] = torch.inf
+    first_number = (0,) * broken.dim()
+    broken[first_number] = torch.inf
     answers = torch.cat([long, broken])
     parts = _clipped(answers, bound)
     longest = 0.0
@@ -153,7 +155,8 @@ def check_clipping(config: ResolvedConfig, event: Event) -> Check:
     # In two batches, as workers hand them in.
     batches = [answers[:2], answers[2:]]
     together = released(config, terms, batches, asked=len(answers))
-    difference = _longest(together - parts.sum(0))
+    sum_of_parts = parts.sum(0)
+    difference = _longest(together - sum_of_parts)
     longest = max(longest, difference)
     return Check(
         check=f"clipping, {event.release}",
@@ -192,7 +195,7 @@ def check_method(config: ResolvedConfig) -> list[Check]:
     Privacy: public; reads no data.
 
     Args:
-        config: of the run, as audited.
+        config: the run's configuration, as audited.
 
     Raises:
         UserError: the run's public data cannot be read.
@@ -200,10 +203,12 @@ def check_method(config: ResolvedConfig) -> list[Check]:
     state = new_state(config)
     data = made_up(config)
     of_stacks = 0.0
-    if any(is_of_fedgs(phase.method) for phase in phases_of(config)):
+    is_stacked = any(is_of_fedgs(phase.method) for phase in phases_of(config))
+    if is_stacked:
         of_stacks = STACKED
     measured = dict(MEASURED)
-    if any(alike.terms.num_groups > 1 for alike in rounds_alike(config)):
+    has_groups = any(alike.terms.num_groups > 1 for alike in rounds_alike(config))
+    if has_groups:
         measured |= OF_GROUPS
     found = dict.fromkeys(measured, 0.0)
     slack = 0.0
@@ -222,7 +227,13 @@ def check_method(config: ResolvedConfig) -> list[Check]:
     except Exception as error:
         kind = type(error).__name__
         text = f"made-up clients: {kind}: {error}"
-        return [Check(check="method, answers", tested=text, found=1, allowed=0)]
+        check = Check(
+            check="method, answers",
+            tested=text,
+            found=1,
+            allowed=0,
+        )
+        return [check]
     asked = f"made-up clients in round {', '.join(rounds)}"
     checks: list[Check] = []
     for name, (limit, text) in measured.items():
@@ -246,7 +257,8 @@ def _requests(config: ResolvedConfig, state: State) -> Iterator[Request]:
         terms = alike.terms
         kind = (terms.release, terms.clip_bound, terms.shape)
         first.setdefault(kind, alike.first)
-    chosen = set(list(first.values())[:MOST_KINDS])
+    first_rounds = list(first.values())
+    chosen = set(first_rounds[:MOST_KINDS])
     for index in range(len(config.phases)):
         if config.at_phase(index).releases_once:
             chosen.add(config.first_rounds[index])
@@ -262,9 +274,13 @@ def _requests(config: ResolvedConfig, state: State) -> Iterator[Request]:
                 method.check(own, request)
                 yield request
             silent = torch.zeros(1, *terms.shape)
-            noise = released(config, terms, [silent], 1, round)
+            noise = released(config, terms, [silent], asked=1, round=round)
             by_node = dict.fromkeys(range(config.num_nodes), noise)
-            answered = Released(noise, terms.noise_std, by_node)
+            answered = Released(
+                total=noise,
+                noise_std=terms.noise_std,
+                by_node=by_node,
+            )
             method.finish(own, state, pending, answered)
 
 
@@ -272,7 +288,7 @@ class _World(NamedTuple):
     """The made-up clients of a node.
 
     Attributes:
-        data: of these and others.
+        data: the data of these and others.
         clients: that answer.
         groups: of all clients, by their numbers; empty where none are compared.
     """
@@ -290,20 +306,23 @@ def _measured(
     """Returns the largest norm of a sample for each name of what is measured.
 
     Args:
-        config: of the run, as audited.
-        request: of a round.
+        config: the run's configuration, as audited.
+        request: the request of a round.
         data: made up; the last client is another one in the place of the first.
     """
     *everyone, spare = range(data.num_clients)
+    # In the other world the spare client has the first one's number.
     records = list(data.client_records)
-    records[0], records[spare] = records[spare], records[0]
+    first_ones = records[0]
+    records[0] = records[spare]
+    records[spare] = first_ones
     other = dataclasses.replace(data, client_records=tuple(records))
     found = dict.fromkeys([*MEASURED, *OF_GROUPS], 0.0)
     for groups, of_other, of_rest in _groupings(config, request, len(everyone)):
         worlds = (
-            _World(data, everyone, groups),
-            _World(other, everyone, of_other),
-            _World(data, everyone[1:], of_rest),
+            _World(data=data, clients=everyone, groups=groups),
+            _World(data=other, clients=everyone, groups=of_other),
+            _World(data=data, clients=everyone[1:], groups=of_rest),
         )
         lengths = _lengths(config, request, worlds)
         for name, length in lengths.items():
@@ -321,10 +340,14 @@ def _lengths(
     longest = dict.fromkeys([*MEASURED, *OF_GROUPS], 0.0)
     for world in worlds:
         # Of clients that are asked alone.
-        parts = [_sum(config, request, world, [client]) for client in world.clients]
+        parts: list[Tensor] = []
+        for client in world.clients:
+            part = _sum(config, request, world, [client])
+            parts.append(part)
         # Of clients that are asked together.
         total = _sum(config, request, world, world.clients)
-        backwards = _sum(config, request, world, world.clients[::-1])
+        reversed_order = world.clients[::-1]
+        backwards = _sum(config, request, world, reversed_order)
         of_worlds.append(total)
         alone = sum(parts, start=torch.zeros_like(total))
         measured = {
@@ -334,7 +357,8 @@ def _lengths(
         }
         for name, values in measured.items():
             for value in values:
-                longest[name] = max(longest[name], _longest(value))
+                length = _longest(value)
+                longest[name] = max(longest[name], length)
     total, replaced, left_out = of_worlds
     longest["one replaced"] = _longest(total - replaced)
     longest["one left out"] = _longest(total - left_out)
@@ -368,11 +392,13 @@ def _groupings(
         return
     if own.compares_nodes:
         # Names decide, and a client keeps its name: those of a real node's size.
-        names = [str(client) for client in range(config.hosting.smallest)]
+        size = config.hosting.smallest
+        names = [str(client) for client in range(size)]
         of_names = method.groups(own, names, (), least=1)
         kinds = list(dict.fromkeys(of_names))
         for first in range(len(kinds)):
-            in_turn = itertools.cycle(kinds[first:] + kinds[:first])
+            from_first = kinds[first:] + kinds[:first]
+            in_turn = itertools.cycle(from_first)
             groups = list(itertools.islice(in_turn, count))
             yield groups, groups, groups
         return
@@ -412,16 +438,31 @@ def _sum(
     chosen = request.participants
     if chosen != EVERYONE:
         chosen = tuple(clients)
-    request = dataclasses.replace(request, participants=chosen, trainees=chosen)
+    request = dataclasses.replace(
+        request,
+        participants=chosen,
+        trainees=chosen,
+    )
     groups: list[InGroup | None] = []
     if world.groups:
         groups = [world.groups[client] for client in clients]
-    hosted = Hosted(world.data, clients, 0, nets, groups)
+    hosted = Hosted(
+        data=world.data,
+        clients=clients,
+        node_id=0,
+        discriminators=nets,
+        groups=groups,
+    )
     answers = raw_answers(config, hosted, request)
     terms = without_noise(terms_at(config, request.round))
-    weights = weights_of(hosted, request)
-    asked = len(clients)
-    return released(config, terms, answers, asked, request.round, weights=weights)
+    return released(
+        config,
+        terms,
+        answers,
+        asked=len(clients),
+        round=request.round,
+        weights=weights_of(hosted, request),
+    )
 
 
 def made_up(config: ResolvedConfig) -> FederatedImages:
@@ -440,10 +481,13 @@ def made_up(config: ResolvedConfig) -> FederatedImages:
     shape = (num_images, config.image_channels, side, side)
     images = rng.integers(256, size=shape, dtype=np.uint8)
     labels = rng.integers(config.num_classes, size=num_images)
-    images[owners == 2] = 0
-    images[owners == 3] = 255
-    images[owners == spare] = 255
-    labels[owners >= 2] = config.num_classes - 1
+    is_black = owners == 2
+    is_white = (owners == 3) | (owners == spare)
+    images[is_black] = 0
+    images[is_white] = 255
+    # The first two clients have images of several classes.
+    is_of_one_class = owners >= 2
+    labels[is_of_one_class] = config.num_classes - 1
     records = [np.flatnonzero(owners == client) for client in clients]
     names = [str(client) for client in clients]
     return FederatedImages(

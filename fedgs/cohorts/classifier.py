@@ -114,7 +114,7 @@ def is_held_out(seed: int, name: str, count: int) -> NDArray[np.bool_]:
     Privacy: public, as a function of the client's number of images.
 
     Args:
-        seed: of the selection.
+        seed: the seed of the selection.
         name: the client's.
         count: its number of images, at least 1.
 

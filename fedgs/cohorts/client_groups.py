@@ -37,7 +37,7 @@ class CohortOfClient(NamedTuple):
     """What a file of cohorts says of one client.
 
     Attributes:
-        value: of its cohort.
+        value: the value of its cohort.
         part: which of the cohort's groups it is in; None: its name decides.
     """
 
@@ -49,7 +49,7 @@ class InGroup(NamedTuple):
     """Where a client answers, and how much of its answer is told.
 
     Attributes:
-        number: of its group, from 0.
+        number: the number of its group, from 0.
         weight: what its clipped answer is multiplied by, above 0 and at most 1; the
             same for all of the group's clients on this node.
     """
@@ -64,7 +64,7 @@ def read_client_cohorts(path: Path) -> dict[str, CohortOfClient]:
     Privacy: reads private data; output private. It stays with who owns the file.
 
     Args:
-        path: of the CSV file.
+        path: the path of the CSV file.
 
     Returns:
         Client name to its cohort.
@@ -109,7 +109,7 @@ def groups_of(
     Args:
         config: what is compared, and the public seed.
         names: public names of the node's clients, in their order.
-        cohorts: of each client; empty where nodes are compared.
+        cohorts: the cohorts of each client; empty where nodes are compared.
 
     Returns:
         For each client a number below `num_blocks`: those of the suspicious cohort come
@@ -140,7 +140,7 @@ def weighted(
 
     Args:
         config: what is compared.
-        groups: of `groups_of`.
+        groups: the groups that `groups_of` returned.
         least: clients of a group on this node, below which nothing of it is told.
     """
     sizes = Counter(groups)

@@ -55,7 +55,7 @@ class Cohort:
     Attributes:
         names: client names, each once, at least one.
         selection: `BY_THE_USER`, `SELECTED_OPENLY` or `SELECTED_PRIVATELY`.
-        cost: of a private selection, else None.
+        cost: the cost of a private selection, else None.
         selection_id: tells one private selection from another: two cohorts of the same
             one cost it once. "" is like no other.
     """

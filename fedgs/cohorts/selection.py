@@ -296,7 +296,7 @@ def statements(
 
     Args:
         selection: the settings.
-        cost: of the releases that there were.
+        cost: the cost of the releases that there were.
         public: what it supposes to be public, as in `RunConfig`.
     """
     if cost is None:

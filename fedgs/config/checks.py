@@ -258,7 +258,9 @@ def _aggregation_problems(config: Settings) -> Iterator[Problem]:
         return
     # The local engine adds in one process, which sees everything anyway.
     fewest = config.hosting.fewest_nodes(clients)
-    if config.engine != "local" and min(fewest, config.min_answers or fewest) < 2:
+    if config.min_answers:
+        fewest = min(fewest, config.min_answers)
+    if config.engine != "local" and fewest < 2:
         why = "a round may have only one node, so that no sum hides its answer"
         yield "secure_aggregation", f"{why}; {remedy}"
     if config.noise_multiplier is None:
@@ -319,7 +321,8 @@ def _source(data: str) -> str:
         where = where.partition("?")[0]  # options choose columns, not images
     path = Path(where).expanduser()
     # hf:NAME is a data set of the hub, or a folder in its format.
-    is_local = kind in ("npz", "folder") or (kind == "hf" and path.is_dir())
+    is_folder_of_hub = kind == "hf" and path.is_dir()
+    is_local = kind in ("npz", "folder") or is_folder_of_hub
     if where and is_local:
         return str(path.resolve())
     if kind == "hf":

@@ -62,7 +62,7 @@ def frequency_weight(row: int, column: int) -> float:
     Privacy: public; the same for all data.
 
     Args:
-        row: of the DCT, from 0.
+        row: the row of the DCT, from 0.
         column: likewise.
 
     >>> frequency_weight(0, 0), frequency_weight(3, 4)
@@ -214,10 +214,12 @@ class MomentSettings(LowFrequencySettings):
         else:
             first = ()
         if self.method in ("means", "scatter"):
-            is_in_order = (*before, self.method) == first[: len(before) + 1]
+            so_far = (*before, self.method)
+            is_in_order = so_far == first[: len(so_far)]
         else:
+            begun = before[: len(first)]
             later = before[len(first) :]
-            is_in_order = before[: len(first)] == first and set(later) <= {"moments"}
+            is_in_order = begun == first and set(later) <= {"moments"}
         if not is_in_order:
             order = ", ".join([*first, "any number of moments, parts once, features"])
             yield (

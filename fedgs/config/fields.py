@@ -53,11 +53,11 @@ def option(
     """Declares a setting: a field of `RunConfig` that people set.
 
     Args:
-        default: of the setting.
-        group: of the help.
+        default: the default of the setting.
+        group: the group of the help.
         text: its help.
         traits: what hangs on it.
-        choices: of a text.
+        choices: the values that a text may have.
         **limits: of a number: at_least, at_most, above, below, zero_or_at_least.
     """
     own = {"group": group, "traits": traits, "help": text, "choices": choices}
@@ -75,9 +75,9 @@ def flag(
     """Declares a field of what one command is asked for, and the flag that sets it.
 
     Args:
-        default: of the field; `dataclasses.MISSING` where it must be given.
+        default: the default of the field; `dataclasses.MISSING` where it must be given.
         text: the flag's help.
-        names: of the flag, where they are not the field's.
+        names: the names of the flag, where they are not the field's.
         metavar: of an argument, which has a place and no flag; "" for its own name.
         **limits: as of `option`.
     """
@@ -89,7 +89,7 @@ def entry(default: Any = dataclasses.MISSING, **limits: Any) -> Any:
     """Declares a field that a file or the code sets: its errors name no flag.
 
     Args:
-        default: of the field; left out where it must be given.
+        default: the default of the field; left out where it must be given.
         **limits: as of `option`, traits and choices too.
     """
     return field(default=default, metadata={"is_entry": True} | limits)
@@ -100,11 +100,14 @@ def again(of: Any, name: str, *default: Any) -> Any:
 
     Args:
         of: the class that has it.
-        name: of the field.
+        name: the name of the field.
         *default: in place of the field's own.
     """
-    spec = next(spec for spec in dataclasses.fields(of) if spec.name == name)
-    return field(default=(*default, spec.default)[0], metadata=spec.metadata)
+    specs = {spec.name: spec for spec in dataclasses.fields(of)}
+    spec = specs[name]
+    # A default that is given may be None, so it cannot be told by that.
+    chosen, *_ = (*default, spec.default)
+    return field(default=chosen, metadata=spec.metadata)
 
 
 def scalar_type(annotation: Any) -> tuple[type, bool]:

@@ -34,7 +34,7 @@ class HubSource:
         test_split: the split to test on.
         subset: the data set's configuration.
         partitioner: class of `flwr_datasets.partitioner` that makes the clients.
-        arguments: of the partitioner.
+        arguments: the arguments of the partitioner.
     """
 
     name: str

@@ -28,14 +28,15 @@ def clip_units(noise_multiplier: float, clients: int) -> int:
     """Returns U, the units of one clip bound: a power of two, at least 1.
 
     Args:
-        noise_multiplier: of one node's release, at least 0.
+        noise_multiplier: the noise multiplier of one node's release, at least 0.
         clients: m, the participants of a round.
     """
     # From above: the more units, the less does rounding to integers change.
     units = MOST_UNITS
     while units > 1:
         noise = noise_units(noise_multiplier, units)
-        largest = clients * units + _TAIL * math.sqrt(clients) * noise
+        largest_noise = _TAIL * math.sqrt(clients) * noise
+        largest = clients * units + largest_noise
         if noise <= MOST_UNITS and largest < MODULUS // 2:
             break
         units //= 2
@@ -65,7 +66,7 @@ def why_too_coarse(noise_multiplier: float, units: int, dimension: int) -> str:
     """Returns why integers are too coarse, and a remedy; "" if they are not.
 
     Args:
-        noise_multiplier: of one node's release, at least 0.
+        noise_multiplier: the noise multiplier of one node's release, at least 0.
         units: U.
         dimension: coordinates of one sample.
     """

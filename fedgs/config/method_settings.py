@@ -8,6 +8,7 @@ This module imports no tensor library.
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fedgs.config.feature_settings import (
@@ -160,6 +161,11 @@ class GsWganSettings(NetworkSettings):
 
         Source: GS-WGAN, Algorithm 2, line 32; docs/privacy.md, "The mechanism".
         """
+        return self._terms
+
+    # Made once: all rounds of a phase have the same, and a run may have a million.
+    @cached_property
+    def _terms(self) -> Terms:
         return Terms(
             release="gradient",
             noise_multiplier=self.known_noise,
@@ -177,8 +183,11 @@ class KnownSettings(
 
 def settings_with(trait: Trait) -> tuple[str, ...]:
     """Returns the names of the fields that have a trait, in their order."""
-    specs = dataclasses.fields(KnownSettings)
-    return tuple(s.name for s in specs if trait in s.metadata.get("traits", ()))
+    names: list[str] = []
+    for spec in dataclasses.fields(KnownSettings):
+        if trait in spec.metadata.get("traits", ()):
+            names.append(spec.name)
+    return tuple(names)
 
 
 def settings_of(*chosen: str) -> "list[dataclasses.Field[Any]]":
@@ -187,10 +196,14 @@ def settings_of(*chosen: str) -> "list[dataclasses.Field[Any]]":
     Args:
         *chosen: groups, and names; all when empty.
     """
-    # Fields without a group are set by the code, not by people.
-    specs = [s for s in dataclasses.fields(KnownSettings) if "group" in s.metadata]
-    names = {*(chosen or GROUPS)}
-    return [s for s in specs if {s.name, s.metadata["group"]} & names]
+    wanted = set(chosen or GROUPS)
+    found: list[dataclasses.Field[Any]] = []
+    for spec in dataclasses.fields(KnownSettings):
+        group = spec.metadata.get("group")
+        # Fields without a group are set by the code, not by people.
+        if group is not None and (spec.name in wanted or group in wanted):
+            found.append(spec)
+    return found
 
 
 def field_type(name: str) -> tuple[type, bool]:

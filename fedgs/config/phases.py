@@ -42,11 +42,12 @@ class Phase:
 
     Attributes:
         method: a name of `METHODS`, or the place of another one, module:object.
-        rounds: how many it has; None is all that the other phases leave, and the one
-            round of a method that releases once.
-        share: of the privacy that the run spends (mu^2), relative to other phases.
-            None is what its releases cost with the run's `noise_multiplier`.
-        settings: of the method, in this phase only; names and values.
+        rounds: the number of its rounds. None means all rounds that the other phases
+            leave, or the one round of a method that releases once.
+        share: its part of the privacy that the run spends (mu^2), relative to other
+            phases. None means what its releases cost at the run's `noise_multiplier`.
+        settings: the method's settings that hold in this phase only, as names and
+            values.
     """
 
     method: str
@@ -135,7 +136,9 @@ def _read_one(value: Any) -> Phase:
     method = table.get("method")
     if not isinstance(method, str):
         raise UserError("phases: a phase has no method; give method = a name")
-    own = {n: v for n, v in table.items() if n not in ("method", "rounds", "share")}
+    own = dict(table)
+    for name in ("method", "rounds", "share"):
+        own.pop(name, None)
     # Nested tables have no place in `Phase`, which must be hashable to be cached by.
     for name, setting in own.items():
         if not isinstance(setting, str | int | float | bool):

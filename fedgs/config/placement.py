@@ -49,7 +49,9 @@ class Placement:
     @property
     def num_nodes(self) -> int:
         """Number of nodes that all clients live on."""
-        return len(self.sizes) or math.ceil(self.num_clients / self.clients_per_node)
+        if self.sizes:
+            return len(self.sizes)
+        return math.ceil(self.num_clients / self.clients_per_node)
 
     @property
     def largest(self) -> int:
@@ -66,7 +68,8 @@ class Placement:
     def hosted(self, node_id: int) -> range:
         """Returns the clients of a node, from 0 to `num_nodes` - 1."""
         if self.sizes:
-            return range(self._ends[node_id] - self.sizes[node_id], self._ends[node_id])
+            end = self._ends[node_id]
+            return range(end - self.sizes[node_id], end)
         first = node_id * self.clients_per_node
         return range(first, min(first + self.clients_per_node, self.num_clients))
 
@@ -118,7 +121,8 @@ def read_sizes(node_sizes: str | None) -> tuple[int, ...]:
     if node_sizes is None:
         return ()
     # Cut before it is split: a hostile text must not take the memory of the process.
-    parts = [part.strip() for part in node_sizes[: MOST_CHARACTERS + 1].split(",")]
+    cut = node_sizes[: MOST_CHARACTERS + 1]
+    parts = [part.strip() for part in cut.split(",")]
     valid = all(re.fullmatch("[1-9][0-9]{0,8}", part) for part in parts)
     if not valid or len(node_sizes) > MOST_CHARACTERS:
         raise UserError(

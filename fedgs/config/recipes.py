@@ -98,7 +98,7 @@ OF_FEATURE_MEANS: dict[str, Any] = {**ALL, "latent": "normal", "generator_dim": 
 def moments() -> RunConfig:
     """Means and covariances of every class in three releases: a Gaussian generator.
 
-    Pictures are blurred, and there in seconds.
+    The pictures are blurred, and they are there in seconds.
 
     No discriminator is made, and a round is one message each way. The shares were
     chosen on Fashion-MNIST and on digits drawn from fonts; the form of the recipe was
@@ -116,7 +116,8 @@ def moments() -> RunConfig:
 def moments_parts() -> RunConfig:
     """`moments`, and a fourth release of four parts of every class.
 
-    For many clients or a large epsilon: a part has a quarter of the images.
+    It is meant for many clients or a large epsilon, because a part has only a quarter
+    of the images.
     """
     return _recipe(
         base=moments(),
@@ -175,7 +176,7 @@ def of_method(name: str) -> RunConfig:
     """A federated method by its own recipe, every client in every round.
 
     Args:
-        name: of `METHODS`, or the place of another one.
+        name: a key of `METHODS`, or the place of another method, module:object.
 
     Raises:
         UserError: there is no such method, or its place is not trusted.
@@ -213,7 +214,7 @@ REFINED_SIDE = (500, 10)
 def is_fitted(config: RunConfig) -> bool:
     """Tells whether a run's moments are to be fitted to its clients and its noise.
 
-    The default recipe is, whether it was named or not.
+    Those of the default recipe are, whether the user has named it or not.
     """
     return config.recipe == DEFAULT
 
@@ -221,13 +222,13 @@ def is_fitted(config: RunConfig) -> bool:
 def moments_for(config: RunConfig) -> dict[str, Any]:
     """Returns the settings of the moments, and features or not, that a budget pays for.
 
-    Privacy: public. Of clients, nodes and noise, not of images or their number.
+    Privacy: public. It depends on clients, nodes and noise, and on no image.
 
     Args:
         config: resolved, so with noise.
 
     Raises:
-        UserError: they pay for no features, and somebody chose their network.
+        UserError: the budget pays for no features, and somebody chose their network.
 
     >>> config = dataclasses.replace(moments(), num_clients=539, noise_multiplier=0.63)
     >>> moments_for(config)  # epsilon 1
@@ -397,10 +398,11 @@ def configure(
     """Builds a configuration: the recipe, then the TOML file, then the flags.
 
     Args:
-        recipe_name: of the recipe; None is the default one, whatever else is given.
-        config_file: TOML file of settings over it.
-        given: settings over both.
-        engine: unless the file or `given` say another one.
+        recipe_name: the recipe's name. None means the default recipe, whatever else is
+            given.
+        config_file: a TOML file of settings that override the recipe's.
+        given: the settings that override both.
+        engine: the engine, unless the file or `given` name another one.
 
     Raises:
         UserError: an unknown recipe, setting or value, or an unreadable file.
@@ -408,7 +410,7 @@ def configure(
     config = recipe(recipe_name or DEFAULT)
     config = dataclasses.replace(config, engine=engine)
     of_file = settings_in(config_file, config.phases)
-    # What a file says of the relation is said, whatever unit the flags give.
+    # A relation that the file names stays, whatever unit the flags give.
     relation = {n: of_file[n] for n in ("relation",) if n in of_file}
     for source in (of_file, relation | given):
         config = overridden(config, source)
@@ -423,7 +425,7 @@ def settings_in(
 
     Args:
         config_file: plain settings, and tables of them; see `fedgs.config.tree`.
-        phases: of the run, unless the file has its own.
+        phases: the run's phases, unless the file has its own.
 
     Raises:
         UserError: an unreadable file, or another table.

@@ -10,6 +10,8 @@ This module imports no tensor library.
 
 import bisect
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,16 +19,17 @@ from fedgs.config.settings import IMAGE_SIZES, Settings
 from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 
-MOST_ROUNDS = 1_000_000  # asked one after the other: some seconds
+# A method is asked for the terms of one round after the other: more would take minutes.
+MOST_ROUNDS = 1_000_000
 
 
 class RoundsAlike(NamedTuple):
     """Consecutive rounds of the same terms.
 
     Attributes:
-        first: the first of them, from 1.
-        num_rounds: how many there are.
-        terms: of each.
+        first: the number of the first of them, from 1.
+        num_rounds: the number of rounds.
+        terms: the terms of each of these rounds.
     """
 
     first: int
@@ -45,16 +48,22 @@ def rounds_alike(config: Settings) -> tuple[RoundsAlike, ...]:
     """
     check_rounds(config)
     found: list[RoundsAlike] = []
+    first = 1
+    for terms, alike in itertools.groupby(_terms_in_order(config)):
+        num_rounds = sum(1 for _ in alike)
+        found.append(RoundsAlike(first=first, num_rounds=num_rounds, terms=terms))
+        first += num_rounds
+    return tuple(found)
+
+
+def _terms_in_order(config: Settings) -> Iterator[Terms]:
+    """Asks each round of a run for its terms, one after the other."""
     starts = config.first_rounds
     for index in range(len(config.phases)):
         own = config.at_phase(index)
-        for round in range(starts[index], starts[index + 1]):
-            terms = own.phase_terms(round - starts[index] + 1)
-            if found and found[-1].terms == terms:
-                found[-1] = found[-1]._replace(num_rounds=found[-1].num_rounds + 1)
-            else:
-                found.append(RoundsAlike(first=round, num_rounds=1, terms=terms))
-    return tuple(found)
+        rounds_of_phase = starts[index + 1] - starts[index]
+        for round in range(1, rounds_of_phase + 1):
+            yield own.phase_terms(round)
 
 
 def check_rounds(config: Settings) -> None:
@@ -73,8 +82,8 @@ def terms_at(config: Settings, round: int) -> Terms:
     """Returns the terms of a round, the same however often they are asked for.
 
     Args:
-        config: of the run.
-        round: from 1.
+        config: the run's configuration.
+        round: the number of the round, from 1.
     """
     if not 1 <= round <= config.num_rounds:
         return config.terms(round)  # of the nearest phase, as `at_round` has it
@@ -86,8 +95,8 @@ def terms_at(config: Settings, round: int) -> Terms:
 def with_open_settings(config: Settings) -> Settings:
     """Returns settings whose terms can be read, where noise or the data's are unset.
 
-    Noise is then 1, and terms are compared with that; the number of classes and the
-    shape of images change shapes, and no cost.
+    The noise multiplier is then 1, and terms are compared with that. The number of
+    classes and the shape of images change the shape of a release, and not its cost.
     """
     found: dict[str, float | int] = {}
     if not config.noise_multiplier:

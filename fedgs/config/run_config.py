@@ -75,7 +75,7 @@ class RunConfig(Settings):
         table over them. Its noise follows from the phase's share.
 
         Args:
-            index: of the phase, from 0.
+            index: the phase's place in the run, from 0.
 
         Raises:
             UserError: a setting that the method does not have, or outside its range.
@@ -184,7 +184,8 @@ class RunConfig(Settings):
             before = int(inherited.get("num_rounds", REFERENCE_NUM_ROUNDS))
             values["num_rounds"] = num_rounds_of(phases, before)
         made = class_of(cls, methods_of(phases))
-        known = {spec.name for spec in dataclasses.fields(made)} - {"phase_index"}
+        known = {spec.name for spec in dataclasses.fields(made)}
+        known.discard("phase_index")  # nobody sets it
         check_names(values, known, phases)
         # A base may be of a class with more settings.
         inherited = {name: inherited[name] for name in inherited if name in known}
@@ -207,12 +208,16 @@ def _without_tables(
     found: dict[str, Scalar] = {}
     kept: list[Phase] = []
     for index, phase in enumerate(phases):
-        elsewhere = shared.union(*names[:index], *names[index + 1 :])
-        own = dict(phase.settings)
-        moved = {n: v for n, v in own.items() if n in names[index] - elsewhere}
-        found |= moved
-        left = tuple((n, v) for n, v in own.items() if n not in moved)
-        kept.append(dataclasses.replace(phase, settings=left))
+        others = [*names[:index], *names[index + 1 :]]
+        elsewhere = shared.union(*others)
+        of_this_phase = names[index] - elsewhere
+        left: list[tuple[str, Scalar]] = []
+        for name, value in phase.settings:
+            if name in of_this_phase:
+                found[name] = value
+            else:
+                left.append((name, value))
+        kept.append(dataclasses.replace(phase, settings=tuple(left)))
     return tuple(kept), found
 
 
@@ -226,7 +231,7 @@ def class_of(kind: type[ConfigT], methods: Iterable[str]) -> type[ConfigT]:
 
     Args:
         kind: `RunConfig`, `ResolvedConfig` or what this has returned.
-        methods: of the phases.
+        methods: the methods of the phases.
 
     Raises:
         UserError: there is no such method, or its place is not trusted.
@@ -334,9 +339,9 @@ def check_names(
     """Refuses names that are none of a run's settings.
 
     Args:
-        names: to check.
+        names: the names to check.
         known: the run's settings; those that people set when empty.
-        phases: of the run.
+        phases: the run's phases.
 
     Raises:
         UserError: the first unknown one, and what is nearest.

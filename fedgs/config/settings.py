@@ -622,7 +622,7 @@ class Settings:
         """Returns `at_phase` of the phase that a round is in.
 
         Args:
-            round: of the run, from 1; one beyond the last is like the last.
+            round: the round of the run, from 1. One beyond the last is like the last.
         """
         index = bisect.bisect_right(self.first_rounds, round) - 1
         return self.at_phase(min(max(index, 0), len(self.phases) - 1))
@@ -631,7 +631,7 @@ class Settings:
         """Returns what the release of a round is agreed to be.
 
         Args:
-            round: of the run, from 1.
+            round: the round of the run, from 1.
 
         Raises:
             UserError: noise_multiplier or num_classes is unset.
@@ -643,7 +643,7 @@ class Settings:
         """Returns what a release of the phase at hand is agreed to be.
 
         Args:
-            round: of the phase, from 1.
+            round: the round of the phase, from 1.
 
         Raises:
             UserError: noise_multiplier or num_classes is unset.

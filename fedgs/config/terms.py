@@ -15,14 +15,16 @@ class Terms:
     """What one round's release is agreed to be.
 
     Attributes:
-        release: "gradient", "embedding", "update" or "count".
+        release: the kind of release: "gradient", "embedding", "update" or "count".
         noise_multiplier: one node's noise_std / (2 * clip_bound), at least 0.
         clip_bound: C > 0, the largest L2 norm of what one client adds to one sample.
         shape: (B, channels, rows, columns): B gradients in their basis, or, with B = 1,
-        one embedding by network, class and feature, or one update, or one count for
-        each threshold, as a row.
-    num_groups: groups of clients that are compared; 1 where all are one.
-    clients_per_group: of each node, where that is public; else None.
+            one embedding by network, class and feature, or one update, or one count
+            for each threshold, as a row.
+        num_groups: the number of groups of clients that are compared; 1 where all
+            clients are one group.
+        clients_per_group: the number of clients in each group of a node, where that is
+            public; else None.
     is_by_node: each node's release is used and published by itself, and not only
         the sum over nodes, so that no other node's noise protects its clients.
     """

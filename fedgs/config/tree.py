@@ -127,7 +127,7 @@ def as_toml(config: RunConfig, undecided: Collection[str] = ()) -> Iterator[str]
     Privacy: public, as settings are; paths and seeds are among them.
 
     Args:
-        config: of a recipe or a run.
+        config: the configuration of a recipe or a run.
         undecided: names of settings that follow from the data unless they are given.
     """
     # Settings of methods that the run does not have are left out: they are refused.

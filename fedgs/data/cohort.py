@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgs.cohorts.client_groups import read_client_cohorts
+from fedgs.cohorts.client_groups import CohortOfClient, read_client_cohorts
 from fedgs.cohorts.cohort_file import Cohort, read_cohort
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import FederatedImages
@@ -38,7 +38,7 @@ def cohort_of_data(
 
     Args:
         path: the file.
-        data: of all clients.
+        data: the data of all clients.
         setting: that names the file, in errors.
 
     Raises:
@@ -76,13 +76,14 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
     Args:
         config: with `cohort`, and `num_clients` for the first of them; without
             `cohort` nothing changes.
-        data: of all clients.
+        data: the data of all clients.
 
     Raises:
         UserError: an unreadable file, names that the data does not have, or fewer than
             num_clients.
     """
-    if (config.cohort, config.cohorts, config.cohort_value) == (None, None, None):
+    settings = (config.cohort, config.cohorts, config.cohort_value)
+    if settings == (None, None, None):
         return data
     if config.cohorts is not None:
         data = _with_cohorts(Path(config.cohorts), data)
@@ -95,26 +96,34 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
     wanted = set(data.client_names)
     where = f"data = {data.name} has"
     if config.cohort is not None:
-        wanted = set(cohort_of_data(Path(config.cohort), data).names)
+        cohort = cohort_of_data(Path(config.cohort), data)
+        wanted = set(cohort.names)
         where = f"cohort = {config.cohort} has"
     if config.cohort_value is not None:
         wanted &= _names_with(config.cohort_value, data)
         where = f"cohort_value = {config.cohort_value} has"
-    check_num_clients(config, len(wanted), where, "clients")
+    check_num_clients(
+        config,
+        most=len(wanted),
+        who_has=where,
+        what="clients",
+    )
     # In the data's order, whatever the file's is: a run then depends on who is in it.
     kept = [i for i, name in enumerate(data.client_names) if name in wanted]
     kept = kept[: config.num_clients]
+    # Either of the two may be empty: nothing is held out, or no file has cohorts.
     tests: tuple[NDArray[np.int64], ...] = ()
     if data.client_test_records:
         tests = tuple(data.client_test_records[i] for i in kept)
+    cohorts: tuple[CohortOfClient | None, ...] = ()
+    if data.client_cohorts:
+        cohorts = tuple(data.client_cohorts[i] for i in kept)
     return dataclasses.replace(
         data,
         client_records=tuple(data.client_records[i] for i in kept),
         client_names=tuple(data.client_names[i] for i in kept),
         client_test_records=tests,
-        client_cohorts=tuple(
-            data.client_cohorts[i] for i in kept if data.client_cohorts
-        ),
+        client_cohorts=cohorts,
     )
 
 
@@ -128,11 +137,11 @@ def _with_cohorts(path: Path, data: FederatedImages) -> FederatedImages:
 
 def _names_with(value: str, data: FederatedImages) -> set[str]:
     """Returns the names of the clients whose cohort has a value."""
-    names = {
-        name
-        for name, cohort in zip(data.client_names, data.client_cohorts, strict=False)
-        if cohort is not None and cohort.value == value
-    }
+    names: set[str] = set()
+    # Not strict: without a file of cohorts there is nothing to look through.
+    for name, cohort in zip(data.client_names, data.client_cohorts, strict=False):
+        if cohort is not None and cohort.value == value:
+            names.add(name)
     if not names:
         raise UserError(
             f"cohort_value = {value}: no client has it; give one that the file of "

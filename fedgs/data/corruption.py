@@ -43,13 +43,15 @@ def corrupted(config: RunConfig, name: str, count: int) -> NDArray[np.bool_]:
     """
     if config.corruption == "none":
         return np.zeros(count, bool)
+    # The caller asks for the clients of the spoilt node only.
     if config.corruption_unit == "node":
         return np.ones(count, bool)
     seed = _seed(config)
     # Of its name alone, so that it does not matter who else is there.
     rng = stream(seed, f"corruption/{name}")
     if config.corruption_unit == "client":
-        return np.full(count, rng.random() < config.corruption_fraction)
+        is_corrupted = rng.random() < config.corruption_fraction
+        return np.full(count, is_corrupted)
     return rng.random(count) < config.corruption_fraction
 
 
@@ -61,13 +63,16 @@ def spoilt_node(config: RunConfig, num_nodes: int) -> int:
     Raises:
         UserError: the seed is unset.
     """
-    return int(stream(_seed(config), "corruption-node").integers(num_nodes))
+    rng = stream(_seed(config), "corruption-node")
+    return int(rng.integers(num_nodes))
 
 
 def _seed(config: RunConfig) -> int:
-    for seed in (config.corruption_seed, config.seed):
-        if seed is not None:
-            return seed
+    """Returns the seed of the corruption's own, or else that of the run."""
+    if config.corruption_seed is not None:
+        return config.corruption_seed
+    if config.seed is not None:
+        return config.seed
     raise UserError(f"seed is unset: corruption = {config.corruption} needs --seed")
 
 
@@ -89,7 +94,11 @@ def corrupted_clients(config: RunConfig, names: Sequence[str]) -> NDArray[np.boo
     if config.corruption != "none" and config.corruption_unit != "client":
         unit = config.corruption_unit
         raise UserError(f"corruption_unit = {unit}: no client is corrupted as a whole")
-    return np.array([corrupted(config, name, 1)[0] for name in names])
+    is_corrupted = np.zeros(len(names), bool)
+    for number, name in enumerate(names):
+        # All images of a client share its draw, so that one of them tells it.
+        is_corrupted[number] = corrupted(config, name, 1)[0]
+    return is_corrupted
 
 
 def corrupt(
@@ -104,7 +113,7 @@ def corrupt(
 
     Args:
         config: as for `corrupted`.
-        records: of all clients.
+        records: the records of all clients.
         client_records: all record numbers of each client, those held out last.
         names: the clients', in the same order.
 
@@ -113,6 +122,7 @@ def corrupt(
         are changed in place where they can be written.
     """
     images = records.images
+    # Without a copy: this is every run but those of experiments.
     if config.corruption == "none":
         return images, records.labels
     if not images.flags.writeable:  # as those that the process keeps
@@ -121,14 +131,19 @@ def corrupt(
     if config.corruption_unit == "node":
         # The seed draws one node, all of whose clients have the bug.
         nodes = hosting(len(names), config.clients_per_node, config.node_sizes)
-        hosted = nodes.hosted(spoilt_node(config, nodes.num_nodes))
+        node = spoilt_node(config, nodes.num_nodes)
+        hosted = nodes.hosted(node)
         names = [names[client] for client in hosted]
         client_records = [client_records[client] for client in hosted]
-    (bug,) = (known for known in TRANSFORMATIONS if known.name == config.corruption)
+    bugs = {bug.name: bug for bug in TRANSFORMATIONS}
+    bug = bugs[config.corruption]
     for own, name in zip(client_records, names, strict=True):
-        chosen = own[corrupted(config, name, len(own))]
+        is_corrupted = corrupted(config, name, len(own))
+        chosen = own[is_corrupted]
         spoilt, relabelled = bug.apply(
-            to_float(images[chosen]), labels[chosen], records.num_classes
+            to_float(images[chosen]),
+            labels[chosen],
+            records.num_classes,
         )
         images[chosen] = np.round(255 * spoilt)
         labels[chosen] = relabelled

@@ -44,15 +44,16 @@ class FederatedImages:
         images: all records, shape (N, channel, height, width), uint8, 0 = background;
             may be read-only.
         labels: shape (N,), int64, in [0, num_classes); all 0 for data without labels.
-        client_records: for each client its record numbers, 1-D int64; none of a client
-            without images, which keeps its place: no other's number depends on it.
+        client_records: for each client the numbers of its records, 1-D int64. A client
+            without images has none and keeps its place, so that no other client's
+            number depends on it.
         client_names: one public name per client, in the order of `client_records`.
         num_classes: number of labels, at least 1.
         name: the setting `data` that it was loaded from.
         client_test_records: the records that each client holds out of training, which
             may be none; empty where the clients are not the data's own.
-        client_cohorts: what the file of cohorts says of each client, None of one that
-            it does not name; empty without such a file.
+        client_cohorts: the cohort of each client by the file of cohorts, None for a
+            client that it does not name; empty if there is no such file.
         owners: "kept" where the clients are the owners that the data name, "cut" where
             such owners are cut into shards; "" where the data name none.
         test_owners: names of the owners of whom no client has an image; a cohort may
@@ -87,13 +88,15 @@ class FederatedImages:
     def __post_init__(self) -> None:
         """Checks what the rest of the package relies on."""
         count = len(self.images)
+        # A run without any would divide by zero, somewhere far from here.
         if not self.client_records:
             raise ValueError("there must be at least one client")
         # A held-out image that is in training as well would make a score worthless.
         held_out = (*self.client_test_records, self.test_owner_records)
         owned = np.concatenate(self.client_records + held_out)
         is_there = (owned >= 0) & (owned < count)
-        if owned.dtype != np.int64 or not is_there.all():
+        is_of_type = owned.dtype == np.int64
+        if not is_of_type or not is_there.all():
             raise ValueError(f"client_records must be int64 in [0, {count})")
         is_owned_twice = np.bincount(owned, minlength=1) > 1
         if is_owned_twice.any():
@@ -107,7 +110,8 @@ class FederatedImages:
     @property
     def sizes(self) -> NDArray[np.int64]:
         """Records of each client, shape (K,), int64; private where clients are real."""
-        return np.array([len(records) for records in self.client_records], np.int64)
+        sizes = [len(records) for records in self.client_records]
+        return np.array(sizes, np.int64)
 
     def client(self, client_id: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Returns copies of one client's images and labels.
@@ -115,14 +119,17 @@ class FederatedImages:
         Privacy: reads private data; output private.
 
         Args:
-            client_id: in [0, num_clients).
+            client_id: the client's number, in [0, num_clients).
 
         Returns:
             Images, shape (n, channel, height, width), float32 in [0, 1], and labels,
             shape (n,), int64.
         """
         records = self.client_records[client_id]
-        return to_float(self.images[records]), self.labels[records]
+        # Only now, because float32 takes four times the memory.
+        images = to_float(self.images[records])
+        labels = self.labels[records]
+        return images, labels
 
     def of(self, client_id: int) -> ClientImages:
         """Returns copies of one client's images and labels, as a method gets them.
@@ -133,13 +140,14 @@ class FederatedImages:
         Privacy: reads private data; output private.
 
         Args:
-            client_id: in [0, num_clients).
+            client_id: the client's number, in [0, num_clients).
         """
         records = self.client_records[client_id]
         images = self.images[records]  # an index array copies
         labels = self.labels[records]
         if not len(records):
-            images = np.zeros((1, *self.images.shape[1:]), np.uint8)
+            shape = self.images.shape[1:]
+            images = np.zeros((1, *shape), np.uint8)
             labels = np.zeros(1, np.int64)
         return ClientImages(
             number=client_id,

@@ -63,7 +63,12 @@ def read_given(
     has_pictures = bool(reader.found.sizes)
     if has_pictures:  # the rules were applied when they were read
         rules = PictureRules()
-    records = from_arrays(where, arrays, rules, config.num_classes)
+    records = from_arrays(
+        where,
+        arrays,
+        rules=rules,
+        num_classes=config.num_classes,
+    )
     if has_pictures:
         records = dataclasses.replace(records, found=reader.found)
     # Declared classes that nobody has an image of are classes.
@@ -84,10 +89,15 @@ def _of_torch(config: RunConfig, reader: PictureReader, dataset: Any) -> dict[st
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         # Nothing else ends: `torch.utils.data.Dataset` raises no IndexError.
         items = (dataset[i] for i in range(len(dataset)))
-    # An item that is no tuple is an image alone.
-    rows = [item if isinstance(item, Sequence) else (item,) for item in items]
-    width = max(map(len, rows), default=0)
-    if not 1 <= width <= 3 or min(map(len, rows)) < width:
+    rows: list[Sequence[Any]] = []
+    for item in items:
+        if isinstance(item, Sequence):
+            rows.append(item)
+        else:
+            rows.append((item,))  # an image alone
+    widths = [len(row) for row in rows]
+    width = max(widths, default=0)
+    if not 1 <= width <= 3 or min(widths) < width:
         raise UserError(
             f"data = {config.data!r}: a torch Dataset with items of {width} values; "
             "give (image, label) or (image, label, client), the same of all"
@@ -107,25 +117,37 @@ def _of_hugging_face(
     columns: dict[str, Any],
 ) -> tuple[dict[str, Any], int]:
     """Returns the columns, and how many classes the data set declares."""
-    kinds = {name: type(kind).__name__ for name, kind in dataset.features.items()}
-    pictures = [name for name, kind in kinds.items() if kind == "Image"]
-    classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
+    pictures: list[str] = []
+    classes: list[str] = []
+    for name, feature in dataset.features.items():
+        # By the class' name, because `datasets` need not be installed.
+        kind = type(feature).__name__
+        if kind == "Image":
+            pictures.append(name)
+        elif kind == "ClassLabel":
+            classes.append(name)
     if len(classes) == 1:  # the labels, unless the caller names others
         columns = {"labels": classes[0], **columns}
     named = {name: value for name, value in columns.items() if isinstance(value, str)}
-    if len(pictures) != 1 or not {*named.values()} <= kinds.keys():
+    has_columns = set(named.values()) <= dataset.features.keys()
+    if len(pictures) != 1 or not has_columns:
         shown = first_n(map(repr, named.values())) or None
+        names = first_n(dataset.features, 9)
         # One picture a row, and columns that are there.
         raise UserError(
-            f"data = {config.data!r}: it has the columns {first_n(kinds, 9)}, of "
-            f"which {len(pictures)} hold pictures; keep one of these, and give labels "
+            f"data = {config.data!r}: it has the columns {names}, of which "
+            f"{len(pictures)} hold pictures; keep one of these, and give labels "
             f"and clients names of columns, not {shown}"
         )
-    columns |= {name: dataset[column][:] for name, column in named.items()}
-    rows = (row[pictures[0]] for row in dataset.select_columns(pictures))
-    columns["images"] = _pictures(config, reader, rows)
+    for name, column in named.items():
+        columns[name] = dataset[column][:]
+    # One at a time: a data set on a disk may be larger than the memory.
+    rows = dataset.select_columns(pictures)
+    items = (row[pictures[0]] for row in rows)
+    columns["images"] = _pictures(config, reader, items)
     num_classes = 0
-    if (label := named.get("labels")) in classes:
+    label = named.get("labels")
+    if label in classes:
         num_classes = dataset.features[label].num_classes
     return columns, num_classes
 
@@ -150,6 +172,7 @@ def _pictures(
             images.append(reader.image_of(picture, of_item))
         else:
             images.append(np.asarray(item))
+    # An array's range of values is another one than a picture's: 0 to 1, or 0 to 255.
     if num_pictures not in (0, len(images)):
         raise UserError(
             f"{where}: {num_pictures} of {len(images)} images are pictures and the "
@@ -161,7 +184,8 @@ def _pictures(
 def _stacked(where: str, images: list[NDArray[Any]]) -> NDArray[Any]:
     """Returns images of one shape, or grey and RGB ones of one size, as one array."""
     shapes = {image.shape for image in images}
-    size = next(iter(shapes), ())[1:]
+    some_shape = next(iter(shapes), ())
+    size = some_shape[1:]
     grey = (1, *size)
     colour = (3, *size)
     are_grey_and_rgb = shapes == {grey, colour}
@@ -170,6 +194,7 @@ def _stacked(where: str, images: list[NDArray[Any]]) -> NDArray[Any]:
             f"{where}: images have shapes {first_n(sorted(shapes))}; give at least "
             "one, and all of one shape, or pictures and --image-size"
         )
+    # Grey is RGB with three equal channels.
     if are_grey_and_rgb:
         images = [np.broadcast_to(image, colour) for image in images]
     return np.stack(images)

@@ -49,7 +49,8 @@ def federate(config: RunConfig, records: Records) -> FederatedImages:
     Raises:
         UserError: the records do not suit the settings, or nobody has an image.
     """
-    data = keep_cohort(config, split_records(for_all_clients(config), records))
+    everybody = split_records(for_all_clients(config), records)
+    data = keep_cohort(config, everybody)
     if not data.sizes.any():
         raise UserError(
             f"data = {config.data!r}: none of its {data.num_clients} users has an "
@@ -79,9 +80,11 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
     tests: partition.Groups = []
     is_by_client = partition.rule(config, records.clients) == "by-client"
     if config.test_fraction and is_by_client and records.clients is not None:
-        of_all, _ = partition.by_client(records.clients[held], records.clients)
+        owners_of_held = records.clients[held]
+        of_all, _ = partition.by_client(owners_of_held, records.clients)
         # `num_clients` may take the first owners only.
-        tests = [held[group] for group in of_all[: len(groups)]]
+        of_clients = of_all[: len(groups)]
+        tests = [held[group] for group in of_clients]
     # Only now, so that no label decides where another record is.
     groups = [_kept(records, group) for group in groups]
     tests = [_kept(records, group) for group in tests]
@@ -90,11 +93,18 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
     if tests:
         pairs = zip(groups, tests, strict=True)
         all_of_clients = [np.concatenate(pair) for pair in pairs]
-    images, labels = corrupt(config, records, all_of_clients, split.names)
+    images, labels = corrupt(
+        config,
+        records,
+        client_records=all_of_clients,
+        names=split.names,
+    )
     whose = ""
-    if records.clients is not None:
-        whose = "kept" if is_by_client else "cut"
-    of_test_owners = held[:0]
+    if records.clients is not None and is_by_client:
+        whose = "kept"
+    elif records.clients is not None:
+        whose = "cut"
+    of_test_owners = held[:0]  # none
     if config.test_owners:
         of_test_owners = _kept(records, held)
     return FederatedImages(
@@ -140,7 +150,8 @@ def _split_of(config: RunConfig, records: Records, train: NDArray[np.int64]) -> 
         if owners is None:
             owners = np.unique(clients)
         is_of_test = partition.owners_held_out(config, owners)
-        test_owners = tuple(str(owner) for owner in owners[is_of_test])
+        held_out = owners[is_of_test]
+        test_owners = tuple(str(owner) for owner in held_out)
         owners = owners[~is_of_test]
     if clients is not None:
         clients = clients[train]
@@ -183,7 +194,8 @@ def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.i
         numbers = np.arange(len(records.labels))
     elif config.test_fraction or config.test_owners:
         records = sources.load_records(config)
-        numbers = np.flatnonzero(partition.held_out(config, records))
+        is_held_out = partition.held_out(config, records)
+        numbers = np.flatnonzero(is_held_out)
     else:
         raise UserError(
             f"data = {config.data!r}: it has no test split, and nothing was held out; "
@@ -191,4 +203,6 @@ def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.i
             "--test-fraction or --test-owners"
         )
     chosen = _kept(records, numbers)
-    return to_float(records.images[chosen]), records.labels[chosen]
+    images = to_float(records.images[chosen])
+    labels = records.labels[chosen]
+    return images, labels

@@ -60,6 +60,7 @@ def split(
             larger than the records, or larger than the clients of the data.
     """
     chosen = rule(config, clients)
+    # Nothing is drawn here, so that owners do not depend on the seed.
     if chosen == "by-client":
         return _named(config, clients, owners)
     num_clients = _num_clients(config, len(labels))
@@ -71,9 +72,15 @@ def split(
         groups = iid(len(labels), num_clients, rng)
     else:
         kept = np.flatnonzero(labels != LEFT_OUT)  # these shards follow the labels
-        dealt = dirichlet(labels[kept], num_classes, num_clients, rng)
+        dealt = dirichlet(
+            labels[kept],
+            num_classes=num_classes,
+            num_clients=num_clients,
+            rng=rng,
+        )
         groups = [kept[own] for own in dealt]
-    return groups, tuple(str(client_id) for client_id in range(num_clients))
+    names = [str(client_id) for client_id in range(num_clients)]
+    return groups, tuple(names)
 
 
 def rule(config: RunConfig, clients: NDArray[np.generic] | None) -> str:
@@ -83,7 +90,10 @@ def rule(config: RunConfig, clients: NDArray[np.generic] | None) -> str:
     """
     if config.partition != "auto":
         return config.partition
-    return "iid" if clients is None else "by-client"
+    # An owner is a person, and a shard protects nobody as a whole.
+    if clients is not None:
+        return "by-client"
+    return "iid"
 
 
 def iid(num_records: int, num_clients: int, rng: np.random.Generator) -> Groups:
@@ -130,10 +140,21 @@ def by_client(
     names = [str(name) for name in found]
     for name in names:  # they are written into files
         check_utf8("client", name)
+    return _grouped(owner, len(found)), names
+
+
+def _grouped(owner: NDArray[np.int64], num_owners: int) -> Groups:
+    """Returns the record numbers of each owner.
+
+    Args:
+        owner: the owner of each record, shape (N,), in [0, num_owners).
+        num_owners: some of them may have no record.
+    """
     # Stable, so that records stay in the data's order.
     order = np.argsort(owner, kind="stable").astype(np.int64)
-    ends = np.cumsum(np.bincount(owner, minlength=len(found)))
-    return np.split(order, ends[:-1]), names
+    sizes = np.bincount(owner, minlength=num_owners)
+    ends = np.cumsum(sizes)
+    return np.split(order, ends[:-1])
 
 
 def dirichlet(
@@ -160,10 +181,13 @@ def dirichlet(
     concentration = np.full(num_clients, DIRICHLET_ALPHA)
     for label in range(num_classes):
         shares = rng.dirichlet(concentration)
-        members = rng.permutation(np.flatnonzero(labels == label))
+        of_class = np.flatnonzero(labels == label)
+        members = rng.permutation(of_class)
+        # The last client has all that is left, so that its end is not computed.
         ends = np.cumsum(shares)[:-1] * len(members)
         cuts = np.rint(ends).astype(np.int64)
-        for client_id, records in enumerate(np.split(members, cuts)):
+        dealt = np.split(members, cuts)
+        for client_id, records in enumerate(dealt):
             owner[records] = client_id
     sizes = np.bincount(owner, minlength=num_clients)
     # A shard without any record would be a client without images: it gets one of the
@@ -176,8 +200,7 @@ def dirichlet(
         owner[first_record] = client_id
         sizes[largest] -= 1
         sizes[client_id] = 1
-    order = np.argsort(owner, kind="stable").astype(np.int64)
-    return np.split(order, np.cumsum(sizes)[:-1])
+    return _grouped(owner, num_clients)
 
 
 def _named(
@@ -197,13 +220,24 @@ def _named(
             "of the data; give --partition iid or --privacy-unit client"
         )
     groups, names = by_client(clients, owners)
-    check_num_clients(config, len(groups), f"data = {config.data} has", "clients")
-    return groups[: config.num_clients], tuple(names[: config.num_clients])
+    check_num_clients(
+        config,
+        most=len(groups),
+        who_has=f"data = {config.data} has",
+        what="clients",
+    )
+    kept = slice(config.num_clients)  # all of them where it is unset
+    return groups[kept], tuple(names[kept])
 
 
 def _num_clients(config: RunConfig, num_records: int) -> int:
     """Returns K for a partition that does not take it from the data."""
-    check_num_clients(config, num_records, f"data = {config.data} has", "records")
+    check_num_clients(
+        config,
+        most=num_records,
+        who_has=f"data = {config.data} has",
+        what="records",
+    )
     if config.num_clients is not None:
         return config.num_clients
     if config.data == "digits":
@@ -233,7 +267,8 @@ def check_num_clients(config: RunConfig, most: int, who_has: str, what: str) -> 
     """
     if config.num_clients is not None and config.num_clients > most:
         remedy = f"give --num-clients at most {most}"
-        refuse(config, [("num_clients", f"{who_has} {most} {what}; {remedy}")])
+        problem = f"{who_has} {most} {what}; {remedy}"
+        refuse(config, [("num_clients", problem)])
 
 
 def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
@@ -262,18 +297,21 @@ def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
     is_held_out = np.zeros(len(records.labels), bool)
     if not config.test_fraction:
         return is_held_out
+    # Without owners all records are held out from as if one owner had them.
     if records.clients is None:
         groups = [np.arange(len(records.labels))]
         names = [NOBODY]
     else:
         groups, names = by_client(records.clients, records.owners)
     for own, name in zip(groups, names, strict=True):
+        num_records = len(own)
         # By the owner's name alone, so that no other owner changes the choice.
         rng = stream(HELD_OUT_SEED, f"held-out/{name}")
-        order = rng.permutation(len(own))
-        count = round(config.test_fraction * len(own))
-        count = min(count, len(own) - 1)  # each owner trains on at least one
-        is_held_out[own[order[:count]]] = True
+        order = rng.permutation(num_records)
+        count = round(config.test_fraction * num_records)
+        count = min(count, num_records - 1)  # each owner trains on at least one
+        chosen = own[order[:count]]
+        is_held_out[chosen] = True
     return is_held_out
 
 
@@ -293,14 +331,17 @@ def _record_problems(config: RunConfig, records: Records) -> Iterator[Problem]:
 def _of_held_out_owners(config: RunConfig, records: Records) -> NDArray[np.bool_]:
     """Tells for every record whether its owner is held out; each has one, or is one."""
     if records.clients is None:
-        is_held_out = owners_held_out(config, np.arange(len(records.labels)))
+        numbers = np.arange(len(records.labels))
+        is_held_out = owners_held_out(config, numbers)
     else:
         owners = np.unique(records.clients)
         is_of_test = owners_held_out(config, owners)
-        is_held_out = np.isin(records.clients, owners[is_of_test])
+        of_test = owners[is_of_test]
+        is_held_out = np.isin(records.clients, of_test)
     if is_held_out.all():
         remedy = "give a smaller --test-owners, or data of more owners"
-        refuse(config, [("test_owners", f"all owners would be held out; {remedy}")])
+        problem = f"all owners would be held out; {remedy}"
+        refuse(config, [("test_owners", problem)])
     return is_held_out
 
 
@@ -324,6 +365,7 @@ def owners_held_out(
         Shape (n,).
     """
     is_held_out = np.zeros(len(owners), bool)
+    # A stream for each owner: one stream for all would depend on who else is there.
     for index, owner in enumerate(owners):
         draw = stream(HELD_OUT_SEED, f"held-out-owner/{owner}").random()
         is_held_out[index] = draw < config.test_owners

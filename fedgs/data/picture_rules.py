@@ -57,7 +57,7 @@ class PictureRules:
         window: the values that become black and white; None: as the file says.
         normalize: whether each picture's own percentiles do.
         fill: the value of what `pad` adds, the background of the source, in [0, 255].
-        side: of the images; None: as they are, all of one size.
+        side: the side of the images; None leaves them as they are, all of one size.
         channels: 1 for grey, 3 for RGB; None: RGB where the picture is in colour.
     """
 
@@ -102,7 +102,7 @@ class PictureRules:
         Privacy: reads private data; output private.
 
         Args:
-            values: of one picture, any shape, integers or floats.
+            values: the values of one picture, any shape, integers or floats.
             declared: the values that its file says are black and white; None where it
                 says nothing.
             where: names the picture in errors.
@@ -111,6 +111,7 @@ class PictureRules:
             UserError: nobody says which values are black and white.
         """
         limits = declared
+        # What the user says counts more than what the file says.
         if self.window is not None:
             limits = self.window
         if self.normalize:
@@ -123,12 +124,15 @@ class PictureRules:
                 f"which values are black and white; {SAY_THE_RANGE}"
             )
         low, high = limits
-        if values.dtype == np.uint8 and limits == BYTE_RANGE:
+        is_unchanged = values.dtype == np.uint8 and limits == BYTE_RANGE
+        if is_unchanged:
             return values
         if low == high:  # a picture of one value
             return np.zeros(values.shape, np.uint8)
         share = (values.astype(np.float64) - low) / (high - low)
-        return np.rint(255 * share.clip(0, 1)).astype(np.uint8)
+        # Values outside of the limits are as black, or as white, as those at them.
+        scaled = 255 * share.clip(0, 1)
+        return np.rint(scaled).astype(np.uint8)
 
     def squared(self, images: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:
         """Returns images of one size as squares.
@@ -156,12 +160,15 @@ class PictureRules:
             )
         if height == width:
             return images
+        # At once to the size of the run: two resizes would blur twice.
         if self.fit == STRETCH:
             return resize(images, self.side or max(height, width))
         side = max(height, width)
         if self.fit == CROP:
             side = min(height, width)
-        squares = np.full((*images.shape[:2], side, side), self.fill, np.uint8)
+        count = images.shape[0]
+        channels = images.shape[1]
+        squares = np.full((count, channels, side, side), self.fill, np.uint8)
         common_height = min(height, side)
         common_width = min(width, side)
         source = _middle(images, common_height, common_width)
@@ -173,7 +180,9 @@ def _middle(images: NDArray[np.uint8], height: int, width: int) -> NDArray[np.ui
     """Returns a view of the middle of images."""
     top = (images.shape[2] - height) // 2
     left = (images.shape[3] - width) // 2
-    return images[:, :, top : top + height, left : left + width]
+    bottom = top + height
+    right = left + width
+    return images[:, :, top:bottom, left:right]
 
 
 @dataclass
@@ -194,8 +203,8 @@ class Found:
         """Counts pictures of one shape.
 
         Args:
-            values: of one picture, shape (C, H, W).
-            kind: of its values.
+            values: the values of one picture, shape (C, H, W).
+            kind: the kind of its values.
             count: number of pictures like it.
         """
         height = values.shape[1]
@@ -211,16 +220,20 @@ def resize(images: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 
     Args:
         images: shape (N, C, H, W), uint8.
-        side: of the result, at least 1.
+        side: the side of the result, at least 1.
     """
     import torch
     from torchvision.transforms import functional
 
-    resized = np.empty((*images.shape[:2], side, side), np.uint8)
+    count = images.shape[0]
+    channels = images.shape[1]
+    resized = np.empty((count, channels, side, side), np.uint8)
     for start in range(0, len(images), RESIZE_CHUNK):
         part = slice(start, start + RESIZE_CHUNK)
         # In float32, and rounded here: uint8 would be rounded in other ways.
-        chunk = torch.from_numpy(images[part].astype(np.float32))
+        floats = images[part].astype(np.float32)
+        chunk = torch.from_numpy(floats)
         chunk = functional.resize(chunk, [side, side], antialias=True)
-        resized[part] = chunk.round().clamp(0, 255).numpy()
+        rounded = chunk.round()
+        resized[part] = rounded.clamp(0, 255).numpy()
     return resized

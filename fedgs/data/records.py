@@ -94,13 +94,15 @@ def gathered(
         if not len(more):
             continue
         if not end:
-            images = np.empty((capacity, *more.shape[1:]), np.uint8)
+            shape = more.shape[1:]
+            images = np.empty((capacity, *shape), np.uint8)
         # Readers resize to `image_size`, so it is unset here.
         if more.shape[2:] != images.shape[2:]:
             raise _unset_size(data, images.shape[2], more.shape[2])
         if more.shape[1] > images.shape[1]:  # the first one in colour
             all_grey = images[:end]
-            images = np.empty((capacity, *more.shape[1:]), np.uint8)
+            shape = more.shape[1:]
+            images = np.empty((capacity, *shape), np.uint8)
             images[:end] = all_grey
         part = slice(end, end + len(more))
         images[part] = more
@@ -110,7 +112,8 @@ def gathered(
         raise UserError(f"data = {data!r}: it has no images; give other data")
     users = np.array(list(sizes))
     owners = np.repeat(users, list(sizes.values()))
-    _warn_of_users_without(data, users, owners[labels[:end] != LEFT_OUT])
+    is_of_class = labels[:end] != LEFT_OUT
+    _warn_of_users_without(data, users, owners[is_of_class])
     return Records(
         images=images[:end],
         labels=labels[:end],
@@ -132,8 +135,9 @@ def _warn_of_users_without(
     Args:
         data: the setting.
         users: all of them.
-        owners: of each image of these classes.
+        owners: the owners of each image of these classes.
     """
+    # They stay clients: leaving them out would tell that they had no such image.
     is_without = ~np.isin(users, owners)
     count = int(is_without.sum())
     if count == 0:
@@ -175,7 +179,8 @@ def guess_polarity(images: NDArray[np.uint8]) -> str:
     is_light = images[::step] > 127
     rows = is_light[:, :, [0, -1]]
     columns = is_light[:, :, 1:-1, [0, -1]]  # without the corners, which rows have
-    share = np.concatenate([rows.ravel(), columns.ravel()]).mean()
+    border = np.concatenate([rows.ravel(), columns.ravel()])
+    share = border.mean()
     if share >= CLEAR_SHARE:
         return LIGHT
     if share <= 1 - CLEAR_SHARE:
@@ -196,8 +201,10 @@ def fit(config: RunConfig, records: Records) -> Records:
     """
     num_classes = config.num_classes or records.num_classes
     images = records.images
-    own_channels, own_side, _ = images.shape[1:]
-    refuse(config, _problems(config, records.labels, num_classes, own_channels))
+    own_channels = images.shape[1]
+    own_side = images.shape[2]
+    problems = _problems(config, records.labels, num_classes, own_channels)
+    refuse(config, problems)
     if config.image_size is None and own_side not in IMAGE_SIZES:
         raise _unset_size(config.data, own_side)
     side = config.image_size or own_side
@@ -206,6 +213,7 @@ def fit(config: RunConfig, records: Records) -> Records:
         images = resize(images, side)
     if own_channels < channels:
         images = np.repeat(images, channels, axis=1)
+    # A light background would be learned as strokes, so a wrong one is worth a warning.
     guess = guess_polarity(images)
     declared = config.background
     if declared == "auto":
@@ -220,7 +228,9 @@ def fit(config: RunConfig, records: Records) -> Records:
         )
     if declared == LIGHT:
         # In place where that is possible: a large data set fits once into memory.
-        target = images if images.flags.writeable else None
+        target = None
+        if images.flags.writeable:
+            target = images
         images = np.subtract(np.uint8(255), images, out=target)
     return dataclasses.replace(
         records,

@@ -116,7 +116,10 @@ def has_test_split(data: str) -> bool:
     >>> has_test_split("mnist"), has_test_split("npz:a.npz")
     (True, False)
     """
-    return data in (*FOLDERS, "fonts") or data.partition(":")[0] in ("femnist", "hf")
+    if data in FOLDERS or data == "fonts":
+        return True
+    kind = data.partition(":")[0]
+    return kind in ("femnist", "hf")
 
 
 def has_few_images_each(data: str) -> bool:
@@ -143,6 +146,7 @@ def load_test_records(config: RunConfig) -> Records | None:
     """
     kind = config.data.partition(":")[0]
     records: Records | None = None
+    # A file of the user's own has no split that nobody trained on.
     with _guarded(config):
         if config.data in FOLDERS:
             records = _mnist(config, "t10k")
@@ -211,9 +215,12 @@ def _digits(config: RunConfig) -> Records:
     """
     datasets = imported("sklearn.datasets", "data = digits", "scikit-learn")
     pixels, labels = datasets.load_digits(return_X_y=True)
-    images = np.rint(np.asarray(pixels) * (255 / 16)).astype(np.uint8)
+    scaled = np.asarray(pixels) * (255 / 16)
+    images = np.rint(scaled).astype(np.uint8)
+    images = images.reshape(-1, 1, 8, 8)
+    none = (0, 0)
     border = (2, 2)
-    framed = np.pad(images.reshape(-1, 1, 8, 8), ((0, 0), (0, 0), border, border))
+    framed = np.pad(images, (none, none, border, border))
     return Records(
         images=resize(framed, config.image_size or DIGITS_SIDE),
         labels=np.asarray(labels, np.int64),
@@ -225,6 +232,7 @@ def _mnist(config: RunConfig, split: str) -> Records:
     """Reads the split `train` or `t10k`, with its writers for mnist-by-writer."""
     raw = f"{FOLDERS[config.data]}/raw/{split}"
     names = [f"{raw}-images-idx3-ubyte", f"{raw}-labels-idx1-ubyte"]
+    # QMNIST tells who wrote MNIST's training images; the test split is nobody's here.
     by_writer = config.data == "mnist-by-writer" and split == "train"
     if by_writer:
         names.append(QMNIST_LABELS)
@@ -237,11 +245,14 @@ def _mnist(config: RunConfig, split: str) -> Records:
             f"data_dir = {config.data_dir!r}: {names[0]} has {len(images)} images, "
             f"{names[1]} has {len(labels)} labels; give files that belong together"
         )
+    clients = None
+    if by_writer:
+        clients = _writers(paths[2], labels)
     return Records(
         images=images[:, None],
         labels=labels.astype(np.int64),
         num_classes=10,
-        clients=_writers(paths[2], labels) if by_writer else None,
+        clients=clients,
     )
 
 
@@ -249,6 +260,7 @@ def _writers(path: Path, labels: NDArray[np.integer]) -> NDArray[np.integer]:
     """Returns the writer of each MNIST training image, shape (N,)."""
     rows = read_idx(path, "int32", 2)
     is_shape = rows.shape == (len(labels), 8)
+    # The files name no image, so that equal labels are the only sign of equal order.
     if not is_shape or (rows[:, QMNIST_LABEL] != labels).any():
         raise UserError(
             f"{path}: it does not describe the {len(labels)} images of MNIST's "

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedgs.data.federated import to_float
 from fedgs.randomness import stream
 
 Images = NDArray[np.float32]
@@ -88,6 +89,7 @@ class Transformation:
 
         Privacy: private where the images are.
         """
+        # The first degree is the one that is planted; the search looks for all of them.
         degrees = self.degrees_of(num_classes)
         if not degrees:  # two labels need two classes
             return images, labels
@@ -107,7 +109,8 @@ def _turned(quarters: int, is_mirrored: bool) -> Callable[[Images, Degree], Imag
     def turn(images: Images, degree: Degree) -> Images:
         if is_mirrored:
             images = images[..., ::-1]
-        return np.ascontiguousarray(np.rot90(images, quarters, axes=(2, 3)))
+        turned = np.rot90(images, quarters, axes=(2, 3))
+        return np.ascontiguousarray(turned)
 
     return turn
 
@@ -125,12 +128,15 @@ def _noise(images: Images, deviation: float) -> Images:
     # The same for any images: an entry of the catalogue is a function.
     rng = stream(0, "transformations/noise")
     noise = rng.normal(0, deviation, images.shape).astype(np.float32)
-    return np.clip(images + noise, 0, 1)
+    noisy = images + noise
+    return np.clip(noisy, 0, 1)
 
 
 def _contrast(images: Images, factor: float) -> Images:
+    # About each image's own mean, so that its brightness stays.
     mean = images.mean((1, 2, 3), keepdims=True)
-    return np.clip(mean + factor * (images - mean), 0, 1).astype(np.float32)
+    changed = mean + factor * (images - mean)
+    return np.clip(changed, 0, 1).astype(np.float32)
 
 
 def _brightness(images: Images, factor: float) -> Images:
@@ -143,7 +149,9 @@ def _gamma(images: Images, gamma: float) -> Images:
 
 def _shift(images: Images, by: tuple[float, float]) -> Images:
     """Moves to the right and down by shares of the side; black comes in."""
-    right, down = (round(share * images.shape[-1]) for share in by)
+    side = images.shape[-1]
+    right = round(by[0] * side)
+    down = round(by[1] * side)
     moved = np.roll(images, (down, right), (2, 3))
     for axis, count in ((2, down), (3, right)):
         lines = np.moveaxis(moved, axis, 0)  # a view
@@ -159,23 +167,28 @@ def _resized(images: Images, side: int) -> Images:
     from torchvision.transforms.v2 import functional
 
     # torch takes no array that is turned about, and warns of one that is read-only.
-    resized = functional.resize(torch.from_numpy(images.copy()), [side, side])
-    return np.asarray(resized.clamp(0, 1).numpy(), np.float32)
+    pixels = torch.from_numpy(images.copy())
+    resized = functional.resize(pixels, [side, side])
+    # Interpolation may leave the range by a rounding.
+    limited = resized.clamp(0, 1)
+    return np.asarray(limited.numpy(), np.float32)
 
 
 def _crop(images: Images, share: float) -> Images:
     """Keeps the middle, `share` of the side, in the size of the whole."""
     side = images.shape[-1]
     edge = round(side * (1 - share) / 2)
-    return _resized(images[:, :, edge : side - edge, edge : side - edge], side)
+    middle = slice(edge, side - edge)
+    return _resized(images[:, :, middle, middle], side)
 
 
 def _border(images: Images, share: float) -> Images:
     """Puts a white frame over the edge, `share` of the side wide."""
-    width = max(1, round(share * images.shape[-1]))
+    width = round(share * images.shape[-1])
+    width = max(width, 1)
     framed = np.ones_like(images)
-    middle = (..., slice(width, -width), slice(width, -width))
-    framed[middle] = images[middle]
+    middle = slice(width, -width)
+    framed[..., middle, middle] = images[..., middle, middle]
     return framed
 
 
@@ -194,18 +207,24 @@ def _blank(images: Images, half: tuple[int, int]) -> Images:
 
 def _scale(images: Images, factor: float) -> Images:
     """Shrinks the picture about its centre; around it is black."""
-    side = images.shape[-1]
-    small = _resized(images, max(2, round(side * factor)))
-    edge = (side - small.shape[-1]) // 2
-    middle = slice(edge, edge + small.shape[-1])
+    small = _shrunk(images, factor)
+    small_side = small.shape[-1]
+    edge = (images.shape[-1] - small_side) // 2
+    middle = slice(edge, edge + small_side)
     scaled = np.zeros_like(images)
     scaled[..., middle, middle] = small
     return scaled
 
 
 def _low_resolution(images: Images, factor: float) -> Images:
-    side = images.shape[-1]
-    return _resized(_resized(images, max(2, round(side * factor))), side)
+    small = _shrunk(images, factor)
+    return _resized(small, images.shape[-1])
+
+
+def _shrunk(images: Images, factor: float) -> Images:
+    """Returns the images at `factor` of their side, of two pixels at least."""
+    side = round(images.shape[-1] * factor)
+    return _resized(images, max(side, 2))
 
 
 def _compressed(images: Images, quality: int) -> Images:
@@ -214,10 +233,11 @@ def _compressed(images: Images, quality: int) -> Images:
     compressed = np.empty_like(pixels)
     for place in np.ndindex(images.shape[:2]):
         file = io.BytesIO()
-        Image.fromarray(pixels[place]).save(file, "JPEG", quality=quality)
+        grey = Image.fromarray(pixels[place])
+        grey.save(file, "JPEG", quality=quality)
         with Image.open(file) as image:
             compressed[place] = np.asarray(image)
-    return compressed.astype(np.float32) / np.float32(255)
+    return to_float(compressed)
 
 
 def _swap_labels(labels: Labels, num_classes: int, pair: tuple[int, int]) -> Labels:
@@ -252,59 +272,124 @@ _TURNS = {
 }
 TRANSFORMATIONS = (
     Transformation(
-        "invert", "inverted", images=_invert, is_turn=True, is_linear=True, kin=VEIL
+        name=INVERSION,
+        words="inverted",
+        images=_invert,
+        is_turn=True,
+        is_linear=True,
+        kin=VEIL,
     ),
     *(
         Transformation(
-            name,
-            words,
+            name=name,
+            words=words,
             images=_turned(quarters, mirrored),
             is_turn=True,
             is_linear=True,
         )
         for name, (words, quarters, mirrored) in _TURNS.items()
     ),
-    Transformation("blur", "blurred", (0.08, 0.04), _blur, is_linear=True),
-    Transformation("noise", "noisy", (0.3, 0.15), _noise, kin=VEIL),
     Transformation(
-        "contrast", "of less contrast", (0.33, 0.66), _contrast, is_linear=True
-    ),
-    Transformation(
-        "brightness", "of other brightness", (0.4, 0.7, 1.6), _brightness, kin="curve"
-    ),
-    Transformation("gamma", "of another gamma", (2.2, 0.45), _gamma, kin="curve"),
-    Transformation(
-        "shift",
-        "shifted",
-        ((0.15, 0), (-0.15, 0), (0, 0.15), (0, -0.15)),
-        _shift,
+        name="blur",
+        words="blurred",
+        degrees=(0.08, 0.04),
+        images=_blur,
         is_linear=True,
     ),
-    Transformation("crop", "cropped", (0.7, 0.85), _crop, is_linear=True, kin="zoom"),
-    Transformation("border", "framed in white", (0.08, 0.15), _border, is_linear=True),
     Transformation(
-        "blank", "half black", ((3, 1), (3, 0), (2, 1), (2, 0)), _blank, is_linear=True
+        name="noise",
+        words="noisy",
+        degrees=(0.3, 0.15),
+        images=_noise,
+        kin=VEIL,
     ),
     Transformation(
-        "scale", "scaled down", (0.7, 0.85), _scale, is_linear=True, kin="zoom"
-    ),
-    Transformation(
-        "low-resolution",
-        "of low resolution",
-        (0.3, 0.5),
-        _low_resolution,
+        name="contrast",
+        words="of less contrast",
+        degrees=(0.33, 0.66),
+        images=_contrast,
         is_linear=True,
     ),
-    Transformation("compression", "compressed", (5, 15), _compressed),
     Transformation(
-        SWAPPED, "with two labels swapped", labels=_swap_labels, is_turn=True
+        name="brightness",
+        words="of other brightness",
+        degrees=(0.4, 0.7, 1.6),
+        images=_brightness,
+        kin="curve",
     ),
     Transformation(
-        "shift-labels",
-        "with shifted labels",
-        (1, -1),
+        name="gamma",
+        words="of another gamma",
+        degrees=(2.2, 0.45),
+        images=_gamma,
+        kin="curve",
+    ),
+    Transformation(
+        name="shift",
+        words="shifted",
+        degrees=((0.15, 0), (-0.15, 0), (0, 0.15), (0, -0.15)),
+        images=_shift,
+        is_linear=True,
+    ),
+    Transformation(
+        name="crop",
+        words="cropped",
+        degrees=(0.7, 0.85),
+        images=_crop,
+        is_linear=True,
+        kin="zoom",
+    ),
+    Transformation(
+        name="border",
+        words="framed in white",
+        degrees=(0.08, 0.15),
+        images=_border,
+        is_linear=True,
+    ),
+    Transformation(
+        name="blank",
+        words="half black",
+        degrees=((3, 1), (3, 0), (2, 1), (2, 0)),
+        images=_blank,
+        is_linear=True,
+    ),
+    Transformation(
+        name="scale",
+        words="scaled down",
+        degrees=(0.7, 0.85),
+        images=_scale,
+        is_linear=True,
+        kin="zoom",
+    ),
+    Transformation(
+        name="low-resolution",
+        words="of low resolution",
+        degrees=(0.3, 0.5),
+        images=_low_resolution,
+        is_linear=True,
+    ),
+    Transformation(
+        name="compression",
+        words="compressed",
+        degrees=(5, 15),
+        images=_compressed,
+    ),
+    Transformation(
+        name=SWAPPED,
+        words="with two labels swapped",
+        labels=_swap_labels,
+        is_turn=True,
+    ),
+    Transformation(
+        name="shift-labels",
+        words="with shifted labels",
+        degrees=(1, -1),
         labels=_shift_labels,
         is_turn=True,
     ),
-    Transformation("mislabel", "with one class mislabelled", labels=_mislabel),
+    Transformation(
+        name="mislabel",
+        words="with one class mislabelled",
+        labels=_mislabel,
+    ),
 )

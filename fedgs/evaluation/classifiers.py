@@ -98,10 +98,10 @@ def build(name: str, shape: tuple[int, ...], num_classes: int, seed: int) -> Any
     """Returns an untrained classifier for flat float32 images in [0, 1].
 
     Args:
-        name: of `CLASSIFIERS`.
+        name: a key of `CLASSIFIERS`.
         shape: (C, S, S) of the images before they were flattened.
         num_classes: labels in training, 0 to num_classes - 1.
-        seed: of everything random in it.
+        seed: the seed of everything random in it.
 
     Raises:
         UserError: scikit-learn or XGBoost is not installed.
@@ -242,7 +242,7 @@ def run_classifiers(
 
     Args:
         task: what to train and test on.
-        names: of `CLASSIFIERS`.
+        names: keys of `CLASSIFIERS`.
         report: is called with every result, from this thread.
 
     Returns:

@@ -35,7 +35,7 @@ class Recipe(NamedTuple):
             logits (B, classes).
         num_epochs: passes over the images.
         batch_size: images of a step.
-        optimizer: of the parameters that it is given.
+        optimizer: the optimizer of the parameters that it is given.
         schedule: of the learning rate after each step, from the optimizer and the
             number of steps in an epoch; constant by default.
     """
@@ -87,7 +87,7 @@ def fit(
         recipe: the network and its training.
         train: images and labels.
         num_classes: number of labels.
-        seed: of initialisation, order and dropout.
+        seed: the seed of initialisation, order and dropout.
         device: cpu or cuda.
         report: is called after every epoch.
     """
@@ -148,7 +148,7 @@ def cnn_accuracy(
         train: synthetic images with their labels.
         test: real images with their labels.
         num_classes: number of labels.
-        seed: of initialisation, order and dropout.
+        seed: the seed of initialisation, order and dropout.
         device: cpu or cuda.
         num_epochs: three, where the number is called `downstream_cnn_accuracy`.
         report: see `fit`.

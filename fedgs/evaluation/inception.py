@@ -63,7 +63,7 @@ def fid_inception_v3_pool3(
     Args:
         real: shape (n, C, S, S), float32 in [0, 1], n at least 2.
         synthetic: shape (m, C, S, S), m at least 2.
-        weights: of `find_weights`.
+        weights: the weights that `find_weights` returned.
         device: cpu (about ten images per second and core) or cuda.
         report: is called with the images done and all images.
 

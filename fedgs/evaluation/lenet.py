@@ -160,7 +160,7 @@ def test_accuracy(found: Outputs, real: RealImages) -> float:
     Privacy: reads private data; output private.
 
     Args:
-        found: of the test images.
+        found: what was found for the test images.
         real: with their labels.
     """
     is_correct = found.logits.argmax(1) == real.test.labels

@@ -41,7 +41,7 @@ def inception_score(
 
     Args:
         logits: shape (n, num_classes), n at least the number of parts.
-        seed: of the shuffling before the split.
+        seed: the seed of the shuffling before the split.
         num_splits: number of equal parts.
 
     Returns:

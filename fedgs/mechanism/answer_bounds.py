@@ -43,7 +43,7 @@ def largest_norm(
         config: the run's; its B, C, noise, gradient basis and precision count.
         num_clients: n, the participants whose gradients the node sums.
         rate: probability that any row of an honest answer is larger.
-        terms: of the round; None: of the run's last round.
+        terms: the terms of the round; None means those of the run's last round.
     """
     terms = terms or config.terms(config.num_rounds)
     size = math.prod(terms.shape[1:])

@@ -155,7 +155,7 @@ def from_integers(total: Tensor, scale: float) -> Tensor:
     Privacy: post-processing of DP output.
 
     Args:
-        total: of all nodes' `values`, any integers of the same remainders.
+        total: the total of all nodes' `values`, any integers of the same remainders.
         scale: units of 1.0, U / C.
     """
     # Remainders from 2^31 on are negative sums: U leaves each sign half the range.

@@ -60,7 +60,7 @@ class Announced(NamedTuple):
 
     Attributes:
         public: X25519, 32 bytes.
-        signature: of the node's registered key; empty in a simulation.
+        signature: the signature of the node's registered key; empty in a simulation.
     """
 
     public: bytes
@@ -89,7 +89,7 @@ class Attempt:
     """Which nodes' sums are added up, and the keys of their masks.
 
     Attributes:
-        number: of the attempt at its round, from 1.
+        number: the number of the attempt at its round, from 1.
         keys: node -> what it announced, in increasing order of nodes.
     """
 
@@ -159,8 +159,8 @@ class MaskContext:
     Two sums that are asked for differently have other masks, even under equal keys.
 
     Attributes:
-        run: of the server; empty in a simulation.
-        round: of the request.
+        run: the run of the server; empty in a simulation.
+        round: the number of the round.
         digest: hash of what all nodes are told: the run's settings, the request.
         name_of: node -> its public name.
     """
@@ -215,7 +215,7 @@ class MaskingKey:
 
         Args:
             public: the other one's key.
-            info: of `MaskContext.info`.
+            info: what `MaskContext.info` returns.
             size: numbers in it.
 
         Raises:
@@ -273,7 +273,7 @@ def mask(
         that of the `IntegerSum`s.
 
     Args:
-        node_sum: of the node.
+        node_sum: the sum of the node.
         key: the node's own; never used again, which the caller sees to.
         attempt: the listed nodes, this one among them under this very key.
         context: what the sum is asked for.
@@ -328,7 +328,7 @@ def unmask(answers: Sequence[MaskedSum]) -> Tensor:
         the result is noise without meaning.
 
     Args:
-        answers: of every listed node, once.
+        answers: the answers of every listed node, once.
     """
     parts = [answer.values.numpy().view(np.uint32) for answer in answers]
     total = np.add.reduce(parts, dtype=np.uint32)

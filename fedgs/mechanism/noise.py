@@ -86,7 +86,7 @@ class NoiseStream:
         Privacy: as `normal`.
 
         Args:
-            shape: of the draws.
+            shape: the shape of the draws.
             std: from 0 to 2^28; the variance is that of the continuous Gaussian.
 
         Raises:

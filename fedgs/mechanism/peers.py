@@ -35,7 +35,7 @@ class Peers:
     """A node's own registered key, and those that it trusts to be other nodes'.
 
     Attributes:
-        name: of the node.
+        name: the name of the node.
         key: its own.
         pinned: name -> public key of every other node.
         least: nodes that a list must have, this one included.
@@ -51,9 +51,9 @@ class Peers:
         """Reads the node's own key, and NAME.pub of each peer in a folder.
 
         Args:
-            name: of the node, whose own NAME.pub is passed over.
+            name: the name of the node, whose own NAME.pub is passed over.
             key: file of its private key.
-            folder: of the public keys.
+            folder: the folder of the public keys.
             least: as in `Peers`; None: all of them and this node.
 
         Raises:
@@ -118,7 +118,7 @@ class Peers:
 
         Args:
             keys: by the nodes' names, this node's among them.
-            run: of the server.
+            run: the run of the server.
 
         Raises:
             ClientRefused: names the setting.

@@ -33,7 +33,7 @@ def release_step(config: ResolvedConfig, terms: Terms | None = None) -> float | 
 
     Args:
         config: the run's.
-        terms: of the round; None: of its last round.
+        terms: the terms of the round; None means its last round's.
     """
     if config.message_precision == "exact":
         return None

@@ -11,8 +11,8 @@ nothing unsanitized can be encoded as a message
 (`fedgs.round.messages.encode_answer` takes the last one only). One release is the
 concatenation of B such sums; its sensitivity is sqrt(B) times that of one fake.
 
-An embedding of mean features is one sample as well: B = 1, and in the place of a
-gradient one vector by class and feature. All that is said here of gradients holds for
+An embedding of mean features is one sample as well: B is 1, and one vector by class and
+feature stands in the place of a gradient. All that is said here of gradients holds for
 it.
 
 Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Eq. 7-9 and Definition 3.3;
@@ -42,8 +42,8 @@ class PerSampleGradients:
     """Raw gradients of a node's clients: private, must not leave the node.
 
     Attributes:
-        values: shape (n, B, C, k, k), float; client, fake, gradient in its basis. Of
-            embeddings (n, 1, networks, classes, features).
+        values: shape (n, B, C, k, k), float: client, fake, and gradient in its basis.
+            Embeddings have the shape (n, 1, networks, classes, features).
     """
 
     values: PerSampleGrads
@@ -183,14 +183,14 @@ def sanitize(
     standard deviation `noise_std` and sensitivity sqrt(B) times that of one fake.
 
     Args:
-        parts: the node's participating clients, in order; not empty. One part at a
-            time is in memory where they are an iterator.
+        parts: the gradients of the node's participating clients, in order; not empty.
+            If they come from an iterator, one part at a time is in memory.
         noise_std: 2 * clip_bound * noise_multiplier, at least 0.
         noise: a fresh noise stream.
         round: the round that is answered.
         node_id: the node that answers.
-        step: round to its multiples, after the noise (`fedgs.mechanism.quantization`);
-            None: do not.
+        step: what the noisy sum is rounded to multiples of
+            (`fedgs.mechanism.quantization`). None means that it is not rounded.
 
     Raises:
         RuntimeError: a part or the noise was already used for a release.
@@ -224,7 +224,7 @@ def take(
 ) -> tuple[ClippedGradients, Iterator[ClippedGradients]]:
     """Takes parts for a release: each is marked before anything is computed from it.
 
-    A node may host more clients than fit into memory, so that parts come one by one.
+    A node may host more clients than fit into memory, so parts come one by one.
 
     Returns:
         The first part, whose shape and clip bound C all have; and all parts, the first

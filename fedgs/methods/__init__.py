@@ -12,7 +12,7 @@ class PhaseAt(NamedTuple):
     """A phase of a run at work.
 
     Attributes:
-        method: of the phase.
+        method: the phase's method.
         config: the run's settings as this method sees them.
     """
 
@@ -24,7 +24,7 @@ def phase_at(config: ResolvedConfig, round: int) -> PhaseAt:
     """Returns the phase that a round of a run is in.
 
     Args:
-        config: of the whole run.
+        config: the configuration of the whole run.
         round: from 1.
 
     Raises:

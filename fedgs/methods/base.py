@@ -62,11 +62,12 @@ class Request:
     """What a node is asked: tensors, of which clients, and when.
 
     Attributes:
-        round: the round, 0 for what comes before the first one.
-        tensors: that the nodes compute with, by name; DP output or public.
+        round: the number of the round; 0 stands for what comes before the first one.
+        tensors: what the nodes compute with, by name. All of it is DP output or public.
         participants: the clients that answer, or "all".
         trainees: the clients of the nodes that are asked, or "all".
-        keep_round: the last committed checkpoint; a node keeps its state of then.
+        keep_round: the round of the last committed checkpoint, whose state a node
+            keeps.
     """
 
     round: int
@@ -152,8 +153,8 @@ class State:
         parts: networks and optimizers by name; `generator`, `ema`, the average of it
             that samples are drawn from, and what else a method keeps in a checkpoint.
         round: the last finished round, 0 before the first.
-        released: what each phase has released that hands it on: its method, and the
-            tensors that later phases may need.
+        released: for each phase that hands something on, its method, and the tensors
+            that later phases may need.
     """
 
     parts: dict[str, nn.Module | Optimizer]
@@ -190,9 +191,9 @@ class OneClient(ClientImages):
         discriminators: a stack that holds its discriminator; None where a method has
             none. A method that is not of fedgs gets a stack of this one alone.
         position: the place of its discriminator in that stack.
-        group: of the groups that are compared, the number of the one that it is in;
-            None: in none, or in one that is too small to be told. How much of its
-            answer is told decides the frame.
+        group: the number of its group, where groups are compared. None means that it
+            is in none, or in one that is too small to be told. How much of its answer
+            is told is decided by the frame.
     """
 
     discriminators: Discriminators | None = None
@@ -213,10 +214,12 @@ class Hosted(NamedTuple):
 
     Attributes:
         data: all data that the node can see.
-        clients: those that it hosts.
-        node_id: its index.
-        discriminators: of its clients, in their order; None where a method has none.
-        groups: of its clients, in their order; empty where none are compared.
+        clients: the numbers of the clients that it hosts.
+        node_id: the node's index.
+        discriminators: its clients' discriminators, in the clients' order; None where a
+            method has none.
+        groups: its clients' groups, in the clients' order; empty where none are
+            compared.
     """
 
     data: FederatedImages
@@ -276,9 +279,9 @@ class Released(NamedTuple):
 
     Attributes:
         total: the sanitized sum over all participants, (B, ...), float64.
-        noise_std: of each number in it.
-        by_node: the releases that were added up, by node; none unless the terms say
-            `is_by_node`, for only then they are accounted for.
+        noise_std: the standard deviation of the noise in each number of it.
+        by_node: the releases that were added up, by node. It is empty unless the terms
+            say `is_by_node`, because only then the privacy of each one is accounted.
     """
 
     total: Tensor
@@ -314,13 +317,13 @@ class Method(ABC, Generic[ConfigT]):
     Attributes:
         Settings: declares its settings, beside those of all runs.
         recipe: values of a run's settings that it starts from.
-        has_generator: what it trains draws images.
-        has_discriminators: clients keep a discriminator each, which `prepare` has the
-            nodes make before their first round.
-        commits_every_round: a release is a large part of the run's privacy, so each is
-            checkpointed at once.
-        hides_duration: no time of a round is published, because a client with more
-            images takes longer.
+        has_generator: whether what it trains draws images.
+        has_discriminators: whether each client keeps a discriminator, which `prepare`
+            has the nodes make before their first round.
+        commits_every_round: whether each release is checkpointed at once, because it
+            is a large part of the run's privacy.
+        hides_duration: whether no duration of a round is published, because a client
+            with more images takes longer.
     """
 
     Settings: type = PlainSettings
@@ -341,7 +344,7 @@ class Method(ABC, Generic[ConfigT]):
     def state(self, config: ConfigT) -> State:
         """Returns the server before the first round, from the run's seed.
 
-        Asked of the first phase's method; all phases share its generator.
+        Only the first phase's method is asked; all phases share its generator.
         """
 
     def join(self, config: ConfigT, state: State) -> None:
@@ -350,8 +353,8 @@ class Method(ABC, Generic[ConfigT]):
         Called before the first round, for each phase in its order.
 
         Args:
-            config: of the phase.
-            state: of the run, changed in place.
+            config: the phase's configuration.
+            state: the run's state, which is changed in place.
         """
 
     @abstractmethod
@@ -366,7 +369,7 @@ class Method(ABC, Generic[ConfigT]):
         """
 
     def check(self, config: ConfigT, request: Request) -> None:
-        """Refuses values that no honest server asks with; shapes are checked before.
+        """Refuses values that no honest server sends; shapes were checked before.
 
         Raises:
             UserError: the text quotes nothing of the request.
@@ -384,10 +387,11 @@ class Method(ABC, Generic[ConfigT]):
         Privacy: reads private data; output private.
 
         Args:
-            config: of the phase.
-            names: public names of the node's clients, in their order.
-            cohorts: what the node's own file says of each; empty without one.
-            least: clients below which nothing of a group is told.
+            config: the phase's configuration.
+            names: the public names of the node's clients, in their order.
+            cohorts: what the node's own file says of each client; empty if there is
+                no such file.
+            least: nothing is told of a group with fewer clients than this.
         """
         return ()
 
@@ -397,22 +401,22 @@ class Method(ABC, Generic[ConfigT]):
         clients: Sequence[OneClient],
         request: Request,
     ) -> None:
-        """Trains discriminators in place, before anybody answers; by itself nothing.
+        """Trains discriminators in place, before anybody answers; here it does nothing.
 
         Privacy: reads private data; output private.
 
         Args:
-            config: the resolved configuration.
+            config: the phase's configuration, resolved.
             clients: at most `stack_size` trainees; one, if the method is not of fedgs.
-            request: of the server.
+            request: what the server asks.
         """
 
     @abstractmethod
     def answer(self, config: ConfigT, client: OneClient, request: Request) -> Tensor:
         """Returns what one client answers; its shape is that of the round's terms.
 
-        A function of the arguments alone: what it kept of one client and used for
-        another one would be charged to nobody.
+        It must be a function of the arguments alone: what it kept of one client and
+        used for another one would be charged to nobody.
 
         Privacy: reads private data; output private. The frame sanitizes it.
         """
@@ -449,10 +453,10 @@ class Method(ABC, Generic[ConfigT]):
         Privacy: post-processing of DP output.
 
         Args:
-            config: the resolved configuration.
+            config: the phase's configuration, resolved.
             state: updated in place.
-            pending: of `begin`.
-            released: of all participants.
+            pending: what `begin` returned beside the request.
+            released: the sum over all participants.
         """
 
     def settle(
@@ -468,7 +472,7 @@ class Method(ABC, Generic[ConfigT]):
         Privacy: post-processing of DP output.
 
         Args:
-            config: the resolved configuration.
+            config: the phase's configuration, resolved.
             state: updated in place.
             check: called with each finished step and their number; what it raises ends
                 the work.

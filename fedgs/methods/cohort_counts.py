@@ -189,8 +189,8 @@ def cohorts_of(
     Privacy: reads private data; output private, and stays at the node.
 
     Args:
-        config: of the phase.
-        data: of the node.
+        config: the phase's configuration.
+        data: the data of the node.
         hosted: the numbers of its clients.
         request: the last question.
     """
@@ -208,8 +208,8 @@ def outcome_of(config: CountConfig, state: State) -> dict[str, Any]:
     Privacy: post-processing of DP output.
 
     Args:
-        config: of the phase, whose rounds are done.
-        state: of the run.
+        config: the configuration of the phase, whose rounds are done.
+        state: the state of the run.
     """
     last = config.thresholds.num_questions - 1
     thresholds = _thresholds_after(config, state, last)

@@ -121,9 +121,9 @@ class Embedding(nn.Module):
         Privacy: post-processing of DP output.
 
         Args:
-            vectors: of fakes, with a graph to the generator's weights.
-            labels: of the fakes.
-            adam: of the generator's weights.
+            vectors: the vectors of fakes, with a graph to the generator's weights.
+            labels: the labels of the fakes.
+            adam: the optimizer of the generator's weights.
             rate: its learning rate in the first step.
             step: from 0; by its number, so that a resumed fit has the same rate.
         """

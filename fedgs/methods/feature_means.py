@@ -5,9 +5,9 @@
     finish <----- the sum over all clients -----  (each clipped as a whole, noise once)
     settle: the refiner's fit, after features
 
-What all discriminators say that are linear over fixed features stands in the means of
-those features: so one release replaces all their rounds. `fedgs/feature_means.py` shows
-the default's phases on one page.
+Discriminators that are linear over fixed features use nothing of the images but the
+means of these features. One release of the means therefore replaces all rounds of such
+discriminators. `fedgs/feature_means.py` shows the default's phases on one page.
 
     means, scatter, moments, parts   set the Gaussians of the generator
     features, pretrained-features    fit the refiner behind them
@@ -119,9 +119,9 @@ class FeatureMeans(Method[FeatureConfigT]):
 
         Privacy: reads private data; output private.
         """
-        network = {
-            name: value.to(config.device) for name, value in request.tensors.items()
-        }
+        network: TensorDict = {}
+        for name, value in request.tensors.items():
+            network[name] = value.to(config.device)
         centre = network.pop(EXPECTED)
         images, labels = client.tensors(config.device)
         chosen = chosen_network(config)
@@ -188,7 +188,8 @@ class Features(FeatureMeans[FeatureConfig]):
         Raises:
             UserError: the run's features are of a network that is not here.
         """
-        # Before the first round, and again where a run is resumed.
+        # Called before the first round, and again where a run is resumed, so that a
+        # missing network is missed before anything is released.
         chosen_network(config)
         if config.method == PRETRAINED:
             for generator in refined(state):
@@ -198,9 +199,9 @@ class Features(FeatureMeans[FeatureConfig]):
                 generator.refiner.load_state_dict(start, strict=False)
 
     def network(self, config: FeatureConfig, state: State) -> tuple[TensorDict, Tensor]:
-        """Returns the scales of features and their means, by the generator's images."""
-        # By images that the generator draws, never by private ones: scales get no
-        # noise.
+        """Returns scales and means of features of images that the generator draws."""
+        # The scales get no noise, so they are computed from images that the generator
+        # draws, and never from private ones.
         return refinement.reference(config, state.ema)
 
     def learn(self, config: FeatureConfig, state: State) -> None:
@@ -235,18 +236,18 @@ PRETRAINED_FEATURES = PretrainedFeatures()
 
 def released_so_far(state: State) -> list[MeanFeatures]:
     """Returns the mean features that phases have released, in their order."""
-    return [
-        MeanFeatures.of(method, tensors)
-        for method, tensors in state.released
-        if method in KINDS  # methods of others may hand on what they like
-    ]
+    found: list[MeanFeatures] = []
+    for method, tensors in state.released:
+        if method in KINDS:  # methods of others may hand on what they like
+            found.append(MeanFeatures.of(method, tensors))
+    return found
 
 
 def refined(state: State) -> tuple[GeneratorRefined, GeneratorRefined]:
     """Returns the generator and its average, which have a refiner.
 
     Raises:
-        TypeError: they have none; the settings see to it that they have.
+        TypeError: they have no refiner, which settings that were checked rule out.
     """
     generator = state.generator
     average = state.ema

@@ -164,7 +164,7 @@ class Group(NamedTuple):
         images: the mean picture of each class that the group has, in order, shape
             (classes, C, S, S). Of low frequencies alone and with noise, so not cut off
             at 0 and 1.
-        labels: of these pictures, shape (classes,).
+        labels: the labels of these pictures, shape (classes,).
         seen: by how many standard deviations of its noise the release shows clients in
             it; about a standard normal number where there is none.
     """
@@ -185,7 +185,7 @@ def groups_released(
     Privacy: post-processing of DP output.
 
     Args:
-        config: of the run's one phase.
+        config: the configuration of the run's one phase.
         releases: as in `State.released`.
     """
     found = [own for method, own in releases if method == GROUP_MEANS]

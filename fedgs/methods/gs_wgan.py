@@ -92,7 +92,7 @@ class GsWgan(Method[GsWganConfig]):
         state.generator.train()
         # One power iteration for the round: forward passes only read the vectors.
         models.advance_in_place(state.generator)
-        # The graph of the last B waits for the answers of line 11.
+        # The graph of the last B fakes waits for line 11, which needs their answers.
         answered = state.generator(z[split:], labels[split:])
         images = answered.detach()
         if split:
@@ -112,8 +112,9 @@ class GsWgan(Method[GsWganConfig]):
     def prepare(self, config: GsWganConfig, state: State) -> Request:
         """Draws the fakes of the warm start: round 0, which nobody answers.
 
-        A local warm start needs none; its request has black images. After other phases
-        they are of the averaged generator, else of the untrained one.
+        A warm start at the clients themselves needs no fakes, so its request has black
+        images. Otherwise the averaged generator draws them if other phases came before,
+        and the untrained generator if not.
 
         Privacy: post-processing of DP output, if there is any yet.
         """
@@ -138,11 +139,11 @@ class GsWgan(Method[GsWganConfig]):
     ) -> None:
         """Updates the generator from the nodes' releases (Algorithm 2, line 11).
 
-        Averages over the *planned* participants, whoever answered, and over B.
+        The average is over the *planned* participants, whoever answered, and over B.
 
         Privacy: post-processing of DP output.
         """
-        # 11: 1/m sum over participants.
+        # 11: 1/m times the sum over participants.
         num_gradients = config.clients_per_round * config.batch_size  # m * B
         average = released.total / num_gradients
         # The generator draws pixels, so the gradient goes back to them.
@@ -200,7 +201,7 @@ class GsWgan(Method[GsWganConfig]):
     ) -> Tensor:
         """Returns the gradient by each of the last B fakes, in the run's basis (9, 32).
 
-        n_dis steps and one answer, never n_dis answers.
+        A client takes n_dis steps and answers once; it never answers n_dis times.
 
         Privacy: reads private data; output private.
         """
@@ -212,7 +213,7 @@ class GsWgan(Method[GsWganConfig]):
         clients: Sequence[OneClient],
         request: Request,
     ) -> Tensor:
-        """Returns the same of several clients, whose discriminators share nothing.
+        """Returns the same for several clients, whose discriminators share nothing.
 
         Privacy: reads private data; output private.
         """
@@ -220,7 +221,7 @@ class GsWgan(Method[GsWganConfig]):
         nets, chunk = _stack_of(clients)
         answered = slice(-config.batch_size, None)
         grads = nets.query(chunk, fakes[answered], labels[answered])
-        # Before clipping: what is cut off here costs no noise.
+        # Before clipping, because the frequencies that are cut off here get no noise.
         if config.dct_size is not None:
             grads = to_dct(grads, config.dct_size)
         return grads
@@ -252,9 +253,9 @@ def _stack_of(clients: Sequence[OneClient]) -> tuple[Discriminators, Positions]:
 
 
 def _latents(config: GsWganConfig, round: int) -> tuple[Latents, Labels]:
-    """Draws z ~ P_z (F, latent_dim) and labels (F,) of a round; 0: the warm start."""
+    """Draws z ~ P_z (F, latent_dim) and labels (F,) of a round; 0 is the warm start."""
     rng = stream(config.seed, "latent", round)
-    # One stream for both, so z is drawn first, always.
+    # Both come from one stream, so z is always drawn first.
     z = models.sample_latents(config, rng, config.fakes_sent)
     labels = models.sample_labels(config, rng, config.fakes_sent)
     return z.to(config.device), labels.to(config.device)
@@ -270,7 +271,7 @@ def jacobian_step(
     Privacy: post-processing of DP output.
 
     Args:
-        optimizer: of the generator that drew `images`.
+        optimizer: the optimizer of the generator that drew `images`.
         images: G(z, labels) with its graph, shape (B, C, S, S).
         image_grads: same shape.
 

@@ -25,7 +25,7 @@ def public_start(config: ResolvedConfig) -> tuple[Model | None, frozenset[bytes]
     Privacy: public, if the images are and nobody chose them by the private ones.
 
     Args:
-        config: of a run with phases of moments, or of such a phase.
+        config: the configuration of a run with phases of moments, or of such a phase.
 
     Raises:
         UserError: missing or malformed data, or of other classes or channels.

@@ -1,10 +1,10 @@
 """What a run's releases cost: epsilon or delta for every adversary and relation.
 
-For a plan, or for the ledgers of what was released. Each figure comes with all that it
-depends on. How often a client took part is counted by `fedgs.privacy.participation`,
-and what it costs by the exact equations of `fedgs.privacy.gaussian`. Amplification by
-sampling (`fedgs.privacy.amplification`) is stated beside that, if it was asked for and
-its conditions hold; otherwise a condition of the row says why not.
+It is computed for a plan, or for the ledgers of what was released. Each figure comes
+with all that it depends on. `fedgs.privacy.participation` counts how often a client
+took part, and the exact equations of `fedgs.privacy.gaussian` say what that costs.
+Amplification by sampling (`fedgs.privacy.amplification`) is stated beside that, if it
+was asked for and its conditions hold; otherwise a condition of the row says why not.
 
 >>> plan = Plan(num_clients=539, clients_per_round=539, num_rounds=150, batch_size=32,
 ...             noise_multiplier=1.2, client_selection="all", engine="local")
@@ -45,7 +45,7 @@ VALID = "valid"
 SEEDED = "seeded: not private"
 AS_PUBLISHED = "as published"
 FIGURE_LABELS = (AS_PUBLISHED, "distributional")
-# Begin conditions that stand beside a figure wherever it is quoted.
+# Conditions that begin so stand beside a figure wherever it is quoted.
 LARGE_DELTA = "delta is too large to read"
 HYPOTHETICAL = "hypothetical"
 CAVEATS = (LARGE_DELTA, HYPOTHETICAL)
@@ -107,21 +107,27 @@ class Statement:
     """One epsilon and delta with all that they depend on.
 
     Attributes:
-        label: `VALID`; or why it is no claim: `SEEDED`, `AS_PUBLISHED` (by the call of
-            the published code, kept to compare) or "distributional" (over random data:
-            no differential privacy).
-        unit: "client" (what one client stands for) or "record"; of a central method
-            "user", a client with all its images, or "record".
-        relation: what two neighbouring data sets differ in: "replace-one", "zero-out",
-            or of a central method "add-or-remove".
-        epsilon: at least 0; None means unbounded, and is what infinity becomes.
-        delta: from 1e-300, which stands for all below it, to 1.
-        theorem: what it was computed with.
-        conditions: without each of them it is not valid; or why no more is claimed.
-        adversary: who looks; one of `ADVERSARY_COLUMNS` of `fedgs.privacy.plan`.
-        asked: which of the two was computed from the other, "epsilon" or "delta".
-        client_selection: uniform, balanced or all; several of a ledger are joined by +.
-        num_rounds: the rounds that it is about, of a central method the releases.
+        label: `VALID`, or why it is no claim: `SEEDED`; `AS_PUBLISHED`, which is what
+            the published code computes and is kept for comparison; "distributional",
+            which holds over random data and is no differential privacy.
+        unit: whom it protects: "client" (what one client stands for) or "record". For
+            a central method it is "user", a client with all its images, or "record".
+        relation: in what two neighbouring data sets differ: "replace-one", "zero-out",
+            or for a central method "add-or-remove".
+        epsilon: a number of at least 0. None means that it is unbounded; infinity
+            becomes None.
+        delta: a number from 1e-300, which stands for all smaller ones, to 1.
+        theorem: the theorem that it was computed with.
+        conditions: texts. Each says what the statement needs to be valid, or why no
+            more is claimed.
+        adversary: against whom it holds; one of `ADVERSARY_COLUMNS` of
+            `fedgs.privacy.plan`.
+        asked: which of the two numbers was computed from the other, "epsilon" or
+            "delta".
+        client_selection: how clients are selected: uniform, balanced or all. Where a
+            ledger has several of these, they are joined by +.
+        num_rounds: the number of rounds that it is about, or of releases for a central
+            method.
     """
 
     label: str
@@ -138,18 +144,18 @@ class Statement:
     num_rounds: int = 0
 
     def __post_init__(self) -> None:
-        """Says that no bound is None: JSON has no infinity."""
+        """Makes an infinite epsilon None, because JSON has no infinity."""
         if self.epsilon == math.inf:
             object.__setattr__(self, "epsilon", None)
 
     @property
     def guarantee(self) -> bool:
-        """Whether anything is guaranteed by it: it may be quoted."""
+        """Whether the statement guarantees anything, so that it may be quoted."""
         return self.label == VALID and self.epsilon is not None and self.delta < 1
 
     @property
     def unit_in_words(self) -> str:
-        """What one unit is, in a few words; the condition that says it has more."""
+        """What one unit is, in a few words; one of the conditions says more of it."""
         prefix = f"{self.unit}: "
         for condition in self.conditions:
             if condition.startswith(prefix):
@@ -165,7 +171,7 @@ class Statement:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Statement":
-        """Returns the statement of `to_json`; without a label it is no guarantee."""
+        """Returns the statement that `to_json` made; without a label it is no claim."""
         known: dict[str, Any] = {"label": "unlabelled", **values}
         del known["guarantee"]
         known["conditions"] = tuple(known["conditions"])
@@ -173,17 +179,17 @@ class Statement:
 
 
 def in_short(condition: str) -> str:
-    """Returns what a condition says at once, as of `RunConfig.unit_condition`."""
+    """Returns the short part of a condition such as `RunConfig.unit_condition`."""
     return condition.partition(": ")[2].partition(";")[0]
 
 
 def large_delta(delta: float, num_units: int) -> tuple[str, ...]:
-    """Returns the condition of a delta that is too large to read; nothing of others.
+    """Returns a condition if a delta is too large to read, and no condition if not.
 
     Args:
-        delta: from 0 to 1.
-        num_units: K, clients or records that the guarantee may be about; 0 if nothing
-            was released.
+        delta: a number from 0 to 1.
+        num_units: K, the number of clients or records that the guarantee may be about;
+            0 if nothing was released.
     """
     if 10 * num_units * delta < 1:
         return ()
@@ -201,13 +207,13 @@ class _Rounds(NamedTuple):
     Attributes:
         selection, unit, num_rounds: as in `Statement`.
         num_clients: K; 0 if nothing was released.
-        nodes: the fewest of a round whose noise counts.
-        is_masked: whether all are of secure aggregations.
-        is_seeded: whether any noise is.
+        nodes: the smallest number of nodes of a round whose noise counts.
+        is_masked: whether all releases are sums of secure aggregations.
+        is_seeded: whether the noise of any release is seeded.
         laws: for each adversary the law of releases under replace-one, the name of its
             theorem and the condition under which it applies.
         no_amplification: why no row with amplification is stated, "" if it is.
-        sampled: what such a row is about.
+        sampled: the draws that a row with amplification is about.
         shared: further conditions of all rows.
     """
 
@@ -246,7 +252,14 @@ class _Question(NamedTuple):
                 # The ratio is that of replace-one; z grows as the sensitivity falls.
                 scale = SENSITIVITIES["replace-one"] / SENSITIVITIES[relation]
                 bound = law._replace(ratio=law.ratio * scale)
-                yield self._row(rounds, adversary, relation, bound, theorem, [why])
+                yield self._row(
+                    rounds,
+                    adversary,
+                    relation,
+                    alone=bound,
+                    theorem=theorem,
+                    why=[why],
+                )
         if rounds.no_amplification:
             return
         num_draws = sum(kind.rounds for kind in rounds.sampled)
@@ -255,7 +268,14 @@ class _Question(NamedTuple):
         # Only `release` does not see who takes part. The bound is the same under every
         # relation: in an unselected client's place somebody else answers.
         for relation in relations_of(rounds.unit):
-            yield self._row(rounds, "release", relation, bound, PLD_THEOREM, conditions)
+            yield self._row(
+                rounds,
+                "release",
+                relation,
+                alone=bound,
+                theorem=PLD_THEOREM,
+                why=conditions,
+            )
 
     def _row(
         self,
@@ -356,7 +376,12 @@ def statements(
 
     Source: docs/privacy.md, "Which theorem may be used when".
     """
-    question = _Question(delta, at_epsilon, colluding, tuple(selections))
+    question = _Question(
+        delta=delta,
+        at_epsilon=at_epsilon,
+        colluding=colluding,
+        selections=tuple(selections),
+    )
     question.check()
     if plan.client_selection is None:
         possible = ("uniform", "balanced")
@@ -434,7 +459,12 @@ def statements_of_runs(
             f"privacy_unit = {' and '.join(units)}: runs of different units cannot be "
             "added; state them one by one"
         )
-    question = _Question(delta, at_epsilon, colluding, tuple(selections))
+    question = _Question(
+        delta=delta,
+        at_epsilon=at_epsilon,
+        colluding=colluding,
+        selections=tuple(selections),
+    )
     question.check()
     released = _released(runs, units[0], colluding, is_reshuffled)
     return tuple(question.rows(released))

@@ -183,7 +183,8 @@ def _remove(kind: Sampled, epsilons: Floats) -> Floats:
     mu = 1 / kind.ratio
     # log(1 + (e^epsilon - 1) / q), in a form in which e^epsilon does not overflow.
     share = -(1 - rate) * np.exp(-epsilons)
-    base = epsilons + np.log1p(share) - math.log(rate)
+    log_kept = np.log1p(share)
+    base = epsilons + log_kept - math.log(rate)
     is_small = epsilons < 1  # there the lines above cancel
     grown = np.expm1(epsilons[is_small])
     base[is_small] = np.log1p(grown / rate)
@@ -218,7 +219,10 @@ def _composed(rounds: tuple[Sampled, ...]) -> Any:
             # dp-accounting refuses deltas that rise, if only in their last bits.
             deltas = np.minimum.accumulate(deltas)
             one_round = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-                step, -last, last, deltas
+                step,
+                -last,
+                last,
+                deltas,
             )
             # Only dense losses are composed by the Fourier transform.
             dense = one_round.to_dense_pmf()

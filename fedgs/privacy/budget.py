@@ -45,8 +45,8 @@ class _Cap(NamedTuple):
     """How many draws of one kind fit into the target beside the draws of others.
 
     Attributes:
-        kind: of the draws that are counted.
-        others: how many draws there are of each other kind.
+        kind: the kind of the draws that are counted.
+        others: the number of draws of each other kind.
         most: the largest number of draws of the kind.
     """
 
@@ -111,7 +111,13 @@ def calibrate_noise(
 
     Source: inverse of `fedgs.privacy.accountant.statements`.
     """
-    target = Target(target_epsilon, delta, adversary, relation, tuple(selections))
+    target = Target(
+        epsilon=target_epsilon,
+        delta=delta,
+        adversary=adversary,
+        relation=relation,
+        selections=tuple(selections),
+    )
     selection = _checked(plan, target, colluding)
     if plan.shares(adversary, colluding) == 0:
         nodes = plan.asked_nodes
@@ -173,7 +179,7 @@ def largest_num_rounds(plan: Plan, target: Target, colluding: int = 0) -> int:
     Args:
         plan: the run, with its noise multiplier and client_selection; its num_rounds
             is not read.
-        target: of all rounds together.
+        target: the target of all rounds together.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
 
     Returns:
@@ -230,7 +236,7 @@ class Budget:
 
     Args:
         plan: the run, with its client_selection; its noise_multiplier is not read.
-        target: of all events together.
+        target: the target of all events together.
         events: released before, also by other runs on the same clients.
         colluding: nodes that take their noise out of secagg's sum, at least 0.
 
@@ -375,7 +381,7 @@ def budget_of(
 
     Args:
         config: resolved.
-        events: of the run's ledger.
+        events: the events of the run's ledger.
         selections: private ones of the run's cohort; see `fedgs.cohorts.cohort_file`.
 
     Raises:
@@ -397,7 +403,7 @@ def is_spent(
 
     Args:
         config: resolved.
-        events: of the run's ledger, at least one.
+        events: the events of the run's ledger, at least one.
         selections: as in `budget_of`.
 
     Raises:

@@ -129,7 +129,7 @@ class ClientLedger:
         Args:
             event: its participants are positions in the clients given, shards too; its
                 attempt is set here.
-            limits: of these clients.
+            limits: the limits of these clients.
 
         Raises:
             ClientRefused: a participant would exceed its client_epsilon; nothing is
@@ -171,7 +171,7 @@ class ClientLedger:
         secure aggregation it may ask in several attempts, each under another key.
 
         Args:
-            run_id: of the run.
+            run_id: the run's name at the clients.
             node: name of the node.
 
         Returns:
@@ -199,7 +199,7 @@ class ClientLedger:
         what it has left no client, or got lost.
 
         Args:
-            run_id: of the run.
+            run_id: the run's name at the clients.
             node: name of the node.
             received: the last release that the server has of the node.
 
@@ -431,7 +431,7 @@ def release_event(
         round: the round that is answered.
         positions: the participants among the node's clients, increasing, not empty.
         num_clients: the node's clients.
-        shares: of `Limits.shares`.
+        shares: what `Limits.shares` returns.
     """
     participants = tuple(positions)
     if len(positions) == num_clients:

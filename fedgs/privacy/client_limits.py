@@ -333,7 +333,7 @@ class Limits:
         """Refuses a run that gives a deployed node an unsuitable number of clients.
 
         Args:
-            number: of the node's clients in the run.
+            number: the number of the node's clients in the run.
             cohort_value: as in `Settings`: the one that all of them have, if any.
 
         Raises:

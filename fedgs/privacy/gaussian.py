@@ -190,7 +190,8 @@ def _deltas(mu: Floats, epsilon: float) -> Floats:
     is_narrow = mu < _NARROW
     width = mu[is_narrow]
     height = density[is_narrow]
-    deltas[is_narrow] = height * width * _mean_slope(start[is_narrow], width)
+    slope = _mean_slope(start[is_narrow], width)
+    deltas[is_narrow] = height * width * slope
     if epsilon < 0:
         # The privacy loss has the same law in both directions, so that
         # delta(-e) = 1 - exp(-e) (1 - delta(e)).
@@ -208,7 +209,8 @@ def _mean_slope(start: Floats, width: Floats) -> Floats:
     slope_at_start = 1.0 - start * _mills(start)
     slope_in_middle = 1.0 - middle * _mills(middle)
     slope_at_end = 1.0 - end * _mills(end)
-    return (slope_at_start + 4 * slope_in_middle + slope_at_end) / 6
+    weighted = slope_at_start + 4 * slope_in_middle + slope_at_end
+    return weighted / 6
 
 
 def _mills(x: Floats) -> Floats:

@@ -298,7 +298,7 @@ class Chain(Generic[EventT]):
         """Writes a ledger without events.
 
         Args:
-            path: of the new file.
+            path: where the new file is to lie.
             bound: names of the files that say what its events mean, with their SHA-256.
 
         Raises:
@@ -430,7 +430,7 @@ class Chain(Generic[EventT]):
         Args:
             length: number of events at that time.
             head: the ledger's `head` at that time; None where it is not known.
-            witness: what saw it, for the error.
+            witness: the file that recorded it, for the error.
 
         Raises:
             UserError: the ledger is shorter, or another history leads up to there.
@@ -486,7 +486,7 @@ class Ledger(Chain[Event]):
 
         Args:
             last: the finished round; 0 asks for nothing.
-            witness: what says that it was finished, for the error.
+            witness: the file that says that it was finished, for the error.
 
         Raises:
             UserError: a round has no event.

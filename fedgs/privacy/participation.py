@@ -72,7 +72,7 @@ def planned_law(
         why = f"count: a client takes part at most {most} times; repeats count again"
         return law, COUNT_THEOREM, why
     rate = clients_per_round / num_clients
-    law = binomial_law({1: num_rounds}, rate, ratio)
+    law = binomial_law({1: num_rounds}, rate, ratio)  # in a plan no round is repeated
     schedule = f"{num_rounds} rounds"
     why = _MIXTURE.format(clients_per_round, num_clients, schedule)
     return law, MIXTURE_THEOREM, why
@@ -172,7 +172,12 @@ def sampled_of(kinds: Mapping[DrawKind, int], row: int) -> tuple[Sampled, ...]:
         ratio = 0.0  # no noise
         if cost < math.inf:
             ratio = cost**-0.5
-        of_kind = Sampled(num_clients, clients, ratio, count)
+        of_kind = Sampled(
+            num_clients=num_clients,
+            clients_per_round=clients,
+            ratio=ratio,
+            rounds=count,
+        )
         rounds.append(of_kind)
     return tuple(rounds)
 
@@ -226,7 +231,7 @@ class RunsOnSameClients:
         """Returns what the events cost a client, without amplification.
 
         Args:
-            row: of `Spending.mu_squared`, hence the adversary.
+            row: the row of `Spending.mu_squared`, hence the adversary.
 
         Returns:
             The law, the name of the theorem, and the condition under which it applies.

@@ -68,7 +68,7 @@ def noise_shares(
         counted_nodes: nodes that must answer, at least 1; 1 where each node's own
             release is published.
         asked_nodes: nodes that are asked, at least counted_nodes.
-        colluding: how many of them tell the adversary their noise, at least 0.
+        colluding: the number of nodes that tell the adversary their noise, at least 0.
         is_masked: whether the server sees only the sum, as secagg does.
 
     Returns:
@@ -169,7 +169,7 @@ def counted_nodes(
     """Returns the nodes of any round whose noise counts, whoever is selected.
 
     Args:
-        hosting: which clients live on which node.
+        hosting: says which clients live on which node.
         clients_per_round: m.
         min_answers: as in `RunConfig`.
         is_by_node: as in `Terms`: a node's own release is published, which has its
@@ -188,10 +188,10 @@ class Releases(NamedTuple):
     """Consecutive rounds of a plan whose releases cost the same.
 
     Attributes:
-        kind: as `Terms.release`.
+        kind: the kind of release, as `Terms.release`.
         factor: the noise multiplier of their terms over the plan's, at least 0.
         batch_size: B of their terms.
-        num_rounds: how many there are.
+        num_rounds: the number of rounds.
     """
 
     kind: str
@@ -304,7 +304,10 @@ class Plan:
     def counted_nodes(self) -> int:
         """Nodes of any round whose noise counts; see `counted_nodes`."""
         return counted_nodes(
-            self.hosting, self.clients_per_round, self.min_answers, self.is_by_node
+            self.hosting,
+            clients_per_round=self.clients_per_round,
+            min_answers=self.min_answers,
+            is_by_node=self.is_by_node,
         )
 
     def law(
@@ -336,7 +339,11 @@ class Plan:
             no_noise = fixed_law(1, ratio=0.0)
             return no_noise, COUNT_THEOREM, "count: a round has no noise"
         law, theorem, why = planned_law(
-            selection, num_rounds, self.num_clients, self.clients_per_round, ratio
+            selection,
+            num_rounds=num_rounds,
+            num_clients=self.num_clients,
+            clients_per_round=self.clients_per_round,
+            ratio=ratio,
         )
         if all(cost == 1.0 for cost, _ in costs):
             return law, theorem, why
@@ -352,7 +359,12 @@ class Plan:
 
     def first_releases(self, num_rounds: int) -> list[Releases]:
         """Returns the releases of the first rounds, in their order."""
-        alike = Releases("gradient", 1.0, self.batch_size, self.num_rounds)
+        alike = Releases(
+            kind="gradient",
+            factor=1.0,
+            batch_size=self.batch_size,
+            num_rounds=self.num_rounds,
+        )
         planned = self.releases or (alike,)
         found: list[Releases] = []
         left = num_rounds
@@ -442,10 +454,10 @@ class Plan:
         """Returns `noise_shares` of a round."""
         return noise_shares(
             adversary,
-            self.counted_nodes,
-            self.asked_nodes,
-            colluding,
-            self.secure_aggregation,
+            counted_nodes=self.counted_nodes,
+            asked_nodes=self.asked_nodes,
+            colluding=colluding,
+            is_masked=self.secure_aggregation,
         )
 
 

@@ -113,7 +113,7 @@ def smallest_noise(
     """Returns the least noise multiplier that meets an epsilon, rounded up by 1e-4.
 
     Args:
-        releases: of a noise multiplier; epsilon falls with it.
+        releases: returns what is released at a noise multiplier.
         target: epsilon, above 0.
         delta: above 0 and below 1.
 

@@ -125,7 +125,7 @@ class SelectionCost:
         Args:
             adversary: as in `mu`.
             relation: a key of `SENSITIVITIES`; that of the run's z.
-            rounds: of a client in the run; nothing: the selection alone.
+            rounds: the rounds of a client in the run; nothing: the selection alone.
         """
         return with_selections(rounds, [self], adversary, relation)
 
@@ -273,7 +273,10 @@ class Target(NamedTuple):
     def excess(self, rounds: Law | SampledBound) -> float:
         """Returns how much the delta of rounds at this epsilon exceeds that asked."""
         together = with_selections(
-            rounds, self.selections, self.adversary, self.relation
+            rounds,
+            self.selections,
+            adversary=self.adversary,
+            relation=self.relation,
         )
         return together.delta(self.epsilon) - self.delta
 
@@ -285,7 +288,7 @@ class Target(NamedTuple):
         """Returns the least z of a run's releases that keeps the target, rounded up.
 
         Args:
-            law: of a client's number of releases.
+            law: the law of a client's number of releases.
 
         Raises:
             UserError: as `check`, or as `Law.smallest_ratio`.

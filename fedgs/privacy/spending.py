@@ -67,7 +67,7 @@ class Spending:
         draws: the draw of each round.
         kinds: how many draws there are of each kind.
         num_events: all attempts of all rounds.
-        last_round: of the last event, 0 before it.
+        last_round: the round of the last event, 0 before it.
     """
 
     def __init__(

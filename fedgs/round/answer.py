@@ -53,7 +53,7 @@ def answer_of(
     Args:
         config: the resolved configuration.
         hosted: what the node answers with; its discriminators are trained in place.
-        request: of the server.
+        request: what the server asks.
     """
     asked = len(clients_of(request.participants, hosted.clients))
     return release(
@@ -159,7 +159,7 @@ def release(
 
     Args:
         config: the resolved configuration.
-        terms: of the round.
+        terms: the terms of the round.
         answers: of the node's participating clients, in order, each (n, B, ...) for n
             of them.
         round: the round.
@@ -246,7 +246,7 @@ def summed(
 
     Args:
         config: the resolved configuration.
-        round: that was answered.
+        round: the round that was answered.
         answers: at least one.
     """
     # Floating-point sums depend on their order, so answers are sorted: the same answers
@@ -271,7 +271,7 @@ def most_signal_to_noise(config: ResolvedConfig, round: int) -> float:
 
     Args:
         config: the resolved configuration; infinite without noise.
-        round: whose terms count.
+        round: the round whose terms count.
     """
     terms = terms_at(config, round)
     clients = config.clients_per_round

@@ -144,11 +144,11 @@ class Session(ABC):
     Privacy: post-processing of DP output; what is not goes to the private folder.
 
     Attributes:
-        config: of the run, resolved.
-        ledger: of the run, open.
+        config: the run's configuration, resolved.
+        ledger: the run's ledger, open.
         report: called with the public metrics of each round.
         committed: the round of the last committed checkpoint, 0 before the first.
-        attempts: how often each round is in the ledger.
+        attempts: the number of times that each round is in the ledger.
     """
 
     def __init__(self, folder: RunFolder, ledger: Chain[Any], report: Report) -> None:

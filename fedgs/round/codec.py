@@ -102,7 +102,8 @@ def _images(pixels: Tensor, levels: int) -> Images:
 def pack_request(tensors: TensorDict, config: ResolvedConfig) -> bytes:
     """Encodes the tensors of a request that `rounded` has seen; the same for all."""
     if not _is_compact(tensors, config):
-        return save({name: value.contiguous() for name, value in tensors.items()})
+        whole = {name: value.contiguous() for name, value in tensors.items()}
+        return save(whole)
     images = tensors["images"]
     # The values tell an L that loses nothing, so that no request has to carry it.
     for levels in PIXEL_LEVELS:
@@ -138,13 +139,18 @@ def unpack_request(
 
 def _unpack_fakes(content: object, shape: tuple[int, ...]) -> TensorDict:
     pixels = math.prod(shape)
-    data = _inflate(content, 1 + pixels + LABEL_BYTES * shape[0])
+    num_images = shape[0]
+    size = 1 + pixels + LABEL_BYTES * num_images
+    data = _inflate(content, size)
     levels = data[0]
     if levels not in PIXEL_LEVELS:
         raise UserError(f"fakes of other levels than {PIXEL_LEVELS}: refused")
     values = torch.frombuffer(data, dtype=torch.uint8, count=pixels, offset=1)
-    labels = torch.frombuffer(data[1 + pixels :], dtype=torch.int64)
-    return {"images": _images(values.view(shape), levels), "labels": labels}
+    # A copy: these bytes need not lie where numbers of eight bytes may.
+    rest = data[1 + pixels :]
+    labels = torch.frombuffer(rest, dtype=torch.int64)
+    images = _images(values.view(shape), levels)
+    return {"images": images, "labels": labels}
 
 
 # ------------------------------------------------------------------ releases
@@ -160,16 +166,18 @@ def pack_release(
     Privacy: post-processing of DP output.
 
     Args:
-        values: of the release.
+        values: the values of the release.
         config: the run's.
-        terms: of the round; None: of the run's last round.
+        terms: the terms of the round; None means those of the run's last round.
     """
     step = release_step(config, terms)
     if step is None:
         return save({"gradients": values.contiguous()})
     whole = (values.double() / step).round().long().flatten()
     # Small numbers of either sign stay small: their high bytes are 0 and compress well.
-    unsigned = torch.where(whole >= 0, 2 * whole, -2 * whole - 1)
+    even = 2 * whole
+    odd = -2 * whole - 1
+    unsigned = torch.where(whole >= 0, even, odd)
     low = unsigned % 256
     high = unsigned // 256
     planes = torch.stack([low, high])
@@ -187,7 +195,7 @@ def stated_release_bytes(config: ResolvedConfig, terms: Terms | None = None) -> 
 
     Args:
         config: the run's.
-        terms: of the round; None: of the run's last round.
+        terms: the terms of the round; None means those of the run's last round.
     """
     terms = terms or config.terms(config.num_rounds)
     if config.is_masked:
@@ -233,7 +241,9 @@ def unpack_release(
     unsigned = (low + 256 * high).view(terms.shape)
     # The inverse of `pack_release`: even numbers were not negative.
     is_even = unsigned % 2 == 0
-    whole = torch.where(is_even, unsigned // 2, -(unsigned + 1) // 2)
+    not_negative = unsigned // 2
+    negative = -(unsigned + 1) // 2
+    whole = torch.where(is_even, not_negative, negative)
     values = whole.double() * step
     # Finite, whatever was sent.
     return values.float()
@@ -266,11 +276,14 @@ def unpack_masked(content: object, terms: Terms) -> Tensor:
 
 def _deflate(*tensors: Tensor) -> bytes:
     """Compresses the tensors' bytes in the way that suits them best."""
-    content = b"".join(tensor.numpy().tobytes() for tensor in tensors)
-    packed = []
+    parts = [tensor.numpy().tobytes() for tensor in tensors]
+    content = b"".join(parts)
+    packed: list[bytes] = []
+    # Noise has no repetitions to search for, and pictures have long runs of one value.
     for strategy in (zlib.Z_DEFAULT_STRATEGY, zlib.Z_RLE, zlib.Z_HUFFMAN_ONLY):
         deflate = zlib.compressobj(9, strategy=strategy)
-        packed.append(deflate.compress(content) + deflate.flush())
+        compressed = deflate.compress(content)
+        packed.append(compressed + deflate.flush())
     return min(packed, key=len)
 
 
@@ -305,7 +318,8 @@ def _inflate(content: object, size: int) -> bytearray:
     except zlib.error:
         raise UserError("message that cannot be decoded: refused") from None
     # The checksum is at the end of the stream; nothing may stand behind it.
-    if len(data) != size or not inflater.eof or inflater.unused_data:
+    is_whole = inflater.eof and not inflater.unused_data
+    if len(data) != size or not is_whole:
         raise UserError(f"message that does not hold exactly {size} bytes: refused")
     return bytearray(data)  # of its own: torch wants memory that may be written
 
@@ -316,8 +330,8 @@ def _check(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+    found = tuple(tensor.shape)
+    if found != shape or tensor.dtype != dtype:
         raise UserError(
-            f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}: expected {shape}, "
-            f"{dtype}"
+            f"{name} of shape {found}, {tensor.dtype}: expected {shape}, {dtype}"
         )

@@ -73,7 +73,7 @@ class MaskedRequest:
     A method sees what is inside only.
 
     Attributes:
-        request: what is asked.
+        request: the request.
         attempt: the nodes whose sums are added up, and the keys of their masks.
     """
 
@@ -152,7 +152,9 @@ def decode_request(
         phase = phase_with_discriminators(config)
     if phase is None:
         raise UserError("request of round 0, which the run's phases lack: refused")
-    declared = phase.method.declared(phase.config, round - phase.config.rounds_before)
+    # A method counts the rounds of its own phase.
+    round_of_phase = round - phase.config.rounds_before
+    declared = phase.method.declared(phase.config, round_of_phase)
     request = Request(
         round,
         unpack_request(payload["tensors"], declared, config),
@@ -230,9 +232,9 @@ def encode_answer(
     Privacy: post-processing of DP output; the only function that encodes a reply.
 
     Args:
-        answer: of the node.
+        answer: the node's answer.
         config: the run's.
-        sent: what was asked.
+        sent: the request that was sent.
 
     Raises:
         TypeError: anything but sanitized gradients, or what is not masked in a run
@@ -276,10 +278,10 @@ def decode_answer(
     Privacy: post-processing of DP output.
 
     Args:
-        payload: what came.
+        payload: the fields of the message that came.
         config: the run's.
-        sent: what was asked.
-        node_id: to whom.
+        sent: the request that was sent.
+        node_id: the node that it was sent to.
 
     Raises:
         UserError: wrong keys, round, node, request, size, shape or noise, non-finite
@@ -324,7 +326,8 @@ def _decode_answer(
     }
     for name, value in agreed.items():
         # Types too, for True equals 1 and 1 equals 1.0.
-        if type(payload[name]) is not type(value) or payload[name] != value:
+        told = payload[name]
+        if type(told) is not type(value) or told != value:
             raise UserError(f"another {name} than this run and round have")
     if config.is_masked:
         masked = unpack_masked(payload["tensors"], terms)
@@ -349,7 +352,7 @@ def sum_of(
 
     Args:
         config: the run's.
-        request: what was answered.
+        request: the request that was answered.
         answers: of all of them, masked or, in the local engine, as integers.
 
     Raises:
@@ -414,7 +417,8 @@ def _split(payload: Mapping[str, object], name: str, config: ResolvedConfig) -> 
     longest = num_clients * (len(str(num_clients)) + 1)
     if isinstance(text, str) and len(text) <= longest:
         with suppress(ValueError):
-            clients = tuple(int(part) for part in text.split(",") if part)
+            parts = [part for part in text.split(",") if part]
+            clients = tuple(map(int, parts))
             bounded = (-1, *clients, num_clients)
             is_increasing = all(low < high for low, high in pairwise(bounded))
             # One form for each list: not " 1", "+1", "01" or "1,,2".

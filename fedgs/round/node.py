@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedgs.cohorts.client_groups import InGroup
+from fedgs.cohorts.client_groups import CohortOfClient, InGroup
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
@@ -44,9 +44,10 @@ class Node:
     Attributes:
         node_id: j; `ResolvedConfig.hosting` says which clients it hosts.
         hosted: these clients.
-        limits: what the clients permit, and what they have released.
+        limits: what the clients permit, and the count of what they have released.
         state: what the node keeps between rounds.
-        peers: whose masking keys are taken; None in a simulation: those of all.
+        peers: the nodes whose masking keys are accepted. None, as in a simulation,
+            means the keys of all nodes.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Node:
         """Puts the parts together; touches no data and no file yet.
 
         Args:
-            config: the resolved configuration.
-            node_id: j.
+            config: the run's configuration, resolved.
+            node_id: j, the node's index.
             data: all data that the node can see.
             private: the folder of all nodes' states.
-            limits: of the hosted clients; those of the run's settings when None.
-            source: names run and node in the clients' count; see `source_of`.
-            peers: see the class.
+            limits: the hosted clients' limits. None permits whatever the run's
+                settings ask for.
+            source: the name of run and node in the clients' count; see `source_of`.
+            peers: as the attribute.
         """
         self.config = config
         self.node_id = node_id
@@ -96,8 +98,9 @@ class Node:
     def answer(self, sent: SentRequest) -> NodeRelease | None:
         """Trains, releases and remembers; a repeated request gets the stored answer.
 
-        A method without discriminators needs no state of the rounds before. The local
-        engine with secure aggregation gets integers: it is one curator.
+        A method without discriminators needs no state of earlier rounds. With secure
+        aggregation the local engine gets integers without masks, because it is one
+        curator that sees everything anyway.
 
         Privacy: releases (epsilon, delta)-DP output; event: as `answer_of`, counted
             before it is computed. If the stored bytes are lost, the same request is a
@@ -115,12 +118,11 @@ class Node:
         if self.state.has_answered(request.round, digest):
             return self.state.answer
         common_digest = None
+        is_next_attempt = False
+        # Under masks a void attempt is repeated with other nodes, and with fresh noise.
         if isinstance(sent, MaskedRequest):
             common_digest = request.common_digest()
-        # Under masks a void attempt is repeated with other nodes, and with fresh noise.
-        is_next_attempt = (
-            common_digest is not None and common_digest == self.state.common_digest
-        )
+            is_next_attempt = common_digest == self.state.common_digest
         if self.state.round >= request.round and not is_next_attempt:
             raise UserError(
                 f"node {self.node_id}: it has already answered round "
@@ -157,7 +159,7 @@ class Node:
         """Returns the public key for this node's next attempt, signed; packed.
 
         Args:
-            round: that it is meant for.
+            round: the round that the attempt is for.
 
         Raises:
             ClientRefused: one more release would be outside the clients' limits, which
@@ -219,14 +221,14 @@ class Node:
     def _groups(self, round: int) -> Sequence[InGroup | None]:
         """Returns the groups of the hosted clients, where a round compares groups."""
         method, own = phase_at(self.config, round)
+        names = [self.data.client_names[client] for client in self.hosted]
+        cohorts: list[CohortOfClient | None] = []
+        if self.data.client_cohorts:  # empty without a file of cohorts
+            cohorts = [self.data.client_cohorts[client] for client in self.hosted]
         return method.groups(
             own,
-            names=[self.data.client_names[client] for client in self.hosted],
-            cohorts=[
-                self.data.client_cohorts[client]
-                for client in self.hosted
-                if self.data.client_cohorts
-            ],
+            names=names,
+            cohorts=cohorts,
             least=self.limits.permitted.min_clients_per_group,
         )
 

@@ -37,7 +37,7 @@ class NodeLimits:
             config: the resolved configuration.
             hosted: the run's numbers of the node's clients.
             permitted: what these clients agree to.
-            count: of these clients.
+            count: the number of these clients.
             source: names the run and the node in the count; see `source_of`.
         """
         self.permitted = permitted
@@ -90,7 +90,7 @@ class NodeLimits:
         """Counts a release; once this returns the count is on the disk.
 
         Args:
-            event: of `event_of`.
+            event: the event that `event_of` returned.
 
         Raises:
             ClientRefused: outside the clients' limits; nothing is counted.

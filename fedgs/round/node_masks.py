@@ -46,7 +46,7 @@ class NodeMasks:
         Args:
             config: the resolved configuration.
             node_id: the node's index.
-            folder: of the key, in the run's private folder.
+            folder: the folder of the key, in the run's private folder.
             run: names the run in what is signed and masked; empty in a simulation.
             peers: whose keys are taken; None in a simulation, where all are.
         """
@@ -105,7 +105,11 @@ class NodeMasks:
             self._peers.check(keys, self._run)
         listed = attempt.keys.get(self._node_id)
         stored = self.stored_key()
-        if stored is None or listed is None or listed.public != stored[0].public:
+        is_own = False
+        if stored is not None and listed is not None:
+            key, _ = stored
+            is_own = listed.public == key.public
+        if stored is None or not is_own:
             raise UserError(
                 f"node {self._node_id}: the list of masking keys has not this node's "
                 "last one: refused"
@@ -122,8 +126,8 @@ class NodeMasks:
         """Returns a sum under masks; its key is gone from the disk by then.
 
         Args:
-            node_sum: of the node, an `IntegerSum`.
-            key: of `key_for`.
+            node_sum: the sum of the node, an `IntegerSum`.
+            key: the key that `key_for` returned.
             sent: what the sum answers, and the listed nodes with their keys.
             may_release_again: whether the clients' limits have room for one more
                 release. Without it no next key is announced.

@@ -37,7 +37,7 @@ class NodeState:
     """The state of one node, in memory and on the disk.
 
     Attributes:
-        folder: of the states, in the run's private folder.
+        folder: the folder of the states, in the run's private folder.
         round: the last round that this state has seen, -1 without a state.
         discriminators: of the hosted clients; None before they are made.
         answer: to the last request; None if none of its clients took part.
@@ -103,7 +103,7 @@ class NodeState:
         """Takes new discriminators over.
 
         Args:
-            made: of the hosted clients.
+            made: the discriminators of the hosted clients.
             round: the last round before they were made.
         """
         self.discriminators = made
@@ -181,11 +181,12 @@ class NodeState:
         newer = [each for each in state_rounds(self.folder) if oldest <= each <= round]
         if not newer:
             return
-        tensors, metadata = read_state(state_path(self.folder, newer[-1]))
+        newest = newer[-1]
+        tensors, metadata = read_state(state_path(self.folder, newest))
         values = tensors.pop("answer", None)
         if tensors:  # none before the first gradient round
             self._load(tensors)
-        self.round = newer[-1]
+        self.round = newest
         self.digest = metadata[_DIGEST]
         self.common_digest = metadata.get(_COMMON_DIGEST)
         self.answer = None

@@ -58,7 +58,7 @@ def new_run(
 
     Args:
         config: the settings; without `output` the folder is made in `runs/`.
-        load: of the data.
+        load: the function that loads the data.
         name: begins the name of a folder in `runs/`.
 
     Raises:
@@ -78,8 +78,8 @@ def planned_run(
 
     Args:
         config: see `new_run`, as for `load` and `name`.
-        load: of the data.
-        name: of a folder.
+        load: the function that loads the data.
+        name: the folder's name.
 
     Raises:
         UserError: bad input.
@@ -132,7 +132,7 @@ def resolve(
 
     Args:
         config: the settings.
-        data: what they describe, if it is loaded already.
+        data: the data that they describe, if they are loaded already.
         load: loads it else.
 
     Raises:
@@ -256,9 +256,9 @@ def fitted_to_data(
     Privacy: public, but for the data.
 
     Args:
-        config: of the recipe, with a target epsilon.
+        config: the configuration of the recipe, with a target epsilon.
         given: settings that stay.
-        load: of the data.
+        load: the function that loads the data.
 
     Returns:
         The settings, with a seed, and the data that they describe.
@@ -290,7 +290,7 @@ def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:
     Privacy: public. It depends on the name of the source and on no image of it.
 
     Args:
-        config: of a recipe.
+        config: the configuration of a recipe.
         given: names of settings that stay.
     """
     if {"test_fraction", "test_owners"} & {*given}:

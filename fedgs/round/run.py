@@ -110,7 +110,8 @@ class RunSession(Session):
         # The selection of the cohort is paid from the same target as the releases.
         selections = selection_costs([self.config])
         self._budget = budget_of(self.config, ledger.events, selections)
-        # Their state is on the disk; where it is lost, they refuse to start anew.
+        # Nodes that were prepared have their state on the disk. One that has lost it
+        # refuses to start anew.
         gradients = [event for event in ledger.events if event.release == "gradient"]
         self._prepared = {*last_rounds(self.config, gradients, self.server.round)}
         self._round: _Round | None = None  # between `begin` and `finish`
@@ -213,8 +214,8 @@ class RunSession(Session):
             self.write_picture()
         self._settled = round
 
-    # Kept, so that it is drawn and hashed once, however many nodes are prepared, and
-    # when.
+    # Kept, so that it is drawn and hashed once, however many nodes are prepared with
+    # it, and whenever they are.
     @cached_property
     def preparation(self) -> Request:
         """The request of round 0, which has nodes make discriminators.
@@ -242,7 +243,8 @@ class RunSession(Session):
         if needs_none or len(self._prepared) == self.config.num_nodes:
             return []
         clients = trainees(phase.config, select(self.config, round))
-        return sorted({*nodes_of(self.config, clients)} - self._prepared)
+        needed = set(nodes_of(self.config, clients))
+        return sorted(needed - self._prepared)
 
     def begin(
         self,
@@ -257,14 +259,14 @@ class RunSession(Session):
         written ahead; of those on the listed nodes only, and with these nodes' noise.
 
         Args:
-            nodes: with masks, those that are asked, increasing.
-            failures: why other nodes cannot be asked; public texts.
+            nodes: the nodes that are asked, in increasing order, where masks are used.
+            failures: public texts that say why other nodes cannot be asked.
 
         Raises:
             BudgetSpent: the release would exceed `target_epsilon`.
             RunStopped: fewer nodes are listed than `min_answers`.
         """
-        # Kept before a refusal below, which puts back what was drawn.
+        # Stored first, because a refusal below puts back what was drawn.
         self._round = asked = self._round or self._draw()
         request = asked.request
         attempt = self.attempts[asked.request.round] + 1
@@ -299,11 +301,15 @@ class RunSession(Session):
         """Returns how many nodes of a round must answer, by `min_answers`."""
         # A round may have fewer nodes than `min_answers`, where few clients are drawn.
         planned = len(nodes_of(self.config, participants))
-        return min(self.config.min_answers or planned, planned)
+        if not self.config.min_answers:
+            return planned
+        return min(self.config.min_answers, planned)
 
     def _draw(self) -> "_Round":
         # Spectral vectors move with each drawing; a discarded round puts them back.
-        buffers = {n: v.clone() for n, v in self.server.generator.named_buffers()}
+        buffers: TensorDict = {}
+        for name, value in self.server.generator.named_buffers():
+            buffers[name] = value.clone()
         method, own = phase_at(self.config, self.server.round + 1)
         request, pending = method.begin(own, self.server)
         # From now on these nodes count as prepared: `unprepared` names each of them
@@ -329,20 +335,20 @@ class RunSession(Session):
     ) -> dict[str, Any]:
         """Takes the generator's step from a round's answers; writes what is due.
 
-        With masks a missing answer voids the attempt: nothing is done, and `rounds`
-        yields the same round once more.
+        With masks a missing answer voids the attempt: nothing is learned, and the next
+        `begin` returns the same round once more.
 
         Privacy: post-processing of DP output.
 
         Args:
-            answers: the releases, from any number of the planned nodes, in any order.
-            failures: why other nodes did not answer; public texts.
+            answers: the releases of some or all planned nodes, in any order.
+            failures: public texts that say why other nodes did not answer.
 
         Returns:
-            The public metrics of the round; nothing of a voided attempt.
+            The public metrics of the round; an empty mapping for a voided attempt.
 
         Raises:
-            RunStopped: fewer than `min_answers` answered.
+            RunStopped: fewer nodes than `min_answers` answered.
         """
         if self._round is None or self._round.event is None:
             raise RuntimeError("finish without begin")
@@ -351,7 +357,8 @@ class RunSession(Session):
         is_void = len(answers) < self._round.event.planned_nodes
         if self.config.secure_aggregation and is_void:
             return {}
-        released = self._learn(self._round, self._opened(self._round, answers))
+        opened = self._opened(self._round, answers)
+        released = self._learn(self._round, opened)
         metrics = self._metrics(self._round, len(answers), released)
         # From here on the round is finished: a stop discards nothing any more.
         self._round = None
@@ -458,10 +465,10 @@ class _Round:
 
     Attributes:
         event: the release that was asked for last; None before the first one.
-        request: what was sent.
-        pending: of the method's `begin`.
-        buffers: the generator's, from before the drawing.
-        started: when, by the monotonic clock.
+        request: the request that was sent.
+        pending: what the method's `begin` returned beside the request.
+        buffers: the generator's buffers as they were before the drawing.
+        started: when the round began, by the monotonic clock.
     """
 
     event: Event | None
@@ -497,10 +504,10 @@ def new_event(
     """Returns the ledger's event of a round, before its request is sent.
 
     Args:
-        config: the run's.
-        round: of the request.
-        participants: who is selected.
-        attempt: at this round, from 1.
+        config: the run's configuration.
+        round: the number of the round.
+        participants: the clients that are selected.
+        attempt: the number of the attempt at this round, from 1.
         nodes: those that are listed in an attempt with masks, which needs all of them:
             only their clients are asked. None: those of the participants.
     """
@@ -515,7 +522,9 @@ def new_event(
         # Clients of the other nodes are not asked in this attempt, so nothing is
         # counted for them.
         if len(nodes) < len(planned):
-            hosted = [c for node in nodes for c in config.hosting.hosted(node)]
+            hosted: list[int] = []
+            for node in nodes:
+                hosted += config.hosting.hosted(node)
             participants = clients_of(participants, hosted)
         planned = nodes
         # Where clients are drawn, noise must not depend on who is: the mixture's
@@ -559,10 +568,10 @@ def _say(text: str) -> None:
 def stop_on_signal(go_on: str = "the same command") -> Iterator[threading.Event]:
     """Turns the first Ctrl-C or SIGTERM into an event, the second one into an end.
 
-    Says at once which of them it was, on standard error.
+    It says on standard error which of the two it was.
 
     Args:
-        go_on: what continues the run.
+        go_on: the command that continues the run.
 
     Raises:
         KeyboardInterrupt: at the second one.
@@ -580,7 +589,9 @@ def stop_on_signal(go_on: str = "the same command") -> Iterator[threading.Event]
         _say(STOPPING)
         stop.set()
 
-    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    previous: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        previous[number] = signal.signal(number, handle)
     try:
         yield stop
     finally:

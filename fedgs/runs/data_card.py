@@ -18,8 +18,8 @@ def in_words(value: Any, name: str = "") -> str:
     """Returns a field of a privacy label: a list as one item a line.
 
     Args:
-        value: of the field.
-        name: of a number: that of a lower bound is rounded down, others up.
+        value: the value of the field.
+        name: the name of a number: that of a lower bound is rounded down, others up.
     """
     if isinstance(value, dict):
         fields = cast(dict[str, Any], value)
@@ -70,7 +70,7 @@ def data_card(count: int, label: Mapping[str, Any]) -> str:
     Privacy: as the label; without a guarantee it has no tag that claims one.
 
     Args:
-        count: of images, at least 1.
+        count: the number of images, at least 1.
         label: of the run that they were drawn from; see `fedgs.privacy_label`.
     """
     tags = "- synthetic"

@@ -42,7 +42,7 @@ def ranked(config: RunConfig, rows: Iterable[Statement]) -> list[Statement]:
     With amplification a guarantee has several bounds, of which the least counts.
 
     Args:
-        config: of the run, with its own adversary and relation.
+        config: the configuration of the run, with its own adversary and relation.
         rows: its statements.
     """
 
@@ -126,7 +126,7 @@ def by_round(
     once, with all attempts until then.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         events: its ledger's.
         most: rounds, evenly spread, the last one included.
     """

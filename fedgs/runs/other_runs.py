@@ -103,7 +103,7 @@ def open_other(path: str | Path, typed: str = "") -> OtherRun:
     """Opens the folder of such a run.
 
     Args:
-        path: of the folder.
+        path: where the folder lies.
         typed: a method that the user named on the command line, and so trusts.
 
     Raises:

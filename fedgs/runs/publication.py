@@ -54,7 +54,7 @@ def publish(
     Privacy: post-processing of DP output, and the label, which is public.
 
     Args:
-        folder: of a finished run.
+        folder: the folder of a finished run.
         output: the folder to make.
         label: `privacy_label` of the run.
         count: samples beside the grid.

@@ -75,7 +75,7 @@ class Witness(NamedTuple):
     """What a file of a run folder says of the releases that its ledger must hold.
 
     Attributes:
-        name: of the file.
+        name: the file's name.
         round: the last round that was finished.
         length, head: of the ledger at that time; None where the file does not say.
     """
@@ -130,7 +130,7 @@ class RunFolder:
         A cohort file is copied: the run never reads the user's again.
 
         Args:
-            config: of the run.
+            config: the run's configuration.
             baseline: the method and its settings, where it is not GS-WGAN.
             selection_key: the secret that decides who takes part, of an audit; drawn
                 for every other run.
@@ -281,7 +281,7 @@ class RunFolder:
         """Has nobody go on with the run or state an epsilon: its ledger lacks releases.
 
         Args:
-            reason: what is known of them, and what to do.
+            reason: says what is known of them, and what to do.
         """
         files.write_atomically(self.path / BEHIND, reason.encode())
 
@@ -292,7 +292,7 @@ class RunFolder:
         lost lines would state too little.
 
         Args:
-            kind: of the run's ledger.
+            kind: the class of the run's ledger.
 
         Raises:
             UserError: it is missing, a line is broken, another file of the folder
@@ -410,7 +410,7 @@ class RunFolder:
         """Holds the folder for one training process, until the `with` block ends.
 
         Args:
-            name: of the lock: that of the process that trains, or of its launcher.
+            name: the lock's name: that of the process that trains, or of its launcher.
             patience: seconds to wait for it.
 
         Raises:
@@ -429,8 +429,8 @@ class RunFolder:
         Privacy: post-processing of DP output.
 
         Args:
-            metrics: of the round.
-            name: of another file; what is not public goes below private/.
+            metrics: the metrics of the round.
+            name: the name of another file. What is not public goes below private/.
 
         Raises:
             OSError: it cannot be written.
@@ -470,7 +470,7 @@ class RunFolder:
         Args:
             round: the finished round.
             tensors: name -> tensor, everything the server needs to go on.
-            ledger: whose length and head the checkpoint records.
+            ledger: the ledger whose length and head the checkpoint records.
         """
         # First the nodes' states: a committed checkpoint must not miss one of them.
         for state in self.private.glob("*/*.safetensors"):
@@ -671,7 +671,7 @@ def sealed(tensors: "TensorDict", metadata: dict[str, str]) -> "TensorDict":
 
     Args:
         tensors: name -> tensor, on any device.
-        metadata: that will be written with them.
+        metadata: what will be written with them.
     """
     import torch
 

@@ -72,7 +72,7 @@ def draw(
         config: the run's configuration.
         generator: in eval mode; drawing changes none of its state.
         labels: shape (n,), the classes asked for.
-        seed: of the latents.
+        seed: the seed of the latents.
         report: is called with the images that are drawn, and all.
 
     Returns:
@@ -124,10 +124,10 @@ def draw_samples(
     Privacy: post-processing of DP output.
 
     Args:
-        folder: of a run with a generator, or with a checkpoint at least.
+        folder: the folder of a run with a generator, or with a checkpoint at least.
         count: how many, at least 1.
         labels: used in turn; drawn uniformly when None.
-        seed: of the latents, and of uniform labels.
+        seed: the seed of the latents, and of uniform labels.
 
     Raises:
         UserError: an argument is out of range, or the run has no generator yet.

@@ -56,7 +56,7 @@ class Control:
         """Registers a client's key under its name; returns whether it was before.
 
         Args:
-            name: of the client.
+            name: the name of the client.
             key: public, in PEM form.
 
         Raises:

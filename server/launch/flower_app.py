@@ -49,7 +49,7 @@ def wait_for_port(
 
     Args:
         address: HOST:PORT.
-        process: of the server; False as soon as it has ended.
+        process: the process of the server; False as soon as it has ended.
         timeout: seconds.
     """
     host, _, port = address.rpartition(":")

@@ -152,7 +152,7 @@ def register(control: Control, clients: Iterable[tuple[str, Path | None]]) -> No
     """Registers the keys of all clients that have one; says so of each.
 
     Args:
-        control: of the server.
+        control: the control of the server.
         clients: names, with the files of public keys.
 
     Raises:

@@ -51,7 +51,7 @@ def supervise(
     Args:
         state: the server's state directory, absolute; it must exist.
         commands: of "superlink" and "superexec", in the order of their start.
-        environment: of all of them.
+        environment: the environment of all of them.
         check: refuses what they would end of; called before any is started.
 
     Raises:

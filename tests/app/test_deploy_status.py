@@ -94,7 +94,7 @@ def test_runs_of_a_server_are_found_by_its_state_directory(trained, tmp_path):
 
     state = tmp_path / "state"
     (state / "runs").mkdir(parents=True)
-    assert_refused("no run folder here yet", statuses_in, state)
+    assert_refused(f"^{state}: ", statuses_in, state)
     shutil.copytree(trained.path, state / "runs" / "digits")
     assert names(state) == names(state / "runs") == ["digits"]
     assert names(trained.path) == ["run"]

@@ -126,7 +126,7 @@ def test_true_claims_hold_and_are_nearly_met(mechanism, monkeypatch):
 
 def test_true_claims_of_many_audits_hold():
     """Noise and draws differ from one to the next."""
-    config = config_of("full participation", noise_multiplier=4.0)
+    config = config_of("full participation", noise_multiplier=2.0)
     claims = claims_of_one_round(Plan.from_config(config), DELTA)
     found = [audit_round(config, claims, DELTA, 500, 2e6) for _ in range(20)]
     assert set().union(*map(verdicts, found)) == {HOLDS}

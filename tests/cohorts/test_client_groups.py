@@ -70,7 +70,9 @@ def test_a_file_that_cannot_be_read_is_refused_by_its_line(tmp_path, text, words
     path = tmp_path / "own.csv"
     path.write_text(text)
     assert_refused(f"cohorts = .*own.csv: .*{words}", read_client_cohorts, path)
-    assert_refused("cannot be read", read_client_cohorts, tmp_path / "absent.csv")
+    assert_refused(
+        "^cohorts = .*absent.csv: ", read_client_cohorts, tmp_path / "absent.csv"
+    )
 
 
 # ------------------------------------------------------------------ groups of nodes
@@ -132,7 +134,7 @@ def test_a_part_of_the_file_is_the_group():
 
 def test_cohorts_without_a_file_are_refused():
     own = phase_of(of_cohorts("own.csv"))
-    assert_refused("healthy = v1: cohorts is unset", groups_of, own, NAMES, ())
+    assert_refused("^healthy = v1: ", groups_of, own, NAMES, ())
 
 
 @pytest.mark.parametrize("least", [1, 2, 3, 4])
@@ -183,21 +185,21 @@ def test_a_run_on_one_cohort_has_its_clients_alone(tiny_run):
     assert {cohort and cohort.value for cohort in data.client_cohorts} == {"v1"}
     assert load_data(tiny_run(cohort_value="v1", num_clients=2)).num_clients == 2
     asked = tiny_run(cohort_value="v2", num_clients=3)
-    assert_refused("cohort_value = v2 has 2 clients", load_data, asked)
-    assert_refused("no client has it", load_data, tiny_run(cohort_value="v9"))
+    assert_refused("^num_clients = ", load_data, asked)
+    assert_refused("^cohort_value = v9: ", load_data, tiny_run(cohort_value="v9"))
 
 
 def test_one_cohort_is_not_everybody_where_no_file_says_who_is_in_it(tiny_run):
     """A node of a deployment without the file would otherwise train on all clients."""
     asked = dataclasses.replace(tiny_run(), cohort_value="v1", cohorts=None)
-    assert_refused("cohort_value = v1: cohorts is unset", keep_cohort, asked, people())
+    assert_refused("^cohort_value = v1: ", keep_cohort, asked, people())
 
 
 def test_a_file_of_other_owners_is_refused(tiny_run, tmp_path):
     file = write_cohorts(tmp_path / "other.csv", {"0": "v1", "zoe": "v1"})
     words = r"no client 'zoe' \(1 of 2 names\)"
     assert_refused(words, load_data, tiny_run(cohorts=file))
-    words = "cohorts = .*: partition = iid makes clients that no file can name"
+    words = "^cohorts = .*own.csv.*: partition = iid "
     assert_refused(words, tiny_run, partition="iid", num_clients=6)
 
 

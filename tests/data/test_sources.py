@@ -134,7 +134,7 @@ def test_writers_are_clients_in_name_order(tmp_path):
     assert (images.dtype, images.shape) == (np.float32, (12, 1, 28, 28))
     assert np.allclose(images[:, 0] * 255, PIXELS)
     assert (labels == LABELS).all()
-    refused("does not describe the 12 images of MNIST", **place)
+    refused("qmnist-train-labels", **place)
 
 
 def test_missing_files_are_named_and_only_they_are_downloaded(tmp_path, monkeypatch):
@@ -169,10 +169,10 @@ def test_an_idx_file_that_lost_bytes_is_refused(tmp_path_factory, start, cut):
 def test_files_of_another_format_or_of_two_splits_are_refused(tmp_path):
     place = {"data": "mnist", "data_dir": str(tmp_path), "num_clients": 2}
     write_mnist(tmp_path, pixels=PIXELS[:5])
-    refused(r"has 5 images, .* has 12 labels", **place)
+    refused(r"data_dir = .* 5 .* 12 ", **place)
     path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
     path.write_bytes(b"\x1f\x8b\x08\x00" + path.read_bytes()[4:])
-    refused("not a whole idx file of 3 dimensions of", **place)
+    refused("train-images-idx3-ubyte: ", **place)
 
 
 # Files of the user

@@ -177,4 +177,4 @@ def test_stored_lines_survive_a_torn_one(tmp_path):
     assert Store(path).lines == store.lines
     assert [line["value"] for line in store.lines.values()] == [3, 2]
     path.write_text(json.dumps({"a": 1}) + "\n")
-    assert_refused("restore the file", Store, path)
+    assert_refused(f"^{path}: ", Store, path)

@@ -75,7 +75,7 @@ def test_key_that_its_pinned_owner_did_not_sign_for_this_run_is_refused(peers, w
 
 def test_list_of_fewer_nodes_than_the_own_minimum_is_refused(keys, peers):
     two = {n: key for n, key in signed_by(peers).items() if n != "c"}
-    words = "min_peers = 3: the list has 2"  # unset: all of them
+    words = "min_peers = 3: "  # unset: all of them
     assert_refused(words, peers["a"].check, two, RUN)
     read(keys, "a", least=2).check(two, RUN)
 
@@ -89,16 +89,16 @@ def test_run_with_unknown_or_too_few_nodes_is_refused_at_once(peers):
 
 @pytest.mark.parametrize("least", [1, 4])
 def test_minimum_that_hides_nothing_or_cannot_be_is_refused(keys, least):
-    assert_refused("give 2 to 3", read, keys, "a", least)
+    assert_refused(f"min_peers = {least}: ", read, keys, "a", least)
 
 
 def test_folder_without_peers_or_with_one_key_twice_is_refused(keys, tmp_path):
     asked = ("a", keys / "a.key", tmp_path, None)
-    assert_refused("no other node", Peers.read, *asked)
+    assert_refused(f"peers = {tmp_path}: ", Peers.read, *asked)
     for name in ("b", "c"):
         (tmp_path / f"{name}.pub").write_bytes((keys / "b.pub").read_bytes())
     assert_refused("same key", Peers.read, *asked)
     (tmp_path / "c.pub").write_text("no key")
-    assert_refused(r"c\.pub: it is no public key", Peers.read, *asked)
+    assert_refused(r"c\.pub: ", Peers.read, *asked)
     public = keys / "a.pub"
-    assert_refused(r"a\.pub: it is no private key", Peers.read, "a", public, keys, None)
+    assert_refused(r"a\.pub: ", Peers.read, "a", public, keys, None)

@@ -140,9 +140,7 @@ def test_no_trust_in_others_softens_what_a_client_counts(tmp_path):
     count.charge(event, trusting)
     assert count.largest() == pytest.approx(2 * MU["replace-one"] ** 2)
     # Nor are masks to be had: they would hide what is to be compared.
-    with pytest.raises(
-        UserError, match=r"secure_aggregation = True: .* compared with each other"
-    ):
+    with pytest.raises(UserError, match="secure_aggregation = True: "):
         config(secure_aggregation=True)
     masked = dataclasses.replace(run, secure_aggregation=True)
     with pytest.raises(ClientRefused, match="min_honest_nodes = 3"):

@@ -170,7 +170,7 @@ def test_the_limits_of_clients_hold_for_every_round(law):
     with pytest.raises(ClientRefused, match="min_noise_multiplier"):
         Limits(min_noise_multiplier=lowest * 1.01).check_run(config)
     if largest > 1:
-        with pytest.raises(ClientRefused, match=f"answers {largest} fakes"):
+        with pytest.raises(ClientRefused, match=f"max_batch_size = {largest - 1}"):
             Limits(max_batch_size=largest - 1).check_run(config)
 
 
@@ -182,7 +182,7 @@ def test_one_dear_round_exceeds_a_clients_epsilon(law):
     )
     single = epsilon_from_mu(math.sqrt(dearest), DELTA)
     Limits(client_epsilon=single * 1.01).check_run(config)
-    with pytest.raises(ClientRefused, match="for a single release"):
+    with pytest.raises(ClientRefused, match="noise_multiplier = 4"):
         Limits(client_epsilon=single * 0.99).check_run(config)
 
 
@@ -249,7 +249,7 @@ def test_a_method_with_noise_of_its_own_cannot_be_calibrated(monkeypatch, law):
     # Left open, it is compared with a noise multiplier of 1, which it does not follow.
     asked = {"noise_multiplier": "", "target_epsilon": 8.0, "adversary": "server"}
     unset = RunConfig.from_flat(config.to_flat() | asked)
-    assert_refused("not proportional to noise_multiplier", with_noise, unset)
+    assert_refused("^target_epsilon = 8: ", with_noise, unset)
     given = RunConfig.from_flat(config.to_flat() | {"target_epsilon": 8.0})
     assert with_noise(given).noise_multiplier == 2.0
 
@@ -280,7 +280,7 @@ def test_the_answer_of_any_round_is_weighed(law, monkeypatch):
 
     monkeypatch.setattr(method, "terms", heavy)
     rounds_alike.cache_clear()
-    assert_refused("batch_size = .*: an answer of this run", check_answer, config)
+    assert_refused("^batch_size = ", check_answer, config)
 
 
 def test_more_rounds_than_can_be_asked_are_refused():

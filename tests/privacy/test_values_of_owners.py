@@ -225,7 +225,7 @@ def test_integers_are_fine_enough_for_weights_that_change():
     terms = phase_at(config, 1)[1].phase_terms(1)
     changed = 500 * math.sqrt(math.prod(terms.shape[2:])) / config.units(terms)
     assert math.sqrt(2) + changed <= 2
-    with pytest.raises(UserError, match="too coarse for groups of a node of 30000"):
+    with pytest.raises(UserError, match="secure_aggregation = True: "):
         tiny_config(**masked | own | MANY)
     # Where no weights change, nothing is rounded anew.
     means = {"phases": "means:1", "healthy": None, "suspicious": None}

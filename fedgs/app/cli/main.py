@@ -362,7 +362,7 @@ def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     config = RunConfig(**own | settings)
     # `given` has the fields of both requests; those of the bug are settings of the run.
     of_bug = {spec.name for spec in fields(PlantedBug)}
-    of_selection = {n: value for n, value in given.items() if n not in of_bug}
+    of_selection = {name: given[name] for name in given if name not in of_bug}
     selection = Selection(**of_selection)
     from fedgs.app.commands import select_clients as selecting
 

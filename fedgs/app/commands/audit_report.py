@@ -25,10 +25,10 @@ def conclude(
     """Writes RUN/audit/report.json, prints it and returns whether all claims hold.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         report: what its kind of audit has to say beside the findings.
         findings: at least one.
-        checks: of what all claims rest on; none of a baseline.
+        checks: the checks of what all claims rest on; none of a baseline.
         notes: lines below the table.
         as_json: prints the report instead of the tables.
     """
@@ -103,7 +103,9 @@ def _table(findings: Sequence[Finding], notes: Sequence[str]) -> Table:
             finding.verdict,
         )
         rows.append(row)
-    numbered = [f"({place}) {text}" for place, text in enumerate(theorems, start=1)]
+    numbered: list[str] = []
+    for place, text in enumerate(theorems, start=1):
+        numbered.append(f"({place}) {text}")
     delta = upper(findings[0].delta, 6)
     caption = f"audit at delta {delta}: lower bounds (95 %) and claims"
     note = "\n".join([*numbered, *notes])

@@ -106,8 +106,12 @@ def _pictures(config: RunConfig, found: Found | None) -> dict[str, Any] | None:
     """Returns what pictures were and what was done to each; None of a fixed format."""
     if found is None:
         return None
-    sizes = {f"{width} x {height}": n for (width, height), n in found.sizes.items()}
-    not_square = sum(n for (width, height), n in found.sizes.items() if width != height)
+    sizes: dict[str, int] = {}
+    not_square = 0
+    for (width, height), count in found.sizes.items():
+        sizes[f"{width} x {height}"] = count
+        if width != height:
+            not_square += count
     return {
         "sizes": sizes,
         "values": dict(found.kinds),

@@ -80,7 +80,7 @@ def submit(
 
     Args:
         submission: without the run's settings.
-        recipe: of the run; None takes the default one.
+        recipe: the recipe of the run; None takes the default one.
         config: TOML file of settings over it.
         settings: over both.
         forecast: of a new run; called with its settings before anything is sent.
@@ -123,7 +123,7 @@ def select_clients(
     Args:
         submission: without the run's settings.
         selection: the fields of `Thresholds`.
-        settings: of the run, beside what the selection decides.
+        settings: the settings of the run, beside what the selection decides.
 
     Raises:
         UserError: bad input; nothing was submitted.
@@ -158,7 +158,7 @@ def _fitted(config: RunConfig, chosen: Mapping[str, Any]) -> RunConfig:
     Nobody here sees an image: what the clients have is not asked for.
 
     Args:
-        config: of the recipe.
+        config: the configuration of the recipe.
         chosen: settings that stay.
     """
     fitted = {

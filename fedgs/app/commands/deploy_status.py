@@ -102,7 +102,8 @@ def show(status: Status) -> None:
     """Prints a table of a run, and one of its nodes."""
     rows = list(_rows(status))
     Table(status["run"], ("what", "now"), rows, numeric=False).show()
-    if nodes := status.get("nodes"):
+    nodes = status.get("nodes")
+    if nodes:
         rows = [(name, *_node_cells(node)) for name, node in nodes.items()]
         Table(f"nodes of {status['run']}", NODE_HEAD, rows, numeric=False).show()
 
@@ -119,7 +120,8 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
     yield "releases", f"{status['released']} (a repeated round counts again)"
     for row in status["epsilons"]:
         title = f"epsilon, {row['adversary']}, {row['relation']}"
-        value = f"{upper(row['epsilon'])} at delta {upper(row['delta'], 6)}"
+        delta = upper(row["delta"], 6)
+        value = f"{upper(row['epsilon'])} at delta {delta}"
         # A number without a guarantee must not be quoted by mistake.
         if not row["guarantee"]:
             value += " (NO guarantee)"

@@ -137,8 +137,8 @@ def warnings_of(
     Privacy: reads labels; for their owner's eyes.
 
     Args:
-        config: of the run.
-        data: of the run.
+        config: the run's configuration.
+        data: the run's data.
         target: the epsilon that was asked for, where `config` does not say it.
     """
     yield from large_delta(config.delta, config.num_clients)
@@ -263,8 +263,8 @@ def seconds_of_fit(config: ResolvedConfig, phase: Any) -> float:
     Privacy: public. The steps fit to zeros, and change a generator of their own.
 
     Args:
-        config: of the run.
-        phase: of features.
+        config: the run's configuration.
+        phase: the phase of features.
     """
     torch.set_num_threads(1)
     keep_freed_memory()  # as a run does
@@ -274,7 +274,9 @@ def seconds_of_fit(config: ResolvedConfig, phase: Any) -> float:
 
     def check(step: int, steps: int) -> None:
         at.append((time.process_time(), time.thread_time()))
-        if step >= FEWEST_STEPS and at[-1][0] - at[0][0] > TIMED_SECONDS:
+        begun, _ = at[0]
+        now, _ = at[-1]
+        if step >= FEWEST_STEPS and now - begun > TIMED_SECONDS:
             raise _Timed
 
     with contextlib.suppress(_Timed):
@@ -318,7 +320,8 @@ def seconds_of_rounds(
     index = phase.config.phase_index
     rounds = starts[index + 1] - starts[index]
     # The server's part runs alone; the clients' parts share the workers.
-    return rounds * of_server + (rounds * clients * of_client + warm) / workers
+    of_all_clients = rounds * clients * of_client + warm
+    return rounds * of_server + of_all_clients / workers
 
 
 def timed_round(

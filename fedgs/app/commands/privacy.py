@@ -48,7 +48,7 @@ def of_settings(
     Args:
         recipe: name of a recipe; None is the default one.
         config_file: TOML file of settings over the recipe.
-        settings: of the command line, over both.
+        settings: the settings of the command line, over both.
         at_epsilon: state delta at this epsilon; the paper's figures are then left out.
         colluding: nodes of a round whose noise the secagg adversary knows.
         is_limited: whether noise and target limit the rounds.
@@ -279,7 +279,7 @@ def explain(label: Mapping[str, Any]) -> None:
     """Prints what the one epsilon of a run means, in sentences.
 
     Args:
-        label: of the run; see `fedgs.privacy_label`.
+        label: the label of the run; see `fedgs.privacy_label`.
     """
     for line in explained(label):
         say(line)
@@ -350,7 +350,8 @@ def _table(
             ]
         )
     head = ["adversary", "relation", "selection", rows[0].asked, *LAST_COLUMNS]
-    note = "\n".join(f"theorem {letter}: {name}" for name, letter in letters.items())
+    notes = [f"theorem {letter}: {name}" for name, letter in letters.items()]
+    note = "\n".join(notes)
     return Table(title, head, cells, note, numeric=False)
 
 

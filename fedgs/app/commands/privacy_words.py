@@ -32,7 +32,7 @@ def protection(label: Mapping[str, Any]) -> str:
     """Returns who is protected against whom, and how much, for a layman.
 
     Args:
-        label: of the run; see `fedgs.privacy_label`.
+        label: the label of the run; see `fedgs.privacy_label`.
     """
     epsilon = label["epsilon"]
     if epsilon is None:
@@ -52,7 +52,7 @@ def explained(label: Mapping[str, Any]) -> list[str]:
     """Returns what the one epsilon of a run means: a sentence an item.
 
     Args:
-        label: of the run; see `fedgs.privacy_label`.
+        label: the label of the run; see `fedgs.privacy_label`.
     """
     epsilon = label["epsilon"]
     if epsilon is None:

@@ -116,7 +116,7 @@ def show_end(path: Path, typed: str = "") -> None:
     """Prints how a training ends: the picture, the one epsilon, what to do next.
 
     Args:
-        path: of the run folder.
+        path: the path of the run folder.
         typed: a method that the user named on the command line, and so trusts.
     """
     grids = sorted((path / "samples").glob("*.png"))
@@ -133,7 +133,7 @@ def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
     """Returns ratios of signal to noise by what was released, means over rounds.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         ratios: by round.
     """
     found: dict[str, list[float]] = {}
@@ -146,5 +146,7 @@ def in_words(config: ResolvedConfig, ratios: Mapping[int, float]) -> str:
         else:
             kind = config.terms(round).release
         found.setdefault(kind, []).append(ratio)
-    means = {kind: fmean(own) for kind, own in found.items()}
-    return ", ".join(f"{kind} {mean:.3g}" for kind, mean in means.items())
+    texts: list[str] = []
+    for kind, of_kind in found.items():
+        texts.append(f"{kind} {fmean(of_kind):.3g}")
+    return ", ".join(texts)

@@ -199,6 +199,7 @@ def _select(
         cost = cost_by_ledger(folder, selection)
         suppositions = (config.unit_condition, *config.public_conditions)
         rows = statements(selection, cost, suppositions)
+        # One that is empty is told as well, so all of them are listed first.
         members_of: dict[str, list[str]] = {name: [] for name in selection.cohorts}
         for name, cohort in zip(data.client_names, cohorts, strict=True):
             members_of[cohort].append(name)
@@ -218,9 +219,9 @@ def accuracies_of(
     Privacy: reads private data; output private.
 
     Args:
-        folder: of the classifier's run, which is finished.
-        config: of the selection.
-        data: of all clients, with the planted bug.
+        folder: the folder of the classifier's run, which is finished.
+        config: the configuration of the selection.
+        data: the data of all clients, with the planted bug.
     """
     weights = load((folder.path / GENERATOR).read_bytes())
 
@@ -331,7 +332,8 @@ def _show(path: Path, rows: Sequence[Statement], summary: dict[str, Any]) -> Non
     for cohort, count in summary["cohorts"].items():
         row = [cohort, limits[cohort], str(count)]
         if planted:
-            row += [str(planted[cohort][column]) for column in ("corrupted", "intact")]
+            counts = planted[cohort]
+            row += [str(counts["corrupted"]), str(counts["intact"])]
         cells.append(row)
         if not count:
             say(

@@ -113,7 +113,7 @@ def resume(path: Path, typed: str = "") -> None:
     """Continues a run folder, or a selection of cohorts.
 
     Args:
-        path: of the folder.
+        path: where the folder lies.
         typed: a method that the user named on the command line, and so trusts.
 
     Raises:

@@ -49,7 +49,7 @@ def from_flags(
     Args:
         given: the command's own flags, without those that are not given.
         config: TOML file of settings over the recipe.
-        settings: of the command line, over both.
+        settings: the settings of the command line, over both.
         dry_run: only say what the plan can find.
 
     Returns:

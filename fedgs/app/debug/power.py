@@ -103,7 +103,7 @@ def show(config: ResolvedConfig, size: int | None = None) -> None:
     """Prints which bugs a plan can find, and what would suffice for the others.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         size: clients of a group of the smaller cohort; None if that is not known.
 
     Raises:

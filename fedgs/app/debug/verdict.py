@@ -19,8 +19,8 @@ def show(folder: RunFolder, content: Mapping[str, Any]) -> None:
     """Prints the verdicts, and what they rest on.
 
     Args:
-        folder: of the run.
-        content: of diagnosis.json.
+        folder: the run's folder.
+        content: the content of diagnosis.json.
     """
     comparisons = content["comparisons"]
     if len(comparisons) > 1:
@@ -46,7 +46,7 @@ def sites_table(content: Mapping[str, Any]) -> Table:
     Privacy: post-processing of DP output.
 
     Args:
-        content: of diagnosis.json, of several comparisons.
+        content: the content of diagnosis.json, of several comparisons.
     """
     rows: list[list[str]] = []
     for comparison in content["comparisons"]:
@@ -65,8 +65,8 @@ def next_step(config: RunConfig, comparison: Mapping[str, Any], output: str) -> 
     """Returns what may decide an undecided verdict, with the command; "" of others.
 
     Args:
-        config: of the run.
-        comparison: of diagnosis.json.
+        config: the run's configuration.
+        comparison: the comparison of diagnosis.json.
         output: what the command calls the run folder.
     """
     if comparison["verdict"] != UNDECIDED:

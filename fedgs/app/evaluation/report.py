@@ -136,7 +136,7 @@ def rows_by_class(
     Args:
         part: the images; where a class has too few of them, the column ends in black.
         num_classes: columns.
-        rows: of each class.
+        rows: the rows of each class.
     """
     grid = np.zeros((rows, num_classes, *part.images.shape[1:]), np.float32)
     for label in range(num_classes):

@@ -11,7 +11,7 @@ def classifier_table(caption: str, data: str, result: Mapping[str, Any]) -> Tabl
     """Returns the accuracies of classifiers, beside the paper's on the same data.
 
     Args:
-        caption: of the table.
+        caption: the caption of the table.
         data: the real data, as `--data`.
         result: `classifiers` of a line of results.
     """

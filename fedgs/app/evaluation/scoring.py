@@ -25,8 +25,8 @@ class Sizes:
         test: real test images; None is all.
         neighbours: images on each side of precision and recall, and synthetic and test
             images whose nearest training image is searched.
-        num_labels: of the label efficiency.
-        num_steps: of a student in it, at least.
+        num_labels: the numbers of labels of the label efficiency.
+        num_steps: the number of steps of a student in it, at least.
     """
 
     synthetic: int = 60_000
@@ -46,7 +46,7 @@ class Scoring:
         sizes: how many images to use.
         real: the real images.
         synthetic: the synthetic ones.
-        progress: of the stages.
+        progress: the progress of the stages.
     """
 
     request: EvaluationRequest

@@ -13,7 +13,7 @@ class Picture:
     """A picture of the page.
 
     Attributes:
-        content: of a PNG or SVG file.
+        content: the content of a PNG or SVG file.
         alternative: what a reader who does not see it should know.
         caption: below it; "" for none.
     """
@@ -54,14 +54,14 @@ class Card:
     """One block of a section; what is empty is not shown.
 
     Attributes:
-        title: of the block; of a folded one what unfolds it.
+        title: the title of the block; of a folded one what unfolds it.
         answer: in large letters.
         pictures: beside the words, or above them on a narrow screen.
         texts: paragraphs.
         facts: short values by their names.
         tables: below the texts and facts.
         items: a list below them.
-        commands: of a shell.
+        commands: the commands of a shell.
         kind: good, unsure or bad gives the block a colour.
         is_folded: whether the reader unfolds it.
     """

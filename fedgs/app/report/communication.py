@@ -39,7 +39,9 @@ class Communication:
     @property
     def per_round(self) -> int:
         """Bytes of one round, both directions, all nodes."""
-        return self.request * self.requests + self.reply * self.replies
+        of_requests = self.request * self.requests
+        of_replies = self.reply * self.replies
+        return of_requests + of_replies
 
     @property
     def total(self) -> int:
@@ -58,7 +60,8 @@ def communication(facts: RunFacts) -> Communication:
     """
     config = facts.config
     events = facts.events
-    planned = max((event.planned_nodes for event in events), default=config.num_nodes)
+    of_rounds = [event.planned_nodes for event in events]
+    planned = max(of_rounds, default=config.num_nodes)
     requests = planned
     # Then every node gets the fakes to train its discriminator, though only the nodes
     # that are drawn answer with a release.
@@ -67,9 +70,10 @@ def communication(facts: RunFacts) -> Communication:
     # Phases that release once have requests of other sizes, each of its own. They are
     # added up by themselves, so that one round of many stands for all others.
     once = [event for event in events if config.at_round(event.round).releases_once]
-    releases = sum(
-        release_bytes(config, event.round) * event.planned_nodes for event in once
-    )
+    releases = 0
+    for event in once:
+        of_node = release_bytes(config, event.round)
+        releases += of_node * event.planned_nodes
     return Communication(
         request=len(_request(facts)),
         reply=stated_release_bytes(config),
@@ -92,8 +96,9 @@ def _request(facts: RunFacts) -> bytes:
     drawn = pixels.reshape(-1, side, side, config.image_channels)
     # A grid has fewer images than a request, so they are repeated. The compact
     # precision compresses them, which is why its size is called an estimate.
-    tiled = drawn[np.arange(count) % len(drawn)].transpose(0, 3, 1, 2)
-    images = torch.tensor(tiled, dtype=torch.float32).contiguous()
+    repeated = drawn[np.arange(count) % len(drawn)]
+    channels_first = repeated.transpose(0, 3, 1, 2)
+    images = torch.tensor(channels_first, dtype=torch.float32).contiguous()
     labels = torch.arange(count) % config.num_classes
     request = Request(0, {"images": images, "labels": labels})
     return pack_request(rounded(request, config).tensors, config)
@@ -103,10 +108,10 @@ def _zeros(config: ResolvedConfig, round: int) -> TensorDict:
     method, own = phase_at(config, round)
     # A method counts the rounds of its own phase.
     declared = method.declared(own, round - own.rounds_before)
-    return {
-        name: torch.zeros(shape, dtype=dtype)
-        for name, (shape, dtype) in declared.items()
-    }
+    tensors: TensorDict = {}
+    for name, (shape, dtype) in declared.items():
+        tensors[name] = torch.zeros(shape, dtype=dtype)
+    return tensors
 
 
 def release_bytes(config: ResolvedConfig, round: int) -> int:
@@ -140,6 +145,8 @@ def communication_table(runs: Sequence[RunFacts]) -> Table:
         "release counts as one of noise. The whole run counts repeated rounds, not the "
         "warm start. With the engine local nothing crosses a network."
     )
-    head = ["", *(", ".join(names) for names in columns.values())]
+    head = [""]
+    for names in columns.values():
+        head.append(", ".join(names))
     lines = [[name, *cells] for name, cells in rows.items()]
     return Table("Bytes", head, lines, note)

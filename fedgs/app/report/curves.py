@@ -41,9 +41,8 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
         found: dict[str, list[tuple[float, float]]] = {}
         for round, rows in by_round(facts.config, facts.events, MOST_POINTS):
             for row in rows:
-                if row.relation != facts.config.relation:
-                    continue
-                if row.epsilon is None:
+                is_own = row.relation == facts.config.relation
+                if not is_own or row.epsilon is None:
                     continue
                 points = found.setdefault(row.adversary, [])
                 points.append((round, row.epsilon))
@@ -57,11 +56,10 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
                 line = Line(facts.name, place, points)
                 lines.append(line)
     first = runs[0].headline
+    against = f"relation {first.relation}"
     if len(runs) > 1:
         against = "each run's own adversary and relation"
-    else:
-        against = f"relation {first.relation}"
-    notes = []
+    notes: list[str] = []
     # A missing line must not look like an epsilon of 0.
     if unbounded:
         names = ", ".join(unbounded)
@@ -69,7 +67,8 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
     # Whoever knows the seed can subtract the noise, so the epsilons drawn here show
     # only what fresh noise would give.
     configs = [facts.config for facts in runs]
-    if any(config.noise_std and config.noise_seed is not None for config in configs):
+    noisy = [config for config in configs if config.noise_std]
+    if any(config.noise_seed is not None for config in noisy):
         notes.append("Seeded noise: not a guarantee.")
     if any(config.amplification for config in configs):
         notes.append("Without amplification by sampling; the table has it.")
@@ -104,7 +103,8 @@ def _signal(runs: Sequence[RunFacts]) -> list[Curve]:
         "Power of a round's summed release, without the part that the known noise "
         "explains, over the noise's. 0: the noise hides it in this round."
     )
-    return [Curve("Signal beside noise", "signal-to-noise ratio", lines, text)]
+    curve = Curve("Signal beside noise", "signal-to-noise ratio", lines, text)
+    return [curve]
 
 
 def grid_images(grid: Grid, facts: RunFacts) -> NDArray[np.float64]:

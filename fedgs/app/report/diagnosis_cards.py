@@ -38,17 +38,22 @@ def verdict_cards(facts: RunFacts) -> list[Card]:
         comparisons = _comparisons(content)
         cards = [_verdict_card(facts, content, own) for own in comparisons]
         cards.sort(key=lambda card: KINDS.index(card.kind))
-        names = ", ".join(shortened(str(name)) for name in content["rows"])
-        picture = Picture(
-            facts.diagnosis.picture,
+        rows = [shortened(str(name)) for name in content["rows"]]
+        names = ", ".join(rows)
+        alt = (
             f"Mean pictures that {facts.name} released: a row for each of {names}, a "
-            "column for each class",
-            "Mean picture of each class, one column per class; rows from the top: "
-            f"{names}",
+            "column for each class"
         )
+        caption = (
+            "Mean picture of each class, one column per class; rows from the top: "
+            f"{names}"
+        )
+        picture = Picture(facts.diagnosis.picture, alt, caption)
         if len(comparisons) > 1:
-            cards.append(Card(tables=[sites_table({"comparisons": comparisons})]))
-        return [*cards, Card(f"What {facts.name} compared", pictures=[picture])]
+            of_sites = sites_table({"comparisons": comparisons})
+            cards.append(Card(tables=[of_sites]))
+        pictures = Card(f"What {facts.name} compared", pictures=[picture])
+        return [*cards, pictures]
 
 
 def diagnosis_cards(facts: RunFacts) -> list[Card]:
@@ -68,19 +73,24 @@ def diagnosis_cards(facts: RunFacts) -> list[Card]:
         content = facts.diagnosis.content
         comparisons = _comparisons(content)
         has_others = len(comparisons) > 1
-        cards = [
-            Card(_title(facts, own), tables=diagnosis_tables(own), is_folded=has_others)
-            for own in comparisons
-        ]
+        cards: list[Card] = []
+        for own in comparisons:
+            card = Card(
+                _title(facts, own),
+                tables=diagnosis_tables(own),
+                is_folded=has_others,
+            )
+            cards.append(card)
         conditions = [str(condition) for condition in content["conditions"]]
-        return [*cards, Card("What the verdict rests on", items=conditions)]
+        cards.append(Card("What the verdict rests on", items=conditions))
+        return cards
 
 
 def verdict_of(comparison: Mapping[str, Any]) -> tuple[str, str]:
     """Returns the answer in a few words, and what kind it is: good, bad or unsure.
 
     Args:
-        comparison: of diagnosis.json.
+        comparison: the comparison of diagnosis.json.
     """
     verdict = str(comparison["verdict"])
     # The titles stand in the file, because a suspect of the user's own is code that
@@ -120,14 +130,14 @@ def _title(facts: RunFacts, comparison: Mapping[str, Any]) -> str:
 
 def _comparisons(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the comparisons; names of cohorts and sites are others', and cut."""
-    return [
-        {
-            **comparison,
+    comparisons: list[dict[str, Any]] = []
+    for comparison in content["comparisons"]:
+        names = {
             "suspicious": shortened(str(comparison["suspicious"])),
             "healthy": shortened(str(comparison["healthy"])),
         }
-        for comparison in content["comparisons"]
-    ]
+        comparisons.append({**comparison, **names})
+    return comparisons
 
 
 def _readable(diagnosis: DiagnosisFacts) -> AbstractContextManager[None]:

@@ -32,14 +32,19 @@ def evaluation_tables(runs: Sequence[RunFacts]) -> list[Table]:
         return []
     results = [facts.evaluation for facts in evaluated]
     # Runs may have been evaluated with different metrics, so a cell may be empty.
-    names = {name for found in results for name in found if is_number(found[name])}
+    names: set[str] = set()
+    for found in results:
+        names.update(name for name in found if is_number(found[name]))
     rows: list[list[str]] = []
     for name in sorted(names, key=_rank):
         values = [cell(found.get(name)) for found in results]
         rows.append([name, *values, _meaning(name)])
-    data = sorted({shown_data(str(found.get("data", "?"))) for found in results})
-    head = ["metric", *(facts.name for facts in evaluated), "what it says"]
-    tables = [Table(f"Against {', '.join(data)}", head, rows)]
+    data = {shown_data(str(found.get("data", "?"))) for found in results}
+    against = ", ".join(sorted(data))
+    head = ["metric"]
+    head += [facts.name for facts in evaluated]
+    head.append("what it says")
+    tables = [Table(f"Against {against}", head, rows)]
     for facts, found in zip(evaluated, results, strict=True):
         data_name = str(found.get("data"))
         accuracies = found.get("classifiers")

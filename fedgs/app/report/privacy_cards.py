@@ -28,7 +28,7 @@ def cards_of_statements(caption: str, statements: Sequence[Statement]) -> list[C
     """Returns statements as `fedgs privacy` prints them, and every condition.
 
     Args:
-        caption: of which runs.
+        caption: says of which runs it is.
         statements: at least one.
     """
     items = conditions_of(statements)
@@ -73,4 +73,11 @@ def label_card(facts: RunFacts) -> Card:
             rows.append([name.replace("_", " "), text])
     caption = f"Privacy label of {facts.name}"
     head = ["field", "content"]
-    return Card(tables=[Table(caption, head, rows, LABEL_NOTE, numeric=False)])
+    table = Table(
+        caption,
+        head,
+        rows,
+        note=LABEL_NOTE,
+        numeric=False,
+    )
+    return Card(tables=[table])

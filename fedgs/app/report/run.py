@@ -64,7 +64,7 @@ class RunFacts:
     """One run, as its folder records it.
 
     Attributes:
-        name: of the folder, without the path.
+        name: the name of the folder, without the path.
         config: the run's configuration.
         events: its ledger's, in order.
         metrics: lines of metrics.jsonl.

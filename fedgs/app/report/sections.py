@@ -95,7 +95,13 @@ def _card_of_run(facts: RunFacts) -> Card:
         about = _guaranteed(facts)
     about |= _trained(facts)
     picture = picture_of(facts, facts.grids[-1], "After")
-    return Card(facts.name, answer, pictures=[picture], texts=texts, facts=about)
+    return Card(
+        facts.name,
+        answer,
+        pictures=[picture],
+        texts=texts,
+        facts=about,
+    )
 
 
 def _guaranteed(facts: RunFacts) -> dict[str, str]:
@@ -211,7 +217,9 @@ def _communication(page: Page) -> Section:
 def _evaluation(page: Page) -> Section:
     tables = evaluation_tables(page.runs)
     cards = [Card(tables=[table]) for table in tables[:1]]
-    cards += [Card(t.caption, tables=[t], is_folded=True) for t in tables[1:]]
+    for table in tables[1:]:
+        card = Card(table.caption, tables=[table], is_folded=True)
+        cards.append(card)
     # Whoever passes the page on has to see that this part alone reads private data.
     badge = words.badge("no epsilon covers these numbers", "unsure")
     text = (

@@ -22,8 +22,10 @@ from fedgs.config.run_config import ResolvedConfig
 def settings_tables(runs: Sequence[RunFacts]) -> list[Table]:
     """Returns settings of one value in all runs that have them, then the others."""
     shown = [shown_settings(facts) for facts in runs]
-    # By dict.fromkeys, which keeps the order in which the settings are declared.
-    names = dict.fromkeys(name for settings in shown for name in settings)
+    # A dictionary keeps the order in which the settings are declared.
+    names: dict[str, None] = {}
+    for settings in shown:
+        names |= dict.fromkeys(settings)
     shared: list[list[str]] = []
     differing: list[list[str]] = []
     for name in names:
@@ -39,15 +41,16 @@ def settings_tables(runs: Sequence[RunFacts]) -> list[Table]:
         differing.append(row)
     head = ["setting"]
     head += [facts.name for facts in runs]
-    return [
-        Table("All settings", ["setting", "value"], shared, numeric=False),
-        Table("What differs", head, differing, numeric=False),
-    ]
+    alike = Table("All settings", ["setting", "value"], shared, numeric=False)
+    different = Table("What differs", head, differing, numeric=False)
+    return [alike, different]
 
 
 def versions_table(runs: Sequence[RunFacts]) -> Table:
     """Returns the versions of every run's software, and its machine."""
-    names = dict.fromkeys(name for facts in runs for name in facts.versions)
+    names: dict[str, None] = {}
+    for facts in runs:
+        names |= dict.fromkeys(facts.versions)
     rows: list[list[str]] = []
     for name in names:
         row = [name]
@@ -128,7 +131,9 @@ def _changed(facts: RunFacts) -> dict[str, Any]:
         # epsilon. So a run's own target is written even if it is the recipe's.
         begun_with = recipe(_recipe_name(config))
         base = dataclasses.replace(begun_with, target_epsilon=None)
-        specs = [s for s in dataclasses.fields(config) if "group" in s.metadata]
+        # Fields without a group are the code's own, and no setting.
+        every = dataclasses.fields(config)
+        specs = [spec for spec in every if "group" in spec.metadata]
     changed: dict[str, Any] = {}
     for spec in specs:
         value = getattr(config, spec.name)

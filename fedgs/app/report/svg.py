@@ -90,7 +90,8 @@ def draw(curve: Curve) -> bytes:
         "axes.spines.right": False,
     }
     labels = [textwrap.fill(line.label, WIDEST_NAME) for line in curve.lines]
-    height = HEIGHT + LEGEND * sum(1 + label.count("\n") for label in labels)
+    num_lines = sum(1 + label.count("\n") for label in labels)
+    height = HEIGHT + LEGEND * num_lines
     with matplotlib.rc_context(style):
         # Not by pyplot, which would look for a display and keep every figure.
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -122,8 +123,12 @@ def _plot(axes: Any, curve: Curve, labels: Sequence[str]) -> None:
         )
     # On a linear axis a line ten times below another looks like zero. Otherwise the
     # axis begins at 0, so that heights can be compared.
-    tops = [max(y for _, y in line.points) for line in curve.lines]
-    if min(tops) > 0 and max(tops) > 10 * min(tops):
+    tops: list[float] = []
+    for line in curve.lines:
+        values = [y for _, y in line.points]
+        tops.append(max(values))
+    lowest = min(tops)
+    if lowest > 0 and max(tops) > 10 * lowest:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)

@@ -40,6 +40,7 @@ def read(config: RunConfig) -> Records:
     """
     where = f"data = {config.data!r}"
     path = Path(config.data.removeprefix("npz:")).expanduser()
+    # The likeliest mistake, so it gets a remedy of its own.
     if path.is_dir():
         raise UserError(f"{where}: it is a folder; give --data folder:{path}")
     arrays, others = read_arrays(where, path, {"images"})
@@ -48,7 +49,12 @@ def read(config: RunConfig) -> Records:
             f"{where}: it contains {', '.join([*arrays, *others])}; give 'images' "
             "and, if known, 'labels' and 'clients', no others"
         )
-    return from_arrays(where, arrays, PictureRules.of(config), config.num_classes)
+    return from_arrays(
+        where,
+        arrays,
+        rules=PictureRules.of(config),
+        num_classes=config.num_classes,
+    )
 
 
 def read_arrays(
@@ -63,7 +69,7 @@ def read_arrays(
 
     Args:
         where: the file, in errors.
-        path: of an npz file.
+        path: the path of an npz file.
         needed: names that must be there.
         writer: what writes such a file, in errors.
 
@@ -74,7 +80,9 @@ def read_arrays(
         UserError: a missing or damaged file, or one that lacks an array.
     """
     if not path.is_file() or not zipfile.is_zipfile(path):
-        problem = "is not an npz file" if path.exists() else "does not exist"
+        problem = "does not exist"
+        if path.exists():
+            problem = "is not an npz file"
         raise UserError(f"{where}: {path} {problem}; write it with {writer}")
     remedy = "write plain numeric or string arrays with np.savez, no objects"
     with (
@@ -87,15 +95,20 @@ def read_arrays(
         if unpacked > psutil.virtual_memory().available:
             raise MemoryError(f"{unpacked / 1e9:.1f} GB unpacked, more than is free")
         names = archive.files
-        known = [name for name in names if name in _KNOWN_ARRAYS]
-        # A member that is no array comes as bytes.
-        arrays = {name: np.asarray(archive[name]) for name in known}
+        arrays: dict[str, NDArray[Any]] = {}
+        others: list[str] = []
+        for name in names:
+            if name in _KNOWN_ARRAYS:
+                # A member that is no array comes as bytes.
+                arrays[name] = np.asarray(archive[name])
+            else:
+                others.append(name)
     if not needed <= arrays.keys():
         raise UserError(
             f"{where}: it contains {', '.join(names) or 'no arrays'}; give "
             f"{' and '.join(map(repr, sorted(needed)))}, written with np.savez"
         )
-    return arrays, [name for name in names if name not in _KNOWN_ARRAYS]
+    return arrays, others
 
 
 def from_arrays(
@@ -130,7 +143,8 @@ def from_arrays(
         kind = "floats"
     found.note(pictures[0], kind, len(pictures))
     images = _in_bytes(pictures, rules)
-    labels = arrays.get("labels", np.zeros(len(images), np.int64))
+    unlabelled = np.zeros(len(images), np.int64)
+    labels = arrays.get("labels", unlabelled)
     return Records(
         images=rules.squared(images, where),
         labels=labels.astype(np.int64),
@@ -149,7 +163,8 @@ def _in_bytes(pictures: NDArray[Any], rules: PictureRules) -> NDArray[np.uint8]:
         return images
     # The type alone decides the range: what an image becomes, no other one decides.
     if pictures.dtype.kind == "f":
-        pictures = np.rint(pictures.astype(np.float32) * np.float32(255))
+        floats = pictures.astype(np.float32)
+        pictures = np.rint(floats * np.float32(255))
     return pictures.astype(np.uint8)
 
 
@@ -161,7 +176,8 @@ def _channels_first(images: NDArray[Any]) -> NDArray[Any]:
     """
     if images.ndim == 3:
         return images[:, None]
-    if images.ndim == 4 and images.shape[1] not in (1, 3):
+    has_channels_last = images.ndim == 4 and images.shape[1] not in (1, 3)
+    if has_channels_last:
         return np.moveaxis(images, 3, 1)
     return images
 
@@ -198,7 +214,8 @@ def _pixel_problems(images: NDArray[Any], rules: PictureRules) -> Iterator[str]:
     if rules.has_own_range:
         least = -np.finfo(np.float64).max
         most = np.finfo(np.float64).max
-    is_bad = ~((lowest >= least) & (highest <= most))  # NaN is bad too
+    is_in_range = (lowest >= least) & (highest <= most)  # NaN is not
+    is_bad = ~is_in_range
     if is_bad.any():
         worst = is_bad.argmax()
         values = f"[{lowest[worst]}, {highest[worst]}]"
@@ -231,7 +248,8 @@ def _column_problems(
     elif "labels" in arrays:
         labels = arrays["labels"]
         # An unsigned label may be larger than those that are kept.
-        is_wrong = (labels < 0) | (labels > np.iinfo(np.int64).max)
+        largest = np.iinfo(np.int64).max
+        is_wrong = (labels < 0) | (labels > largest)
         if is_wrong.any():
             index = int(is_wrong.argmax())
             yield f"image {index} has the label {labels[index]}; give labels from 0"

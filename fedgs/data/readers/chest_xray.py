@@ -87,7 +87,11 @@ def read(config: RunConfig) -> Records:
     files = sorted(_files(root))
     raise_if_any(f"data = {config.data!r}", _problems(root, files))
     rules = PictureRules.of(config)
-    rules = replace(rules, side=rules.side or SIDE, channels=rules.channels or 1)
+    if rules.side is None:
+        rules = replace(rules, side=SIDE)
+    # Radiographs are grey, and copies that were saved in colour are too.
+    if rules.channels is None:
+        rules = replace(rules, channels=1)
     reader = PictureReader(rules)
 
     def parts() -> Iterator[tuple[str, NDArray[np.uint8], int]]:

@@ -35,7 +35,8 @@ DECOMPRESS = (
 
 def is_dicom(content: bytes) -> bool:
     """Tells whether the content of a file has the mark of DICOM."""
-    return content[PREAMBLE : PREAMBLE + len(MARK)] == MARK
+    end = PREAMBLE + len(MARK)
+    return content[PREAMBLE:end] == MARK
 
 
 def has_mark(path: Path) -> bool:
@@ -51,7 +52,7 @@ def read_dicom(content: bytes, where: str, is_raw: bool) -> Picture:
     Privacy: reads private data; output private.
 
     Args:
-        content: of the file.
+        content: the content of the file.
         where: names the file in errors.
         is_raw: whether to leave out the window of the file, because the settings say
             which of the values of the device are black and white.
@@ -130,23 +131,27 @@ def _grey(
     values = display.apply_rescale(pixels, dataset)
     has_window = dataset.get("WindowCenter") is not None
     if is_raw or not (dataset.get("VOILUTSequence") or has_window):
-        ends = display.apply_rescale(_stored_ends(dataset), dataset)
-        return values, (float(ends[0]), float(ends[1]))
+        stored = _stored_ends(dataset)
+        black, white = display.apply_rescale(stored, dataset)
+        return values, (float(black), float(white))
     if dataset.get("VOILUTSequence"):
         bits = dataset.VOILUTSequence[0].LUTDescriptor[2]
-        return display.apply_voi(values, dataset), (0, 2**bits - 1)
+        shown = display.apply_voi(values, dataset)
+        return shown, (0, 2**bits - 1)
     # What is far outside the window becomes the ends of the display.
     far = np.array([-1e12, 1e12])
-    ends = display.apply_windowing(far, dataset)
-    return display.apply_windowing(values, dataset), (float(ends[0]), float(ends[1]))
+    black, white = display.apply_windowing(far, dataset)
+    shown = display.apply_windowing(values, dataset)
+    return shown, (float(black), float(white))
 
 
 def _stored_ends(dataset: Any) -> NDArray[np.int64]:
     """Returns the smallest and the largest value that the bits can store."""
     bits = dataset.BitsStored
-    if dataset.PixelRepresentation == 0:
+    if dataset.PixelRepresentation == 0:  # without a sign
         return np.array([0, 2**bits - 1])
-    return np.array([-(2 ** (bits - 1)), 2 ** (bits - 1) - 1])
+    half = 2 ** (bits - 1)
+    return np.array([-half, half - 1])
 
 
 def _patient(dataset: Any) -> str:

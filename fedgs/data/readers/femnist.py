@@ -51,7 +51,9 @@ def class_map(classes: str) -> NDArray[np.int64]:
     """
     labels = np.arange(NUM_CLASSES)
     is_digit = labels < LETTERS
-    merged = np.where(labels < LOWER_CASE, labels, labels - LOWER_CASE + LETTERS)
+    # A small letter gets the label of the capital one.
+    capital = labels - LOWER_CASE + LETTERS
+    merged = np.where(labels < LOWER_CASE, labels, capital)
     maps = {
         "all": labels,
         "merged": merged,
@@ -74,20 +76,26 @@ def read(config: RunConfig) -> Records:
     if config.data == "femnist":
         # A copy of the hub's repository: in data_dir, or where the command runs.
         copy = Path(config.data_dir or HUB_NAME).expanduser()
-        if any(copy.glob("data/*.parquet")):
-            return _from_hub(replace(config, data_dir=None), str(copy))
-        return _from_hub(config, HUB_NAME)
+        has_copy = any(copy.glob("data/*.parquet"))
+        if not has_copy:
+            return _from_hub(config, HUB_NAME)
+        # The folder is the data then, and no cache of the hub.
+        without_cache = replace(config, data_dir=None)
+        return _from_hub(without_cache, str(copy))
     path = Path(config.data.removeprefix("femnist:")).expanduser()
     if path.is_file():
         return _hdf5(config, path)
     if not path.is_dir():
-        problem = "is no regular file" if path.exists() else "does not exist"
+        problem = "does not exist"
+        if path.exists():  # a pipe or a device
+            problem = "is no regular file"
         raise UserError(
             f"data = {config.data!r}: {path} {problem}; give a folder with LEAF's "
             "all_data_*.json, a folder with the hub's parquet files, or TFF's .h5 file"
         )
     # The format is told by the files' names: LEAF's and the hub's copy are folders.
-    if files := sorted(path.glob("all_data_*.json")):
+    files = sorted(path.glob("all_data_*.json"))
+    if files:
         return _leaf(config, files)
     if any(path.rglob("*.parquet")):
         return _from_hub(config, str(path))
@@ -109,7 +117,8 @@ def read_test(config: RunConfig) -> Records | None:
     """
     path = Path(config.data.removeprefix("femnist:")).expanduser()
     beside = path.with_name(path.name.replace("_train.", "_test."))
-    if path.suffix == ".h5" and beside != path and beside.is_file():
+    has_test_file = beside != path and beside.is_file()
+    if path.suffix == ".h5" and has_test_file:
         return _hdf5(config, beside)
     return None
 
@@ -190,9 +199,10 @@ def _leaf(config: RunConfig, files: Iterable[Path]) -> Records:
             content = json.loads(read_text(file), object_hook=_compact)
         with wrap_error(Exception, f"{file}: {not_leaf}", LEAF_LAYOUT):
             counts = zip(content["users"], content["num_samples"], strict=True)
-            users = [
-                (str(user), content["user_data"][user], count) for user, count in counts
-            ]
+            users: list[tuple[str, Any, Any]] = []
+            for user, count in counts:
+                values = content["user_data"][user]
+                users.append((str(user), values, count))
         for user, values, count in users:
             where = f"{file}: user {user}"
             # Two halves of a user would be two clients, each with a guarantee alone.
@@ -226,18 +236,22 @@ def _compact(values: dict[str, Any]) -> dict[str, Any]:
 def _problems(pixels: NDArray[Any], labels: NDArray[Any]) -> Iterator[str]:
     """Yields what is wrong with one user's images and labels."""
     side = FEMNIST_SIDE
-    if pixels.shape[1:] != (side, side):
+    own_shape = pixels.shape[1:]
+    if own_shape != (side, side):
         yield f"pixels has shape {pixels.shape}; give (n, {side}, {side})"
     if not len(pixels):
         yield "it has no images; leave this user out of the file"
-    if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu":
+    has_one_each = labels.shape == (len(pixels),)
+    are_integers = labels.dtype.kind in "iu"
+    if not has_one_each or not are_integers:
         yield (
             f"label has shape {labels.shape} and type {labels.dtype}; give one integer "
             f"for each of the {len(pixels)} images"
         )
     if pixels.dtype.kind != "f":
         yield f"pixels has type {pixels.dtype}; give floats in [0, 1]"
-    is_bad = ~((pixels >= 0) & (pixels <= 1)).all(axis=(1, 2))  # NaN is bad too
+    is_in_range = (pixels >= 0) & (pixels <= 1)  # NaN is not
+    is_bad = ~is_in_range.all(axis=(1, 2))
     if is_bad.any():
         yield f"image {is_bad.argmax()} has values outside [0, 1]; remove or repair it"
     is_unknown = (labels < 0) | (labels >= NUM_CLASSES)
@@ -255,9 +269,11 @@ def _checked(
 ) -> Part:
     """Returns one user's images and labels, `LEFT_OUT` of other classes."""
     raise_if_any(where, _problems(pixels, labels))
+    # Rounded, not cut: 254.99999 of float32 means 255.
     images = np.rint(pixels * 255).astype(np.uint8)
+    of_format = labels.astype(np.int64)  # the 62 of Federated EMNIST
     new_labels = class_map(config.classes)
-    return images[:, None], new_labels[labels.astype(np.int64)]
+    return images[:, None], new_labels[of_format]
 
 
 def _gathered(config: RunConfig, parts: dict[str, Part]) -> Records:
@@ -281,7 +297,12 @@ def _count_classes(config: RunConfig) -> int:
 
 def _from_hub(config: RunConfig, name: str) -> Records:
     """Reads the hub's data set, or a copy of its files, by flwr-datasets."""
-    source = HubSource(name, image="image", label="character", client="writer_id")
+    source = HubSource(
+        name,
+        image="image",
+        label="character",
+        client="writer_id",
+    )
     dataset = hugging_face.load_split(config, source, source.split)
     missing = {"image", "character", "writer_id"} - set(dataset.features)
     if missing:
@@ -291,4 +312,10 @@ def _from_hub(config: RunConfig, name: str) -> Records:
         )
     rules = PictureRules(side=FEMNIST_SIDE, channels=1)
     reading = Reading(rules, class_map(config.classes))
-    return hugging_face.read_dataset(config, dataset, source, reading, LIGHT)
+    return hugging_face.read_dataset(
+        config,
+        dataset,
+        source,
+        reading=reading,
+        background=LIGHT,
+    )

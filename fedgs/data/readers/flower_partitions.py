@@ -71,8 +71,11 @@ def _partitioner(config: RunConfig, source: HubSource, label: str | None) -> Any
         )
     maker = getattr(partitioners, name)
     wanted = inspect.signature(maker).parameters
-    defaults = {"seed": config.seed, "partition_by": label}
-    arguments = {key: value for key, value in defaults.items() if key in wanted}
+    arguments: dict[str, Any] = {}
+    if "seed" in wanted:
+        arguments["seed"] = config.seed
+    if "partition_by" in wanted:
+        arguments["partition_by"] = label
     arguments |= source.arguments  # what the user gives counts
     problem = f"data = {config.data!r}: the partitioner's arguments do not suit"
     remedy = f"{name} takes {', '.join(wanted)}"

@@ -28,7 +28,7 @@ class _File(NamedTuple):
 
     Attributes:
         label: the name of its folder, None where it lies beside no label.
-        path: of the file.
+        path: where the file lies.
     """
 
     label: str | None
@@ -50,7 +50,8 @@ def read(config: RunConfig) -> Records:
     where = f"data = {config.data!r}"
     raise_if_any(where, _layout_problems(root))
     files = {client: _files(client) for client in visible(root)}
-    raise_if_any(where, _file_problems(files, bool(config.class_names)))
+    has_classes = bool(config.class_names)
+    raise_if_any(where, _file_problems(files, has_classes))
     # All names together, before a picture is read: reading may take long.
     numbers = numbered(config, _names_of_labels(files))
     reader = PictureReader(PictureRules.of(config))
@@ -77,7 +78,8 @@ def read(config: RunConfig) -> Records:
 def _names_of_labels(files: dict[Path, list[_File]]) -> list[str]:
     names: set[str] = set()
     for pictures in files.values():
-        names.update(file.label for file in pictures if file.label)
+        labels = [file.label for file in pictures if file.label]
+        names.update(labels)
     return sorted(names)
 
 
@@ -123,12 +125,14 @@ def _files(client: Path) -> list[_File]:
     found: list[_File] = []
     for entry in visible(client):
         if entry.is_dir():
-            found.extend(_File(entry.name, path) for path in visible(entry))
+            for path in visible(entry):
+                found.append(_File(label=entry.name, path=path))
         else:
-            found.append(_File(None, entry))
+            found.append(_File(label=None, path=entry))
     return found
 
 
 def visible(folder: Path) -> list[Path]:
     """Returns the entries of a folder that are not hidden, in sorted order."""
-    return sorted(entry for entry in folder.iterdir() if entry.name[0] != ".")
+    entries = [entry for entry in folder.iterdir() if entry.name[0] != "."]
+    return sorted(entries)

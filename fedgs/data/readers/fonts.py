@@ -56,10 +56,15 @@ def read(split: str) -> Records:
     glyphs = _glyphs()
     count = WRITERS[split]
     size = IMAGES_OF_WRITER[split]
-    drawn = [_drawn(len(glyphs), size, split, writer) for writer in range(count)]
+    drawn: list[tuple[NDArray[np.generic], ...]] = []
+    for writer in range(count):
+        of_writer = _drawn(len(glyphs), size, split, writer)
+        drawn.append(of_writer)
+    # Of all writers: from a list of their draws to one array of each kind of draw.
     font, labels, style, bend = map(np.concatenate, zip(*drawn, strict=True))
-    images = np.empty((count * size, 1, FONT_SIDE, FONT_SIDE), np.uint8)
-    for start in range(0, len(images), _AT_ONCE):
+    num_images = count * size
+    images = np.empty((num_images, 1, FONT_SIDE, FONT_SIDE), np.uint8)
+    for start in range(0, num_images, _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
         ink = glyphs[font[part], labels[part]]
         images[part] = _written(ink, style[part], bend[part])
@@ -83,12 +88,16 @@ def _drawn(
     """Draws font (n,), digit (n,), style (n, 5) and bend (n, 2, 4, 4) of n images."""
     rng = stream(SEED, f"fonts-{split}", writer)
     digits = rng.integers(10, size=size)
+    # One font for each digit: with one for all, 43 fonts would be 43 writers.
     font_of_digit = rng.integers(num_fonts, size=10)
     font = font_of_digit[digits]
     style = rng.normal(0, VARIETY, (size, len(VARIETY)))
-    style[:, :4] += rng.normal(*HABITS)
+    mean, spread = HABITS
+    style[:, :4] += rng.normal(mean, spread)
+    style = style.astype(np.float32)
     bend = rng.normal(0, BEND, (size, 2, 4, 4))
-    return font, digits, style.astype(np.float32), bend.astype(np.float32)
+    bend = bend.astype(np.float32)
+    return font, digits, style, bend
 
 
 def _glyphs() -> Tensor:
@@ -96,9 +105,13 @@ def _glyphs() -> Tensor:
 
     Shape (fonts, 10, 3, 40, 40).
     """
-    content = base64.b64decode(json.loads(GLYPHS.read_text())["png"])
-    sheet = np.asarray(Image.open(io.BytesIO(content)), np.float32) / 255
-    cells = sheet.reshape(-1, GLYPH_SIDE, 10, GLYPH_SIDE).transpose(0, 2, 1, 3)
+    stored = json.loads(GLYPHS.read_text())
+    content = base64.b64decode(stored["png"])
+    picture = Image.open(io.BytesIO(content))
+    sheet = np.asarray(picture, np.float32) / 255
+    # A row of the sheet has the ten digits of a font beside each other.
+    rows = sheet.reshape(-1, GLYPH_SIDE, 10, GLYPH_SIDE)
+    cells = rows.transpose(0, 2, 1, 3)
     ink = torch.from_numpy(cells.copy())
     thin = -F.max_pool2d(-ink, kernel_size=3, stride=1, padding=1)
     thick = F.max_pool2d(ink, kernel_size=3, stride=1, padding=1)
@@ -112,6 +125,7 @@ def _written(
 ) -> NDArray[np.uint8]:
     """Returns glyphs (n, 3, 40, 40) as they are written, (n, 1, 28, 28)."""
     rotation, slant, width, stroke, height = torch.from_numpy(style).unbind(1)
+    # By their logarithms, so that twice as wide is as likely as half as wide.
     wide = width.exp()
     high = height.exp()
     cos = rotation.cos()
@@ -119,14 +133,16 @@ def _written(
     still = torch.zeros_like(wide)
     # Where in the glyph each pixel of the image comes from: the inverse of what is
     # done to the glyph.
-    across = torch.stack([cos / wide, (slant - sin) / wide, still], 1)
-    down = torch.stack([sin / high, cos / high, still], 1)
+    across = torch.stack([cos / wide, (slant - sin) / wide, still], dim=1)
+    down = torch.stack([sin / high, cos / high, still], dim=1)
+    inverse = torch.stack([across, down], dim=1)
     size = [len(glyphs), 1, FONT_SIDE, FONT_SIDE]
-    grid = F.affine_grid(torch.stack([across, down], 1), size, align_corners=False)
-    grid = grid + _smooth(torch.from_numpy(bend))
+    grid = F.affine_grid(inverse, size, align_corners=False)
+    bent = _smooth(torch.from_numpy(bend))
     ink = _with_stroke(glyphs, stroke.view(-1, 1, 1, 1))
-    images = F.grid_sample(ink, grid, align_corners=False)
-    return (_centred(images) * 255).round().clamp(0, 255).byte().numpy()
+    images = F.grid_sample(ink, grid + bent, align_corners=False)
+    pixels = _centred(images) * 255
+    return pixels.round().clamp(0, 255).byte().numpy()
 
 
 def _smooth(bend: Tensor) -> Tensor:
@@ -139,17 +155,23 @@ def _smooth(bend: Tensor) -> Tensor:
 def _with_stroke(glyphs: Tensor, stroke: Tensor) -> Tensor:
     """Makes strokes thicker, by up to a pixel on each side, or half as much thinner."""
     thin, ink, thick = glyphs.split(1, dim=1)
-    thicker = ink + (thick - ink) * stroke.clamp(0, 1)
-    return thicker + (ink - thin) * stroke.clamp(-1, 0) / 2
+    more = stroke.clamp(0, 1)
+    less = stroke.clamp(-1, 0)
+    thicker = ink + (thick - ink) * more
+    return thicker + (ink - thin) * less / 2
 
 
 def _centred(images: Tensor) -> Tensor:
     """Moves the centre of mass of images (n, 1, S, S) to the middle."""
-    at = torch.arange(FONT_SIDE) - (FONT_SIDE - 1) / 2
+    middle = (FONT_SIDE - 1) / 2
+    at = torch.arange(FONT_SIDE) - middle
     mass = images.sum((1, 2, 3)).clamp_min(1e-6)
-    right = (images.sum((1, 2)) @ at) / mass
-    down = (images.sum((1, 3)) @ at) / mass
+    columns = images.sum((1, 2))
+    rows = images.sum((1, 3))
+    right = (columns @ at) / mass
+    down = (rows @ at) / mass
     move = torch.eye(2, 3).repeat(len(images), 1, 1)
-    move[:, :, 2] = torch.stack([right, down], 1) * (2 / FONT_SIDE)
+    # The grid's unit is half a side.
+    move[:, :, 2] = torch.stack([right, down], dim=1) * (2 / FONT_SIDE)
     grid = F.affine_grid(move, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False)

@@ -43,7 +43,7 @@ class Reading:
     """How pictures become images.
 
     Attributes:
-        rules: of all pictures.
+        rules: the rules of all pictures.
         class_map: new label of each label, or `LEFT_OUT`; None: all stay.
     """
 
@@ -61,7 +61,8 @@ def read(config: RunConfig) -> Records:
             picture is damaged, named by client and index.
     """
     source = _source(config)
-    return read_dataset(config, load_split(config, source, source.split), source)
+    dataset = load_split(config, source, source.split)
+    return read_dataset(config, dataset, source)
 
 
 def read_test(config: RunConfig) -> Records | None:
@@ -73,6 +74,7 @@ def read_test(config: RunConfig) -> Records | None:
         UserError: as `read`, or the option test_split names none.
     """
     source = _source(config)
+    # Many data sets have no split `test`; one that the user has named must be there.
     try:
         dataset = load_split(config, source, source.test_split)
     except SplitMissing:
@@ -125,29 +127,43 @@ def load_split(config: RunConfig, source: HubSource, split: str) -> Any:
         splits.extend(found)
         return found
 
+    name = source.name
+    if is_local:
+        name = str(path.absolute())
     cache_dir = None
     if config.data_dir is not None:
         cache_dir = str(Path(config.data_dir).expanduser())
     federated = FederatedDataset(
-        dataset=str(path.absolute()) if is_local else source.name,
+        dataset=name,
         subset=source.subset,
         partitioners={split: 1},
         preprocessor=note_splits,
         shuffle=False,
         cache_dir=cache_dir,
     )
-    is_online = config.download and not is_local
+    network = _offline()
+    if config.download and not is_local:
+        network = contextlib.nullcontext()
     try:
-        with contextlib.nullcontext() if is_online else _offline():
+        with network:
             return _validated(federated.partitioners[split].dataset)
     except Exception as error:
         if splits and split not in splits:
             raise _missing(config, split, splits) from error
-        # Of a full disk it says that an error occurred, and what in its cause.
-        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-        lines = str(cause).strip().splitlines()
-        reason = lines[0] if lines else type(cause).__name__
-        raise UserError(_problem(config, source.name, reason)) from error
+        problem = _problem(config, source.name, _reason(error))
+        raise UserError(problem) from error
+
+
+def _reason(error: Exception) -> str:
+    """Returns the first line of what went wrong."""
+    # Of a full disk it says that an error occurred, and what in its cause.
+    cause: BaseException = error
+    if isinstance(error.__cause__, OSError):
+        cause = error.__cause__
+    lines = str(cause).strip().splitlines()
+    if not lines:
+        return type(cause).__name__
+    return lines[0]
 
 
 def _saved(folder: Path) -> dict[str, Any]:
@@ -252,9 +268,11 @@ def read_dataset(
     _check_client_column(config, dataset, source)
     if reading.class_map is not None:
         num_classes = int(reading.class_map.max()) + 1
-    elif label and (class_map := _class_map(config, dataset, label)) is not None:
-        reading = replace(reading, class_map=class_map)
-        num_classes = number_of_classes(config, class_map.tolist())
+    elif label is not None:
+        class_map = _class_map(config, dataset, label)
+        if class_map is not None:
+            reading = replace(reading, class_map=class_map)
+            num_classes = number_of_classes(config, class_map.tolist())
     # Pictures as bytes: ours are the checks of what is in them.
     dataset = dataset.cast_column(image, datasets.Image(decode=False))
     has_clients = source.partitioner is not None or source.client is not None
@@ -271,7 +289,8 @@ def read_dataset(
                 owner = str(client)
             for index, row in enumerate(_rows(rows)):
                 where = f"data = {config.data!r}: {who}image {index}"
-                pixels = pictures.read(_content(row[image], where), where, owner)
+                content = _content(row[image], where)
+                pixels = pictures.read(content, where, owner)
                 number = 0
                 if label is not None:
                     number = _label(row[label], reading, where)
@@ -366,7 +385,8 @@ def _label_column(
         return label, len(kind.names)
     # Where a label is missing, the reader of the rows says of which image.
     known = [value for value in dataset[label] if value is not None]
-    return label, max([0, *known]) + 1
+    largest = max(known, default=0)
+    return label, max(largest, 0) + 1
 
 
 def _check_client_column(config: RunConfig, dataset: Any, source: HubSource) -> None:
@@ -389,7 +409,10 @@ def _has_type(kind: Any, *types: str) -> bool:
     import datasets
 
     is_value = isinstance(kind, datasets.Value | datasets.ClassLabel)
-    return is_value and any(name in kind.dtype for name in types)
+    if not is_value:
+        return False
+    # "int" stands for int8 to int64 and uint8 to uint64.
+    return any(name in kind.dtype for name in types)
 
 
 def _class_map(config: RunConfig, dataset: Any, label: str) -> NDArray[np.int64] | None:
@@ -410,4 +433,5 @@ def _class_map(config: RunConfig, dataset: Any, label: str) -> NDArray[np.int64]
     is_folder = dataset.info.builder_name == "imagefolder"
     if not is_named or not (config.class_names or is_folder):
         return None
-    return np.array([*numbered(config, kind.names).values()], np.int64)
+    labels = numbered(config, kind.names)
+    return np.array(list(labels.values()), np.int64)

@@ -21,7 +21,7 @@ def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
 
     Args:
         config: uses `classes` and `data`.
-        names: of the classes that the data has.
+        names: the names of the classes that the data has.
 
     Raises:
         UserError: a name is neither in `classes` nor, without that, a small number.
@@ -35,23 +35,27 @@ def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
     shown = f"data = {config.data!r}"
     for name in names:
         check_utf8("class", name)
-    # An accent may be typed as one character or two, and settings have it as one.
-    if classes := config.class_names:
+    classes = config.class_names
+    if classes:
+        # An accent may be typed as one character or two, and settings have it as one.
         plain = {name: unicodedata.normalize("NFC", name).strip() for name in names}
-        if unknown := [name for name in names if plain[name] not in classes]:
+        unknown = [name for name in names if plain[name] not in classes]
+        if unknown:
             raise UserError(
                 f"classes = {config.classes!r}: {shown} has the class {unknown[0]!r}; "
                 "add it to --classes, or take its images out"
             )
         return {name: classes.index(plain[name]) for name in names}
+    numbers = [int(name) for name in names if name.isdecimal()]
+    largest = max(numbers, default=-1)
     # A year or a number of a patient, taken for a label, would make as many classes.
-    largest = max((int(name) for name in names if name.isdecimal()), default=-1)
     if largest >= MOST_CLASSES:
         raise UserError(
             f"{shown}: the class {largest} would make {largest + 1} classes; number "
             "labels from 0, or give their names in --classes"
         )
-    if unknown := [name for name in names if not name.isdecimal()]:
+    unknown = [name for name in names if not name.isdecimal()]
+    if unknown:
         raise UserError(
             f"classes is unset: {shown} has the class {unknown[0]!r}, whose label "
             "must not depend on which clients are there; give --classes "
@@ -67,9 +71,12 @@ def _all_classes(names: list[str], largest: int) -> str:
     A number is its own label, also where nobody here has a smaller one.
     """
     spelled = {int(name): name for name in names if name.isdecimal()}
-    kept = [spelled.get(number, str(number)) for number in range(largest + 1)]
-    others = {unicodedata.normalize("NFC", name) for name in names} - set(kept)
-    return ",".join([*kept, *sorted(others)])
+    kept: list[str] = []
+    for number in range(largest + 1):
+        kept.append(spelled.get(number, str(number)))
+    plain = {unicodedata.normalize("NFC", name) for name in names}
+    others = sorted(plain - set(kept))
+    return ",".join(kept + others)
 
 
 def number_of_classes(config: RunConfig, labels: Iterable[int]) -> int:
@@ -77,4 +84,6 @@ def number_of_classes(config: RunConfig, labels: Iterable[int]) -> int:
 
     Privacy: public by `classes`; the largest label becomes public without it.
     """
-    return len(config.class_names) or max(labels, default=0) + 1
+    if config.class_names:
+        return len(config.class_names)
+    return max(labels, default=0) + 1

@@ -148,7 +148,8 @@ class PictureReader:
         if picture.is_inverted:
             pixels = np.uint8(255) - pixels
         if rules.channels == 3:  # grey ones are repeated, colour stays
-            pixels = np.repeat(pixels, 3 // len(pixels), axis=0)
+            repeats = 3 // len(pixels)
+            pixels = np.repeat(pixels, repeats, axis=0)
         elif (pixels == pixels[:1]).all():
             pixels = pixels[:1]
         elif rules.channels == 1:
@@ -184,10 +185,12 @@ def opened_picture(opened: Image.Image, where: str) -> Picture:
         )
     if picture.has_transparency_data:
         # What is behind a transparent pixel, black or white, nobody has said.
-        alpha = np.asarray(picture.convert("RGBA"))[..., 3]
+        channels = np.asarray(picture.convert("RGBA"))
+        alpha = channels[..., 3]
         if alpha.min() < 255:
             raise UserError(
                 f"{where}: it has transparent pixels; flatten it onto its background"
             )
-    values = np.moveaxis(np.asarray(picture.convert("RGB")), 2, 0)
+    channels = np.asarray(picture.convert("RGB"))
+    values = np.moveaxis(channels, 2, 0)
     return Picture(values=values, declared=BYTE_RANGE, kind="8 bits")
