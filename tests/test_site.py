@@ -137,6 +137,12 @@ def test_every_link_of_the_built_site_is_there(tmp_path):
     check_links(built)
 
 
+def test_help_explains_every_argument_and_every_flag():
+    for command in commands_below(FEDGS):
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), (command.name, parameter.name)
+
+
 def test_every_section_that_the_code_cites_is_there():
     anchors = {name_of(page): page.anchors for page in PAGES}
     cited = 0
