@@ -570,7 +570,7 @@ OTHER_AUTHORITY = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-sign
 @pytest.mark.parametrize(
     ("details", "code", "error"),
     [
-        ("why", 1, "^run 17: finished:failed. why\n.* --resume digits-1"),
+        ("why", 1, "^run 17 .*finished:failed.*why\n.* --resume digits-1"),
         # Systemd and scripts repeat a 1; there is no such run however often one asks.
         (f"{REFUSED}/runs/x: no run folder", 2, "^Error: /runs/x: no run folder\n$"),
     ],

@@ -14,7 +14,7 @@ from runs import interrupt_at, num_answers
 from server import roll_call
 from simulated_grid import round_of, spoil_at
 
-BEHIND = "own count was rolled back or deleted: it has no release of round"
+BEHIND = "own count was rolled back or deleted, because it lacks the release of round"
 
 
 def test_an_answer_that_no_round_took_has_left_its_client_all_the_same(deploy):

@@ -54,9 +54,9 @@ def of_another_sender(request: Message, reply: Message) -> Message:
 SPOILT: list[tuple[Make, str]] = [
     (of_other_noise, "another noise_std than"),
     (failed, "says: all is well?2026-01-01 INFO the run"),  # an error of 10 MB
-    (with_more_records, "answered with other records too"),
-    (without_record, "answered without a record"),
-    (of_another_sender, "a reply of another sender"),
+    (with_more_records, "more than its one record"),
+    (without_record, "has no record"),
+    (of_another_sender, "from another sender"),
 ]
 
 

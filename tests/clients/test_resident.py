@@ -91,7 +91,7 @@ def fixture_told(monkeypatch, tmp_path) -> list[str]:
         ([*node(), CA + "garbage"], "ca = garbage:"),
         ([*node(), KEY + "none"], "key = none:"),
         ([*node(), KEY + "garbage"], "key = garbage:"),
-        (node(), "this Flower is not known: install"),
+        (node(), "flwr: "),
     ],
 )
 def test_what_is_wrong_ends_with_exit_code_2_before_systemd_is_told(

@@ -280,7 +280,10 @@ def test_the_same_question_gets_the_same_bytes_and_another_one_none(select):
     changed = dataclasses.replace(sent, tensors=other)
     request.content["fedgs"]["tensors"] = encode_request(changed, config)["tensors"]
     refused = run.grid.answer(client, request)
-    assert refused.error.reason == f"{client.name} failed; its own error.log says why"
+    assert (
+        refused.error.reason
+        == f"{client.name} failed; the file error.log on its own machine says why"
+    )
     assert "already answered round 4" in (client.state_dir / "error.log").read_text()
     assert run.counted(0) == before
 
@@ -289,7 +292,7 @@ def test_the_same_question_gets_the_same_bytes_and_another_one_none(select):
     ("change", "words"),
     [
         ({"thresholds": torch.zeros(2)}, "a request's thresholds of shape"),
-        ({"thresholds": torch.tensor([math.nan])}, "non-finite"),
+        ({"thresholds": torch.tensor([math.nan])}, "not finite"),
         ({"more": torch.zeros(1)}, "other tensors"),
     ],
 )
@@ -312,7 +315,7 @@ def test_a_count_that_no_honest_node_sends_is_refused(select):
         return reply
 
     run.grid.spoil = enlarged
-    with pytest.raises(RunStopped, match="1 of 1 counts with a norm above"):
+    with pytest.raises(RunStopped, match="1 of 1 counts .* norm above"):
         run.start()
 
 
@@ -382,7 +385,7 @@ def test_shards_have_no_cohorts(select):
     with pytest.raises(RunStopped, match="b-clinic failed"):
         run.start()
     error = (run.clients[1].state_dir / "error.log").read_text()
-    assert "these clients are shards; give data that name their owners" in error
+    assert "shards of data without names; give data that name their owners" in error
 
 
 def test_memberships_are_written_whole_for_their_owner_alone(tmp_path):

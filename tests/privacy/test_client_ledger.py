@@ -79,7 +79,7 @@ def test_a_key_is_used_once_whoever_the_clients_are_by_then(tmp_path):
         count = ClientLedger(tmp_path, names)
         assert count.is_masked_under("ab" * 32)
         event = replace(masked, num_clients=len(names))
-        assert_refused("already masked under", count.charge, event, NONE)
+        assert_refused("under this key before", count.charge, event, NONE)
     assert ClientLedger(tmp_path, ["others"]).largest() == 0.0
 
 
@@ -240,10 +240,10 @@ def test_damaged_files_are_refused_every_time(counted, is_open):
 @pytest.mark.parametrize(
     ("names", "words"),
     [  # before format 2 shards were counted by their names
-        ('{"releases-00000.jsonl": ["0", "1"]}', "clients.json: of another format"),
+        ('{"releases-00000.jsonl": ["0", "1"]}', "clients.json: .* another format"),
         ("", "does not say whose releases"),
         ('{"format": 2}', "does not say whose releases"),
-        ('{"releases-00000.jsonl": ["eve"], "format": 2}', "clients.json names others"),
+        ('{"releases-00000.jsonl": ["eve"], "format": 2}', "clients.json names other"),
         ('{"releases-00000.jsonl": ["an', "clients.json: it cannot be read"),
     ],
 )

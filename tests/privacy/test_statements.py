@@ -99,7 +99,11 @@ CHARGED = {
     "a busy client": ([run(of(0, 1, 1, 2, 1, **BALANCED))], law(3 * COST), "balanced"),
     "a louder round": (ten_and(event(11, **QUIET)), law(COST + LOUDER), "noise, C, B"),
     "one balanced": (ten_and(event(11, **BALANCED)), law(2 * COST), "is balanced"),
-    "a repeat": (ten_and(OTHERS), law(2 * COST), "a repeated round asked others"),
+    "a repeat": (
+        ten_and(OTHERS),
+        law(2 * COST),
+        "a repeated round asked other clients",
+    ),
     "fewer than were drawn": (ten_and(clients_per_round=2), law(COST), ASKED),
     "ended early": ([run(ENDED, num_rounds=20)], law(4 * COST), "end after 6 of 20"),
     # A node that is away, or a client that refuses, ends its round.
@@ -115,7 +119,7 @@ CHARGED = {
     "others": (
         mixed_and(NINE),
         law(10 * COST),
-        "copies of one run folder asked others",
+        "copies of one run folder asked different",
     ),
     "irregular": (
         mixed_and(NOISES),
@@ -130,7 +134,7 @@ CHARGED = {
     "another order": (
         OTHER_ORDER,
         law(4 * COST),
-        "copies of one run folder asked others",
+        "copies of one run folder asked different",
     ),
 }
 
@@ -241,13 +245,13 @@ FROZEN = rounds(10, frozen)
 REPEAT = frozen(10, attempt=2, participants=(5,))
 FORTY = [frozen(t, noise_std=40.0 + t) for t in range(1, 41)]
 NOT_AMPLIFIED = {
-    "not requested (--amplification": [run(FROZEN, **ASK), run(FROZEN, **OTHER)],
+    "it was not requested; --amplification": [run(FROZEN, **ASK), run(FROZEN, **OTHER)],
     "discriminator_training = selected": [run([*FROZEN, event(11)], **ASK)],
     "selection = balanced": [run([*FROZEN, frozen(11, **BALANCED)], **ASK)],
-    "a repeated round asked others": [run([*FROZEN, REPEAT], **ASK)],
+    "a repeated round asked other clients": [run([*FROZEN, REPEAT], **ASK)],
     "every client takes part": [run([*FROZEN, frozen(11, participants="all")], **ASK)],
     "the events end after 10 of 20": [run(FROZEN, **ASK, num_rounds=20)],
-    "rounds of 40 kinds; at most 32": [run(FORTY, **ASK)],
+    "rounds are of 40 kinds, and at most 32": [run(FORTY, **ASK)],
 }
 
 
@@ -296,7 +300,7 @@ def test_plan_and_ledger_of_embeddings_and_gradients_are_the_closed_form(
 
 def test_secagg_is_hypothetical_unless_every_round_was_aggregated():
     plain, masked = everybody(1), everybody(2, kind="discrete")
-    text = "hypothetical: as if all rounds were aggregated securely"
+    text = "hypothetical: this row supposes"
     for events in ([plain], [plain, masked], [masked]):
         found = statements_of_runs([run(events)], 1e-5)
         assert (text in conditions(found, "secagg")) == (plain in events)

@@ -76,7 +76,7 @@ def test_clients_whose_limit_is_reached_say_so_before_anybody_releases_in_vain(
     mode = MODES["moments"] | {"phases": "means:1,scatter:1,moments:1"}
     folder = create("run", **mode, **MASKED)
     limit_clients(monkeypatch, limit)
-    reason = "refused by its clients' limit: client_epsilon"
+    reason = "own limit client_epsilon"
     with pytest.raises(RunStopped, match=rf"before round 3: 0 nodes .*\n.*{reason}"):
         start(folder, FakeGrid(3))
     assert attempts(folder) == [(1, 1), (2, 1)]
@@ -168,13 +168,13 @@ def test_another_attempt_that_asks_something_else_is_refused(asked):
     content = changed(again_asked.request, centre=torch.ones(1))
     other = dataclasses.replace(again_asked, request=content)
     for node in (own, again):
-        assert_refused("has already answered round 1", node.answer, other)
+        assert_refused("answered round 1", node.answer, other)
 
 
 def test_a_node_without_its_key_in_the_list_or_without_a_list_releases_nothing(asked):
     own, ask = asked
     stale = ask()
-    assert_refused("without masks", own.answer, stale.request)
+    assert_refused("secure_aggregation = true", own.answer, stale.request)
     own.answer(stale)
     own.state.digest = ""  # as if it had forgotten
     assert_refused("not this node's last one", own.answer, stale)
@@ -216,7 +216,7 @@ def test_nothing_but_a_masked_sum_is_encoded_in_a_masked_run(asked):
     integers = curator.answer(request.request)
     floats = received(integers.values.float(), 1, 0, terms.noise_std, terms.clip_bound)
     for release in (integers, floats):
-        with pytest.raises(TypeError, match="must not leave a client: only MaskedSum"):
+        with pytest.raises(TypeError, match="must not leave a client.*MaskedSum"):
             encode_answer(release, own.config, request)
 
 
