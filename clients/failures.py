@@ -30,7 +30,7 @@ def reason_of(title: str, error: Exception | None) -> str:
     """
     if isinstance(error, ClientRefused):
         return f"{title} refused the request: its own limit {error.setting} forbids it"
-    return f"{title} failed; the file error.log on its own machine says why"
+    return f"{title} failed; its own error.log says why"
 
 
 def log_privately(folder: Path, error: Exception, is_deployed: bool) -> None:

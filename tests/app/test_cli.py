@@ -380,7 +380,7 @@ def test_runs_on_the_same_clients_add_up(fedgs, trained, tmp_path):
     )
     assert both[0]["epsilon"] > 1.2 * one[0]["epsilon"]
     assert both[0]["num_rounds"] == 2 * one[0]["num_rounds"]
-    assert "2 runs on the same clients" in " ".join(both[0]["conditions"])
+    assert "2 runs are on the same clients" in " ".join(both[0]["conditions"])
 
 
 @pytest.mark.parametrize(

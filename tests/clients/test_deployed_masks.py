@@ -243,7 +243,7 @@ def test_a_client_answers_no_list_that_a_server_could_unmask_it_by(masked):
         victim.restart()
         assert run.grid.answer(victim, told(request, without_c)).has_error()
         text = (victim.state_dir / "error.log").read_text()
-        assert "min_peers = 3: the list has 2" in text
+        assert "min_peers = 3: only 2" in text
         assert not (victim.state_dir / "releases" / "releases-00000.jsonl").exists()
         return request
 

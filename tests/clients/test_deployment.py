@@ -81,7 +81,7 @@ def test_a_stranger_may_not_join(deploy, log, registered, claimed, words):
     run = deploy()
     stranger = run.clients[1]
     stranger.name, stranger.node_config["name"] = registered, claimed
-    with pytest.raises(RunStopped, match="b-clinic.* did not join"):
+    with pytest.raises(RunStopped, match=r"b-clinic.* did not join"):
         run.start()
     assert any(words in line for line in log)
     assert run.attempts() == []
@@ -106,7 +106,7 @@ def test_a_run_that_does_not_suit_a_client_is_refused_by_it(
     client.node_config[name] = value
     if value is None:
         del client.node_config[name]
-    told = "b-clinic failed; the file error.log on its own machine says why"
+    told = "b-clinic failed; its own error.log says why"
     with pytest.raises(RunStopped, match=told if value else words):
         run.start()
     assert words in (client.state_dir / "error.log").read_text()

@@ -196,8 +196,7 @@ def _check_message(sent: bytes, config: RunConfig, asked: Asked, made: Made) -> 
         assert message.error.code == ERROR
         nodes = range(config.num_nodes)
         assert message.error.reason in [
-            f"node {node} failed; the file error.log on its own machine says why"
-            for node in nodes
+            f"node {node} failed; its own error.log says why" for node in nodes
         ]
         return "error"
     record = message.content["fedgs"]

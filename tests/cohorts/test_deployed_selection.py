@@ -280,10 +280,7 @@ def test_the_same_question_gets_the_same_bytes_and_another_one_none(select):
     changed = dataclasses.replace(sent, tensors=other)
     request.content["fedgs"]["tensors"] = encode_request(changed, config)["tensors"]
     refused = run.grid.answer(client, request)
-    assert (
-        refused.error.reason
-        == f"{client.name} failed; the file error.log on its own machine says why"
-    )
+    assert refused.error.reason == f"{client.name} failed; its own error.log says why"
     assert "already answered round 4" in (client.state_dir / "error.log").read_text()
     assert run.counted(0) == before
 
@@ -315,7 +312,7 @@ def test_a_count_that_no_honest_node_sends_is_refused(select):
         return reply
 
     run.grid.spoil = enlarged
-    with pytest.raises(RunStopped, match="1 of 1 counts .* norm above"):
+    with pytest.raises(RunStopped, match=r"1 of 1 counts .* norm above"):
         run.start()
 
 

@@ -124,7 +124,7 @@ CHARGED = {
     "irregular": (
         mixed_and(NOISES),
         law(2 * COST + LATER),
-        "are copies of one, with one secret",
+        "are copies of one",
     ),
     # Balanced draws are from another stream.
     "balanced": (mixed_and(rounds(30, **BALANCED)), law(3 * COST, (20, COST)), ""),
@@ -149,12 +149,12 @@ def test_events_are_charged_by_the_theorem_that_fits_them(name):
     assert row.delta == pytest.approx(max(delta, LEAST_DELTA), rel=1e-6)
     text = conditions(found, "server")
     assert said in text
-    assert (f"{len(runs)} runs on the same clients" in text) == (len(runs) > 1)
+    assert (f"{len(runs)} runs are on the same clients" in text) == (len(runs) > 1)
     placed = "by the name of its node and its place there"
     assert (placed in text) == any(one.config.node_names for one in runs)
     is_mixed = len(expected) > 1
     assert theorems(found) == {MIXTURE_THEOREM if is_mixed else COUNT_THEOREM}
-    drawn = "by a secret of the system's entropy, drawn when the run begins"
+    drawn = "by a secret of the system's entropy"
     assert (drawn in conditions(found)) == is_mixed
 
 
@@ -170,7 +170,7 @@ def test_records_that_are_reshuffled_may_sit_in_the_worst_shard_of_every_run():
 def test_a_local_run_among_others_leaves_the_release_only():
     found = statements_of_runs([run(TEN), run(TEN, engine="local")], 1e-5)
     assert {s.adversary for s in found} == {"release"}
-    assert "so there is no server or secagg row" in conditions(found)
+    assert "so there is no row server or secagg" in conditions(found)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_release_rows_say_why_events_are_not_amplified(coarse_grid, reason):
     found = statements_of_runs(NOT_AMPLIFIED[reason], 1e-5)
     assert len(found) == 6
     start = "no amplification by sampling: "
-    refused = start if reason.startswith("not") else f"{start}refused: "
+    refused = start if reason.startswith("it was") else f"{start}it is refused: "
     assert refused in conditions(found)
     assert reason in conditions(found)
     assert "no amplification" not in conditions(found, "server")

@@ -76,7 +76,7 @@ def test_clients_whose_limit_is_reached_say_so_before_anybody_releases_in_vain(
     mode = MODES["moments"] | {"phases": "means:1,scatter:1,moments:1"}
     folder = create("run", **mode, **MASKED)
     limit_clients(monkeypatch, limit)
-    reason = "own limit client_epsilon"
+    reason = "refused the request: its own limit client_epsilon forbids it"
     with pytest.raises(RunStopped, match=rf"before round 3: 0 nodes .*\n.*{reason}"):
         start(folder, FakeGrid(3))
     assert attempts(folder) == [(1, 1), (2, 1)]
@@ -216,7 +216,7 @@ def test_nothing_but_a_masked_sum_is_encoded_in_a_masked_run(asked):
     integers = curator.answer(request.request)
     floats = received(integers.values.float(), 1, 0, terms.noise_std, terms.clip_bound)
     for release in (integers, floats):
-        with pytest.raises(TypeError, match="must not leave a client.*MaskedSum"):
+        with pytest.raises(TypeError, match=r"must not leave a client.*MaskedSum"):
             encode_answer(release, own.config, request)
 
 

@@ -62,7 +62,7 @@ def test_a_node_that_fails_once_is_asked_again(create, monkeypatch, log):
     assert len(failed) == 2
     assert attempts(once) == [(1, 1), (2, 1), (3, 1)]
     assert [line for line in log if "failed" in line] == [
-        f"round 2: node {node} says: node {node} failed; the file error.log on its own machine says why"
+        f"round 2: node {node} says: node {node} failed; its own error.log says why"
         for node in failed
     ]
     assert product(once) == product(whole)
@@ -74,7 +74,7 @@ def test_the_server_learns_which_limit_of_a_client_refused(create, log, monkeypa
     folder = create("run", **MODES["full participation"])
     limit_clients(monkeypatch, limit)
     grid = FakeGrid(folder.config.num_nodes)
-    reason = "own limit client_epsilon"
+    reason = "refused the request: its own limit client_epsilon forbids it"
     with pytest.raises(RunStopped, match=rf"round 3: 0 of 3 .*\n.*node 0 {reason}"):
         start(folder, grid)
     errors = [reply.error for _, _, reply in grid.replies if reply.has_error()]
