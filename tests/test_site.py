@@ -37,7 +37,6 @@ IN_PART = {"...", "--help", "--list"}
 OF_OTHERS = {"--build", "--detach", "--rm"}  # docker
 OF_OTHERS |= {"--now"}  # systemctl
 OF_OTHERS |= {"--no-deps"}  # pip
-OF_OTHERS |= {"--address", "--head", "--num-cpus", "--temp-dir"}  # ray
 OF_OTHERS |= {"--stream", "--run-config", "--federation-config", "--node-config"}
 
 
