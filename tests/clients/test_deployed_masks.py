@@ -211,7 +211,7 @@ without_c = lie_about_keys(lambda k: {A: k[A], B: k[B]})
 KEY_LISTS = {
     "key of b-clinic is not signed": lambda k: k | {B: by_the_server(k, B)},
     "key of c-clinic is not signed": lambda k: k | {C: by_the_server(k, B)},
-    "without 2 different ones": lambda k: {A: k[A]},
+    "fewer than 2 different ones": lambda k: {A: k[A]},
     "with a wrong node": lambda k: k | {3: by_the_server(k, C)},
     "has not this node's last one": lambda k: {B: k[B], C: k[C]},
 }

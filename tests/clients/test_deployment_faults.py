@@ -205,7 +205,7 @@ def test_a_reply_that_flower_cannot_read_is_its_senders_trouble(deploy, log):
     run.grid.pull_messages = unreadable
     run.start()
     assert num_answers(run.folder) == [2, 2]
-    assert "a reply that cannot be read: KeyError" in log
+    assert "a reply cannot be read (KeyError) and is asked for again" in log
     assert "round 2: a-clinic did not answer" in log
 
 

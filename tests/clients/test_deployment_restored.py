@@ -107,7 +107,7 @@ def test_a_client_that_does_not_say_what_it_released_is_refused(deploy, released
     run = deploy()  # of four rounds
     silent = RunProgress(None, run.folder.config, "0" * 16, 0)
     calls = RollCall(run.grid, run.folder, run.folder.config, [], silent)
-    words = "without saying what it has released"
+    words = "does not say what it has released"
     assert_refused(words, calls.check_ledger, 0, released)
     calls.check_ledger(0, [0, 0])
 

@@ -52,7 +52,7 @@ def of_another_sender(request: Message, reply: Message) -> Message:
 
 
 SPOILT: list[tuple[Make, str]] = [
-    (of_other_noise, "another noise_std than"),
+    (of_other_noise, "its noise_std is another"),
     (failed, "says: all is well?2026-01-01 INFO the run"),  # an error of 10 MB
     (with_more_records, "more than its one record"),
     (without_record, "has no record"),

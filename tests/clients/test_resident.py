@@ -77,7 +77,7 @@ def fixture_told(monkeypatch, tmp_path) -> list[str]:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([], "--node-config is missing"),
+        ([], "--node-config is unset"),
         (["--node-config=name=a b"], "--node-config name=a b"),
         (node(more=" rounds=3"), "rounds"),
         (node(state="open"), "chmod 700"),

@@ -115,7 +115,7 @@ def test_a_count_is_refused_unless_it_has_all_up_to_the_last_that_arrived(
     if has_it:
         count.check_received("run", "a-clinic", received)
     else:
-        words = "has no release of round"
+        words = "lacks the release of round"
         assert_refused(words, count.check_received, "run", "a-clinic", received)
     if kept >= last:
         assert has_it  # a count that is ahead is right

@@ -128,7 +128,7 @@ def test_numbers_that_the_private_data_decided_are_in_every_row(tmp_path):
     text = counted(**given)
     assert text.startswith("public: num_clients = 6, num_classes = 3, ")
     assert "about data sets that agree in it" in text
-    assert "num_classes = 3, counted" in counted(**given, num_clients=6)
+    assert "num_classes = 3, which was counted" in counted(**given, num_clients=6)
     assert counted(**given, num_clients=6, num_classes=3) == ""
 
 

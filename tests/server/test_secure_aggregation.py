@@ -61,7 +61,7 @@ def drop(request: Message, reply: Message) -> None:
 
 def test_too_few_nodes_end_the_run_and_their_attempt_counts(create):
     folder = create("run", **MODES["moments"], **MASKED)
-    with pytest.raises(RunStopped, match=r"round 2: 2 of 3 nodes .* requires 3;"):
+    with pytest.raises(RunStopped, match=r"round 2: 2 of 3 nodes .* requires 3"):
         start(folder, FakeGrid(3, spoil_at({(1, 2): drop})))
     assert attempts(folder) == [(1, 1), (2, 1)]
     start(RunFolder.open(folder.path), FakeGrid(3))
@@ -127,7 +127,7 @@ def test_a_second_release_under_one_key_is_refused_whatever_is_restored(asked):
         path.unlink()
     shutil.copy(copy / "masking.key", own.state.folder)
     restored = Node(own.config, 0, own.data, own.state.folder.parent)
-    assert_refused("second release under it is refused", restored.answer, request)
+    assert_refused("refuses a second one", restored.answer, request)
     assert restored.announce(1) != request.attempt.keys[0].pack()  # a new one instead
 
 
@@ -177,7 +177,7 @@ def test_a_node_without_its_key_in_the_list_or_without_a_list_releases_nothing(a
     assert_refused("secure_aggregation = true", own.answer, stale.request)
     own.answer(stale)
     own.state.digest = ""  # as if it had forgotten
-    assert_refused("not this node's last one", own.answer, stale)
+    assert_refused("than its last one", own.answer, stale)
     assert own.limits.count.mu_squared[0] == pytest.approx(0.5 / 0.5**2)
 
 
@@ -196,8 +196,8 @@ def test_only_a_masked_sum_of_the_right_size_with_a_key_is_taken(asked, precisio
     assert got.values.equal(masked.values)
     for change, problem in (
         ({"tensors": sent["tensors"][:-4]}, "exactly"),
-        ({"tensors": sent["tensors"] + b"more"}, "at most"),
-        ({"tensors": "text"}, "without tensors"),
+        ({"tensors": sent["tensors"] + b"more"}, "may have"),
+        ({"tensors": "text"}, "has no tensors"),
         ({"next_key": b"short"}, "another size"),
         ({"next_key": 7}, "without a masking key"),
         ({"next_key": None}, "without a masking key"),
