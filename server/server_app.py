@@ -199,7 +199,8 @@ def log_verdicts(folder: RunFolder) -> None:
         verdict = comparison["verdict"]
         log(INFO, "verdict of %s: %s. %s", name, verdict, comparison["sentence"])
     rows = ", ".join(content["rows"])
-    log(INFO, "picture: %s, a row for each of %s", content["picture"], rows)
+    text = "picture: %s in the run folder, with a row for each of %s"
+    log(INFO, text, content["picture"], rows)
 
 
 def log_progress(folder: RunFolder, metrics: dict[str, Any]) -> None:

@@ -110,7 +110,7 @@ class Spending:
         if self.no_mixture:
             return self.no_mixture
         if event.client_selection != "uniform":
-            return f"the selection is {event.client_selection}"
+            return f"client_selection is {event.client_selection}"
         first = self.first or event
         if _constants_of(first) != _constants_of(event):
             return "noise, C, B, the cohort or the nodes changed"

@@ -82,7 +82,7 @@ def test_command_makes_private_keys_for_their_owner_alone(tmp_path, fedgs):
     folder = tmp_path / "c"
     words = ("deploy", "certs", folder, "--host", "10.0.0.1", "--client", "a")
     _, out, _ = fedgs(*words)
-    assert f"600 {folder}/clients/a.key\n" in out
+    assert f"{folder}/clients/a.key (mode 600, private: " in out
     assert f"644 {folder}/server.crt\n" in out
     for name in ("ca.key", "server.key", "clients/a.key"):
         assert mode(folder / name) == 0o600, name
@@ -283,7 +283,7 @@ SELECT = "select-clients --server [::1]:1 --insecure --below 0.5"
         (f"{CLIENT} a:1 --ca {__file__}", "key is unset: .*give --key"),
         (
             f"{CLIENT} [::1]:1 --insecure --peers .",
-            "key is unset: .*--key, by which",
+            "key is unset: .*--key",
         ),
         (f"{CLIENT} [::1]:1 --insecure --limits no.toml", "limits = .*:"),
         (f"{CLIENT} [::1]:1 --min-peers 1", "give --min-peers at least 2"),

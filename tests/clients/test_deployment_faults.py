@@ -273,7 +273,8 @@ def test_the_cause_of_a_failure_is_in_the_clients_own_journal(
     log.mkdir()
     log_privately(tmp_path / "state", OSError(errno.ENOSPC, "No space"), is_deployed)
     expected = f"{log}: data = x: it is lost\n{log}: LookupError\n"
-    expected += f"{log}: Is a directory, after: [Errno 28] No space\n"
+    expected += f"{log}: it cannot be written (Is a directory); it would say: "
+    expected += "[Errno 28] No space\n"
     assert capsys.readouterr().err == (expected if is_deployed else "")
 
 

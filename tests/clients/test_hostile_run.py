@@ -74,7 +74,10 @@ def test_a_spoilt_reply_is_a_failed_answer(create, log):
         lines = [line for line in log if line.startswith(of_round)]
         assert sum(words in line for line in lines) == 2
         assert all(line.isprintable() and len(line) < 300 for line in lines)
-        assert any(line.startswith(f"round {number}: no answer of ") for line in log)
+        assert any(
+            line.startswith(f"round {number}: ") and line.endswith("did not answer")
+            for line in log
+        )
     assert str(SECRET) not in "".join(log)
     start(silent, FakeGrid(6, victim(dict.fromkeys(makes, lose))))
     assert product(folder) == product(silent)

@@ -123,7 +123,9 @@ def test_a_count_is_refused_unless_it_has_all_up_to_the_last_that_arrived(
         assert not has_it
     for run, node in (("other", "a-clinic"), ("run", "b-clinic")):
         if received is not None:
-            assert_refused("has no release", count.check_received, run, node, received)
+            assert_refused(
+                "lacks the release", count.check_received, run, node, received
+            )
 
 
 def test_repeated_rounds_count_as_further_attempts_also_after_a_restart(tmp_path):

@@ -108,7 +108,11 @@ CHARGED = {
     "ended early": ([run(ENDED, num_rounds=20)], law(4 * COST), "end after 6 of 20"),
     # A node that is away, or a client that refuses, ends its round.
     "asked at once": ([run(AT_ONCE)], law(5 * COST), "round was asked again at once"),
-    "everybody in both": (ALL_IN_BOTH, law(5 * COST + 3 * LOUDER), "selection is all"),
+    "everybody in both": (
+        ALL_IN_BOTH,
+        law(5 * COST + 3 * LOUDER),
+        "client_selection is all",
+    ),
     "two secrets": (
         mixed_and(TEN_QUIET, **OTHER),
         law(0, (20, COST), (10, LOUDER)),

@@ -198,9 +198,9 @@ def test_only_a_masked_sum_of_the_right_size_with_a_key_is_taken(asked, precisio
         ({"tensors": sent["tensors"][:-4]}, "exactly"),
         ({"tensors": sent["tensors"] + b"more"}, "may have"),
         ({"tensors": "text"}, "has no tensors"),
-        ({"next_key": b"short"}, "another size"),
-        ({"next_key": 7}, "without a masking key"),
-        ({"next_key": None}, "without a masking key"),
+        ({"next_key": b"short"}, "wrong size"),
+        ({"next_key": 7}, "has no masking key"),
+        ({"next_key": None}, "has no masking key"),
     ):
         assert_refused(problem, decode_answer, {**sent, **change}, config, request, 0)
     without = {name: value for name, value in sent.items() if name != "next_key"}
