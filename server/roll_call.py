@@ -45,6 +45,7 @@ from server.progress import RunProgress
 
 ROLL_CALL_POLL_SECONDS = 0.1
 ROLL_CALL_SECONDS = 600.0
+PATIENT_SECONDS = 5.0  # before a simulation says that it waits for its nodes
 LOG_SECONDS = 30.0  # between lines that say which nodes are waited for
 STEP_SECONDS = 1.0  # between looks for nodes of a deployment
 ASK_AGAIN_SECONDS = 10.0  # until a node that failed or was refused is asked again
@@ -69,18 +70,20 @@ def roll_call(
             machine without the run folder.
         RunStopped: `stop` was set.
     """
-    deadline = time.monotonic() + ROLL_CALL_SECONDS
+    started = time.monotonic()
+    deadline = started + ROLL_CALL_SECONDS
+    is_told = False
     node_ids = list(grid.get_node_ids())
     while len(node_ids) < expected and time.monotonic() <= deadline:
         _check_stop(stop, f"{expected - len(node_ids)} of {expected} nodes")
+        # Said long before the end: Flower adds no nodes to a federation that is small.
+        if not is_told and time.monotonic() > started + PATIENT_SECONDS:
+            is_told = True
+            log(WARNING, "roll call: waiting. %s", _wrong_number(node_ids, expected))
         time.sleep(ROLL_CALL_POLL_SECONDS)
         node_ids = list(grid.get_node_ids())
     if len(node_ids) != expected:
-        raise UserError(
-            f"num-supernodes = {len(node_ids)}: this run has {expected} nodes; "
-            f"give --federation-config 'num-supernodes={expected}' or another "
-            "clients_per_node or node_sizes"
-        )
+        raise UserError(_wrong_number(node_ids, expected))
     # Flower's addresses are random: each node says which one of the run it is.
     asked = RecordDict({PAYLOAD_RECORD: ConfigRecord({"run_folder": str(run_folder)})})
     questions = [Message(asked, node_id, "query") for node_id in node_ids]
@@ -103,6 +106,14 @@ def roll_call(
             f"look at the log of node {first_n(missing, most=10)}, and start again"
         )
     return addresses
+
+
+def _wrong_number(node_ids: Sequence[int], expected: int) -> str:
+    return (
+        f"num-supernodes = {len(node_ids)}: this run has {expected} nodes; give "
+        f"--federation-config 'num-supernodes={expected}', or another clients_per_node "
+        "or node_sizes"
+    )
 
 
 def _check_simulated(

@@ -5,6 +5,7 @@ The nodes are in this process, see `simulated_grid`.
 
 import functools
 import logging
+import re
 import threading
 import tomllib
 from pathlib import Path
@@ -91,13 +92,16 @@ def test_the_server_learns_which_limit_of_a_client_refused(create, log, monkeypa
 
 
 @pytest.mark.parametrize("count", [2, 5, 7])
-def test_wrong_number_of_supernodes_is_refused_with_the_remedy(create, count):
+def test_wrong_number_of_supernodes_is_refused_with_the_remedy(create, log, count):
     folder = create("run")
     remedy = (
         rf"num-supernodes = {count}: .* 6 nodes.*num-supernodes=6.*clients_per_node"
     )
     assert_refused(remedy, start, folder, FakeGrid(count))
     assert attempts(folder) == []
+    # Said long before the end of the wait, once.
+    told = [line for line in log if re.search(remedy, line)]
+    assert len(told) == (count < 6)
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
