@@ -83,7 +83,7 @@ def test_command_makes_private_keys_for_their_owner_alone(tmp_path, fedgs):
     words = ("deploy", "certs", folder, "--host", "10.0.0.1", "--client", "a")
     _, out, _ = fedgs(*words)
     assert f"{folder}/clients/a.key (mode 600, private: " in out
-    assert f"644 {folder}/server.crt\n" in out
+    assert f"{folder}/server.crt (mode 644, public)\n" in out
     for name in ("ca.key", "server.key", "clients/a.key"):
         assert mode(folder / name) == 0o600, name
     assert mode(folder) == mode(folder / "clients") == 0o700
