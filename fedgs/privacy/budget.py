@@ -115,10 +115,7 @@ def calibrate_noise(
     selection = _checked(plan, target, colluding)
     if plan.shares(adversary, colluding) == 0:
         nodes = plan.counted_nodes
-        raise UserError(
-            f"colluding = {colluding}: only {nodes} nodes add noise; give fewer than "
-            "that"
-        )
+        raise UserError(f"colluding = {colluding}: give less than the {nodes} nodes")
     law, _, _ = plan.law(selection, ratio=1.0)
     wanted = target.least_ratio(law)
     # z is proportional to the multiplier, so that a quotient inverts it.
