@@ -288,7 +288,7 @@ class DeployedClient:
     def __post_init__(self) -> None:
         """Checks the name that comes from the server."""
         if not DRAWN_NAME.fullmatch(self.run_id):
-            raise malformed("the server's run_id is not of 16 hexadecimal digits")
+            raise malformed("run_id of the server is not of 16 hexadecimal digits")
 
     @property
     def title(self) -> str:

@@ -153,7 +153,7 @@ def test_joining_again_takes_the_limits_as_they_are_now(deploy):
     "run_id", ["../../etc", "", "0" * 15, "0" * 17, "ABCDEF0123456789"]
 )
 def test_a_run_id_that_is_no_id_becomes_no_folder(deploy, run_id):
-    assert_refused("run_id", place_of, deploy(), run_id=run_id)
+    assert_refused("^run_id ", place_of, deploy(), run_id=run_id)
 
 
 @pytest.mark.parametrize(
