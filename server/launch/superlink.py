@@ -85,8 +85,8 @@ def is_too_large(scope: Any) -> bool:
 
 
 async def _refuse(scope: Any, send: Any, status: int, text: bytes) -> None:
-    text = "refused with status %d: %s from %s"
-    log.warning(text, status, scope.get("path"), scope.get("client"))
+    line = "refused with status %d: %s from %s"
+    log.warning(line, status, scope.get("path"), scope.get("client"))
     if scope["type"] == "http":
         headers = [(b"content-type", b"text/plain")]
         start = {"type": "http.response.start", "status": status, "headers": headers}
