@@ -273,10 +273,8 @@ def counted(tmp_path_factory) -> Path:
     return library.train(data=data, output=folder / "run", **given).path
 
 
-PUBLIC = (
-    "public: num_clients = 6, num_classes = 3, which was counted in the private data"
-)
-OF_FILE = "public data: the images of a file of the run's owner belong to nobody"
+PUBLIC = "num_clients = 6, num_classes = 3, which was counted in the private data"
+OF_FILE = "the images of a file of the run's owner belong to nobody"
 
 
 def test_unit_and_public_numbers_stand_wherever_an_epsilon_does(counted, fedgs):
