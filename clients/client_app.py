@@ -28,7 +28,7 @@ from clients.deployed_client import DeployedClient, DeploymentConfig, settings_o
 from clients.failures import log_privately, outcome_of, reason_of
 from clients.flower_speed import hasten_simulation, silence_ray
 from clients.node_cache import SimulatedClient
-from fedgs.errors import UserError
+from fedgs.errors import malformed
 from fedgs.event_log import log_event
 from fedgs.process import PROTOCOL
 from fedgs.round.messages import (
@@ -114,7 +114,9 @@ def announce(message: Message, context: Context) -> Message:
         place = _place(message, context)
         worker = place.worker()
         if not worker.config.is_masked:
-            raise UserError("asked for a masking key in a run without masks: refused")
+            raise malformed(
+                "the request is for a masking key, and the run has no masks"
+            )
         round = decode_key_request(request, worker.config)
         key = worker.node(place.node_id).announce(round)
         return _reply({NEXT_KEY: key}, message)

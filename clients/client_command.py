@@ -107,7 +107,10 @@ class ClientOptions(Access):
         if self.peers is not None:
             values["peers"] = str(self.peers.expanduser().absolute())
             if self.key is None:
-                raise UserError("key is unset: give --key, by which --peers know it")
+                raise UserError(
+                    "key is unset: the other clients know this one by its key; give "
+                    "--key beside --peers"
+                )
             # Only with peers: by itself the key is Flower's, which has it as a flag.
             values["key"] = file_of("key", self.key)
         if self.min_peers is not None:

@@ -46,7 +46,7 @@ from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import split_records
 from fedgs.data.records import DataWarning
-from fedgs.errors import UserError, wrap_error
+from fedgs.errors import UserError, malformed, wrap_error
 from fedgs.files import make_folder, read_json, remove_temporaries, write_json
 from fedgs.gan.torchvision_network import chosen_network
 from fedgs.mechanism.peers import Peers
@@ -106,8 +106,8 @@ class DeploymentConfig:
         for key in ("name", "data", "state_dir"):
             if not isinstance(values.get(key), str) or not values[key]:
                 raise UserError(
-                    f"{key} is missing: give --node-config '{key.replace('_', '-')}="
-                    '"..."\' with name, data and state-dir'
+                    f"{key} is unset: every node needs name, data and state-dir; give "
+                    f"--node-config '{key.replace('_', '-')}=\"...\" ...'"
                 )
         name = values.pop("name")
         state_dir = Path(values.pop("state_dir")).expanduser().absolute()
@@ -119,7 +119,9 @@ class DeploymentConfig:
         if unknown:
             others = {"name", "state_dir", "limits", "key", "peers", "min_peers"}
             known = ", ".join(sorted(OWN_SETTINGS | others))
-            raise UserError(f"{unknown[0]}: unknown in --node-config; give {known}")
+            raise UserError(
+                f"{unknown[0]}: --node-config has no such key; give {known}"
+            )
         # This process may be started from any folder.
         values["data"] = sources.with_absolute_path(values["data"])
         if "cohorts" in values:
@@ -154,16 +156,18 @@ class DeploymentConfig:
         if config.secure_aggregation and self.peers is None:
             raise ClientRefused(
                 "peers",
-                "secure_aggregation = true: give peers, a folder with NAME.pub of the "
-                "other nodes, and key, the file NAME.key of this one",
+                "secure_aggregation = true: the run masks its answers, and this client "
+                "has no public keys of the other ones; start it with --peers, a folder "
+                "of their NAME.pub, and --key",
             )
         if self.peers is None:
             return
         if not config.secure_aggregation:
             raise ClientRefused(
                 "peers",
-                "secure_aggregation = false: this node has peers, so it answers under "
-                "masks only; leave out peers to take part without",
+                "secure_aggregation = false: this client was started with --peers, so "
+                "it takes part in masked runs only; start it without --peers, or have "
+                "the run set secure_aggregation",
             )
         self.peers.check_names(config.node_names)
 
@@ -177,8 +181,9 @@ class DeploymentConfig:
         if "cohorts" not in self.settings and any(values):
             raise ClientRefused(
                 "cohorts",
-                "cohorts is unset: the run is of cohorts of clients; give --cohorts, a "
-                "CSV file of owner,cohort",
+                "cohorts is unset: the run is of cohorts of owners, and this client "
+                "does not know who is in which; start it with --cohorts, a CSV file "
+                "with the columns owner and cohort",
             )
 
     def check_features(self, config: ResolvedConfig) -> None:
@@ -216,12 +221,20 @@ def _peers(name: str, values: dict[str, Any]) -> Peers | None:
     least = values.pop("min_peers", None)
     if folder is None:
         if least is not None:
-            raise UserError(f"min_peers = {least}: give peers, a folder of NAME.pub")
+            raise UserError(
+                f"min_peers = {least}: it counts the clients in the folder of peers, "
+                "which is unset; give peers, a folder of NAME.pub"
+            )
         return None  # a key alone is Flower's
     if not isinstance(key, str) or not isinstance(folder, str):
-        raise UserError(f"peers = {folder}: give key, the file NAME.key, as well")
+        raise UserError(
+            f"peers = {folder}: the peers know this client by its key, which is unset; "
+            "give key, the file NAME.key, as well"
+        )
     if least is not None and type(least) is not int:
-        raise UserError(f"min_peers = {least!r}: give a whole number")
+        raise UserError(
+            f"min_peers = {least!r}: it is a number of clients; give a whole number"
+        )
     key_file = Path(key).expanduser().absolute()
     peers_folder = Path(folder).expanduser().absolute()
     return Peers.read(name, key_file, peers_folder, least)
@@ -275,7 +288,7 @@ class DeployedClient:
     def __post_init__(self) -> None:
         """Checks the name that comes from the server."""
         if not DRAWN_NAME.fullmatch(self.run_id):
-            raise UserError("run_id of the server: not 16 hexadecimal digits; refused")
+            raise malformed("run_id of the server is not of 16 hexadecimal digits")
 
     @property
     def title(self) -> str:
@@ -430,7 +443,7 @@ class DeployedClient:
         if ResolvedConfig.from_flat(known) != ResolvedConfig.from_flat(settings):
             raise UserError(
                 f"{self._settings_file}: the server now sends other settings for the "
-                "same run; it must start a new run folder"
+                "same run, so this client refuses; start a new run for other settings"
             )
 
     def _released(self, told: "Told") -> list[int]:
@@ -467,8 +480,8 @@ class DeployedClient:
         names = [data.client_names[client] for client in hosted]
         if config.method == COHORT_COUNTS and len(set(names)) < len(names):
             raise UserError(
-                f"data = {config.data}: a cohort consists of people, but these "
-                "clients are shards; give data that name their owners"
+                f"data = {config.data}: the run selects people, and these clients are "
+                "shards of data without names; give data that name their owners"
             )
         count = ClientLedger(limits.state_dir or self.folder, names)
         first_release = release_event(
@@ -508,8 +521,8 @@ class DeployedClient:
     def _settings(self) -> dict[str, Any]:
         if not self._settings_file.exists():
             raise UserError(
-                f"{self.folder}: this node has not joined the run, or its state is "
-                "lost; restore the state-dir"
+                f"{self.folder}: this client has not joined the run, or what it keeps "
+                "of the run is lost; restore the folder from a copy"
             )
         return read_json(self._settings_file)
 
@@ -536,7 +549,10 @@ def _own(site: DeploymentConfig) -> dict[str, Any]:
 def _position(site: DeploymentConfig, config: RunConfig) -> int:
     names = config.node_names
     if site.name not in names:
-        raise UserError(f"name = {site.name}: the run has {', '.join(names)} only")
+        raise UserError(
+            f"name = {site.name}: the run asks {', '.join(names)} only; give one of "
+            "these names, or have the run name this client"
+        )
     return names.index(site.name)
 
 
@@ -583,8 +599,8 @@ def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
     if own.partition == "auto" and records.clients is None:
         if own.test_owners:
             raise UserError(
-                f"test_owners = {own.test_owners:g}: data = {own.data} names no owners "
-                "and is one client; give --test-fraction, or data that name owners"
+                f"test_owners = {own.test_owners:g}: data = {own.data} has no names of "
+                "owners, so it is one client; give --test-fraction, or data with names"
             )
         owner = np.zeros(len(records.labels), np.int64)
         records = dataclasses.replace(records, clients=owner)
@@ -595,9 +611,9 @@ def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
     data = keep_cohort(own, split_records(for_all_clients(own), records))
     if data.num_clients != len(hosted):
         raise UserError(
-            f"data = {own.data}: it has {data.num_clients} clients, but the run "
-            f"expects {len(hosted)} on this node; give data of that many, or have the "
-            "server set num_clients and clients_per_node or node_sizes"
+            f"data = {own.data}: it has {data.num_clients} clients, and the run "
+            f"expects {len(hosted)} of this node; give data of that many, or have the "
+            "run set num_clients and clients_per_node, or node_sizes"
         )
     names = [SHARDED_DATASET] * len(hosted)
     if are_named:
@@ -618,7 +634,7 @@ def settings_of(payload: Mapping[str, object]) -> dict[str, Any]:
     with contextlib.suppress(TypeError, ValueError):
         settings = json.loads(payload.get("settings"))  # type: ignore
     if not isinstance(settings, dict):
-        raise UserError("request to join that cannot be decoded: refused")
+        raise malformed("the request to join cannot be decoded")
     return settings
 
 
@@ -648,7 +664,7 @@ def told_of(payload: Mapping[str, object]) -> Told:
     last = RELEASE.fullmatch(str(answered))
     is_valid = DRAWN_NAME.fullmatch(start) and (last or answered == "")
     if type(since) is not int or since < 0 or not is_valid:
-        raise UserError("request without what the server has of this node: refused")
+        raise malformed("the request does not say what the server has of this client")
     received = None
     if last:
         received = (last[1], int(last[2]), last[3])

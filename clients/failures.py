@@ -29,7 +29,7 @@ def reason_of(title: str, error: Exception | None) -> str:
         error: what was raised.
     """
     if isinstance(error, ClientRefused):
-        return f"{title} refused by its clients' limit: {error.setting}"
+        return f"{title} refused the request: its own limit {error.setting} forbids it"
     return f"{title} failed; its own error.log says why"
 
 
@@ -54,7 +54,7 @@ def log_privately(folder: Path, error: Exception, is_deployed: bool) -> None:
             with open(place, "a", errors="backslashreplace") as log:
                 log.write("".join(traceback.format_exception(error)))
     except OSError as other:
-        problem = f"{other.strerror}, after: "
+        problem = f"it cannot be written ({other.strerror}); it would say: "
     if is_deployed:
         # Other texts than these are not for people, and may quote data.
         reason = type(error).__name__

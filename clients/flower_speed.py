@@ -105,7 +105,7 @@ def is_possible(part: str, needed: Mapping[str, str | None]) -> bool:
         except (ImportError, AttributeError, TypeError, ValueError):
             names = ""
         if names != parameters:
-            text = "%s is not possible: this Flower has no %s(%s)"
+            text = "%s is not possible, because the installed Flower has no %s(%s)"
             log(WARNING, text, part, place, parameters or "")
             return False
     return True
@@ -323,7 +323,10 @@ def lasting(stock: Callable[..., None]) -> Callable[..., None]:
 
 def _refused(*_: object) -> None:
     """Stands in for `os.kill`, by which Flower ends a client that is refused."""
-    raise ConnectionError("the server refuses this client's signature")
+    raise ConnectionError(
+        "the server refuses this client's signature: set the clocks of both machines, "
+        "or register the key of this client"
+    )
 
 
 def refused_unless_final(stock: Callable[..., None]) -> Callable[..., None]:
@@ -336,7 +339,9 @@ def refused_unless_final(stock: Callable[..., None]) -> Callable[..., None]:
     def leave(code: int, message: str = "", **more: Any) -> None:
         if "certificate" in message.lower():
             stock(code, message, **more)
-        raise ConnectionError(f"{message}: is the key of this client registered?")
+        raise ConnectionError(
+            f"{message}: is the key of this client registered? Ask who starts the runs"
+        )
 
     return leave
 

@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if config.cohorts is not None:
             keep_cohort(config, split_records(for_all_clients(config), records))
         if not is_possible("the client in one process", RESIDENT):
-            raise UserError(f"this Flower is not known: {FLOWER_REMEDY}")
+            raise UserError(
+                f"flwr: this version of Flower is not known; {FLOWER_REMEDY}"
+            )
         site.open()
         notify("READY=1")  # it may still have to wait for the server
     except UserError as error:
@@ -85,7 +87,10 @@ def _site(text: str | None) -> DeploymentConfig:
     from flwr.common.config import parse_config_args
 
     if text is None:
-        raise UserError("--node-config is missing: give name, data and state-dir")
+        raise UserError(
+            "--node-config is unset: a client needs a name, data and a folder; give "
+            "name, data and state-dir"
+        )
     problem = f"--node-config {text}: it cannot be read"
     with wrap_error(Exception, problem, 'give name="..." data="..." ...'):
         return DeploymentConfig.read(parse_config_args([text]))

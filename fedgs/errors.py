@@ -17,6 +17,18 @@ class UserError(ValueError):
     """
 
 
+def malformed(problem: str) -> UserError:
+    """Returns the refusal of a message that this version of fedgs never sends.
+
+    Args:
+        problem: what is wrong with it; quotes nothing of the message.
+    """
+    return UserError(
+        f"{problem}, so it is refused; install the same version of fedgs on the server "
+        "and on every client"
+    )
+
+
 def first_n(names: Iterable[object], most: int = 3) -> str:
     """Lists the first names of possibly many."""
     listed = [str(name) for name in names]

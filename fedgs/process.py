@@ -83,8 +83,8 @@ def check_protocol(who: str, theirs: object, we: str) -> None:
         if type(theirs) is int:  # it comes from outside and may be of any type
             spoken = str(theirs)
         raise UserError(
-            f"{who} speaks protocol {spoken} of joining, {we} {PROTOCOL}; install the "
-            "same fedgs on both"
+            f"{who} uses version {spoken} of the protocol, and {we} uses version "
+            f"{PROTOCOL}; install the same version of fedgs on both"
         )
 
 

@@ -167,12 +167,14 @@ class Messenger:
             if self.roll and now - logged > LOG_SECONDS:
                 logged = now
                 outstanding = map(self._title, sorted(self._pending))
-                log(INFO, "waiting for %s", ", ".join(outstanding))
+                log(INFO, "waiting for answers of %s", ", ".join(outstanding))
             if self._pending and not replies:
                 self._sleep(started, deadline)
         self.progress.set_waiting({})
         for node in self._pending:
-            self.reasons.setdefault(node, f"{self._title(node)}: no answer in time")
+            self.reasons.setdefault(
+                node, f"{self._title(node)}: it did not answer in time"
+            )
 
     def _begin(self, requests: Mapping[int, Message], now: float) -> None:
         """Forgets the requests before these, but for replies that are late."""
@@ -218,7 +220,9 @@ class Messenger:
         if pending is None:
             return  # a repeated reply, to a request that was sent twice
         if self.roll and reply.has_error() and reply.error.code in LOST_CODES:
-            self._send_again(node, pending, f"Flower error {reply.error.code}")
+            self._send_again(
+                node, pending, f"Flower lost the message (error {reply.error.code})"
+            )
             return
         refusals = pending.refusals
         # Whoever takes it may call `refuse` before this goes on.
@@ -253,7 +257,7 @@ class Messenger:
             if node in self.addresses:
                 due.append(node)
             else:
-                self._send_again(node, pending, "has not joined")
+                self._send_again(node, pending, "it has not joined")
         if due:
             self._push(due, deadline)
 
@@ -266,7 +270,7 @@ class Messenger:
             if name:
                 self._awaited[name] = node
             else:
-                self._send_again(node, self._pending[node], "cannot be reached")
+                self._send_again(node, self._pending[node], "it cannot be reached")
 
     def _message(self, node: int, deadline: float) -> Message:
         """Returns a node's request as a new message to where the node is now."""
@@ -314,14 +318,15 @@ class Messenger:
             except httpx.HTTPError:
                 raise
             except Exception as error:
-                log(WARNING, "a reply that cannot be read: %s", type(error).__name__)
+                kind = type(error).__name__
+                log(WARNING, "a reply cannot be read (%s) and is asked for again", kind)
                 self._is_wary = True
                 for name in batch:
                     self._late.pop(name, None)
                     node = self._awaited.pop(name, None)
                     if node is not None and node in self._pending:
                         pending = self._pending[node]
-                        self._send_again(node, pending, "a reply that cannot be read")
+                        self._send_again(node, pending, "its reply cannot be read")
 
     def _send_again(self, node: int, pending: Pending, reason: str) -> None:
         """Has a lost request sent again after a pause."""
@@ -342,7 +347,7 @@ class Messenger:
                 if pending.gone_since is None:
                     pending.gone_since = now
                 if now - pending.gone_since > patience:
-                    gone_for = f"offline for {patience:g} s"
+                    gone_for = f"it was offline for {patience:g} s"
                     self.reasons[node] = f"{self._title(node)}: {gone_for}"
                     del self._pending[node]
                 continue
@@ -350,7 +355,7 @@ class Messenger:
             # with it.
             was_gone = pending.gone_since is not None
             if was_gone or since != pending.active_since:
-                log(INFO, "%s is back: asking it again", self._title(node))
+                log(INFO, "%s is back, so it is asked again", self._title(node))
                 pending.send_at = now
             pending.gone_since = None
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedgs.errors import UserError
+from fedgs.errors import UserError, malformed
 from fedgs.event_log import log_event
 from fedgs.mechanism.masks import Attempt
 from fedgs.methods.base import Request
@@ -218,7 +218,7 @@ class Nodes:
         if self.roll is not None:
             self.roll.save()
         for node in sorted(missing):
-            reason = self.exchange.reasons.get(node, "no reply")
+            reason = self.exchange.reasons.get(node, "it did not answer")
             name = self.config.node_title(node)
             round_asked = self._round_of(node)
             log_event("missing", node=name, round=round_asked, outcome=reason)
@@ -246,13 +246,16 @@ class Nodes:
         if reply.has_error():
             raise UserError(f"{where} says: {one_line(reply.error.reason)}")
         if reply.metadata.src_node_id != self.exchange.addresses.get(node):
-            raise UserError(f"{where}: a reply of another sender")
+            raise UserError(
+                f"{where}: the reply came from another sender, so it is refused; look "
+                "for a second process that uses the name"
+            )
         record = reply.content.config_records.get(PAYLOAD_RECORD)
         if record is None:
-            raise UserError(f"{where} answered without a record")
+            raise malformed(f"{where}: the reply has no record")
         # Nothing else may come along, however well this record is checked.
         if len(reply.content) > 1:
-            raise UserError(f"{where} answered with other records too")
+            raise malformed(f"{where}: the reply has more than its one record")
         return record
 
     def failures(self) -> list[str]:

@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 
 from fedgs.config.method_settings import settings_with
 from fedgs.config.run_config import ResolvedConfig, RunConfig
-from fedgs.errors import UserError, first_n
+from fedgs.errors import UserError, first_n, malformed
 from fedgs.event_log import log_event
 from fedgs.mechanism.masks import Announced
 from fedgs.mechanism.peers import is_signed
@@ -45,6 +45,7 @@ from server.progress import RunProgress
 
 ROLL_CALL_POLL_SECONDS = 0.1
 ROLL_CALL_SECONDS = 600.0
+PATIENT_SECONDS = 5.0  # before a simulation says that it waits for its nodes
 LOG_SECONDS = 30.0  # between lines that say which nodes are waited for
 STEP_SECONDS = 1.0  # between looks for nodes of a deployment
 ASK_AGAIN_SECONDS = 10.0  # until a node that failed or was refused is asked again
@@ -69,18 +70,20 @@ def roll_call(
             machine without the run folder.
         RunStopped: `stop` was set.
     """
-    deadline = time.monotonic() + ROLL_CALL_SECONDS
+    started = time.monotonic()
+    deadline = started + ROLL_CALL_SECONDS
+    is_told = False
     node_ids = list(grid.get_node_ids())
     while len(node_ids) < expected and time.monotonic() <= deadline:
         _check_stop(stop, f"{expected - len(node_ids)} of {expected} nodes")
+        # Said long before the end: Flower adds no nodes to a federation that is small.
+        if not is_told and time.monotonic() > started + PATIENT_SECONDS:
+            is_told = True
+            log(WARNING, "roll call: waiting. %s", _wrong_number(node_ids, expected))
         time.sleep(ROLL_CALL_POLL_SECONDS)
         node_ids = list(grid.get_node_ids())
     if len(node_ids) != expected:
-        raise UserError(
-            f"num-supernodes = {len(node_ids)}: this run has {expected} nodes; "
-            f"give --federation-config 'num-supernodes={expected}' or another "
-            "clients_per_node or node_sizes"
-        )
+        raise UserError(_wrong_number(node_ids, expected))
     # Flower's addresses are random: each node says which one of the run it is.
     asked = RecordDict({PAYLOAD_RECORD: ConfigRecord({"run_folder": str(run_folder)})})
     questions = [Message(asked, node_id, "query") for node_id in node_ids]
@@ -99,10 +102,18 @@ def roll_call(
     if sorted(addresses) != list(range(expected)):
         missing = sorted(set(range(expected)) - set(addresses))
         raise UserError(
-            f"roll call: {len(addresses)} of {expected} nodes answered; missing: "
-            f"{first_n(missing, most=10)}"
+            f"roll call: only {len(addresses)} of {expected} nodes answered in time; "
+            f"look at the log of node {first_n(missing, most=10)}, and start again"
         )
     return addresses
+
+
+def _wrong_number(node_ids: Sequence[int], expected: int) -> str:
+    return (
+        f"num-supernodes = {len(node_ids)}: this run has {expected} nodes; give "
+        f"--federation-config 'num-supernodes={expected}', or another clients_per_node "
+        "or node_sizes"
+    )
 
 
 def _check_simulated(
@@ -129,7 +140,10 @@ def _check_simulated(
 
 def _check_stop(stop: Stop | None, missing: str) -> None:
     if stop is not None and stop.is_set():
-        raise RunStopped(f"stopped during the roll call, before a round; no {missing}")
+        raise RunStopped(
+            "The run was told to stop during the roll call, before its first round, "
+            f"when {missing} were missing"
+        )
 
 
 class _Query(NamedTuple):
@@ -230,18 +244,20 @@ class RollCall:
             waited = time.monotonic() - started
             if stop.is_set():
                 raise RunStopped(
-                    f"stopped during the roll call; missing: {self._absent}"
+                    "The run was told to stop during the roll call, when these clients "
+                    f"were missing: {self._absent}"
                 )
             if waited > self.config.round_timeout and self._is_enough():
-                log(WARNING, "roll call: going on without %s", self._absent)
+                log(WARNING, "roll call: the run goes on without %s", self._absent)
                 break
             if waited > patience:
                 raise RunStopped(
-                    f"roll call: {self._absent} did not join within {patience:g} s"
+                    f"The run stopped, because {self._absent} did not join within "
+                    f"{patience:g} s. Start every client, then resume the run"
                 )
             if time.monotonic() - logged > LOG_SECONDS:
                 logged = time.monotonic()
-                log(INFO, "roll call: waiting for %s", self._absent)
+                log(INFO, "roll call: the run waits for %s", self._absent)
             self.step()
             time.sleep(ROLL_CALL_POLL_SECONDS)
 
@@ -411,7 +427,7 @@ class RollCall:
             else:
                 self._admit(address, node, record)
         except UserError as error:
-            log(WARNING, "roll call: %s: refused: %s", title, error)
+            log(WARNING, "roll call: %s is refused: %s", title, error)
             log_event("refused", node=title, outcome=str(error))
             if node is not None:
                 self.progress.add_failure(node, str(error))
@@ -423,21 +439,32 @@ class RollCall:
         # The key that signed the messages decides who it is, not what they say.
         if registered and name != registered:
             raise UserError(
-                f"claims the name {one_line(name)!r}, is registered as {registered!r}"
+                f"it says that its name is {one_line(name)!r}, and its key is "
+                f"registered for {registered!r}; start it under that name"
             )
         if name not in self.config.node_names:
-            raise UserError(f"its name {one_line(name)!r} is not in this run")
+            raise UserError(
+                f"its name {one_line(name)!r} is not in this run; name it by --client, "
+                "or stop it"
+            )
         if not registered and name in self._registered.values():
-            raise UserError(f"{name!r} is registered with another key")
+            raise UserError(
+                f"its name {name!r} is registered with another key; start it with that "
+                "key, or register its own"
+            )
         node = self.config.node_names.index(name)
         held = self.addresses.get(node)
         # Two processes with one name would release the same round twice.
         if held is not None and held in self.active_since:
-            raise UserError(f"another node that is online has joined as {name!r}")
+            raise UserError(
+                f"another client is online as {name!r}; stop one of the two"
+            )
         check_protocol(name, protocol, "this server")
         if not registered:
             log(
-                WARNING, "roll call: %s has no registered name: taken at its word", name
+                WARNING,
+                "roll call: %s has no registered key, so nothing proves its name",
+                name,
             )
         payload = {
             "protocol": PROTOCOL,
@@ -452,12 +479,15 @@ class RollCall:
         name = self._name(node)
         seen = record.get("round")
         if type(seen) is not int:
-            raise UserError("joined without saying which round it has seen")
+            raise malformed("it does not say which round it has seen")
         # What it has released counts, also where it is refused.
         self.check_ledger(node, record.get("released"))
         limit = record.get("refused")
         if limit:
-            raise UserError(f"refused by its clients' limit: {one_line(limit)}")
+            raise UserError(
+                f"its own limit {one_line(limit)} forbids this run; submit another "
+                "one, or ask for another limit"
+            )
         self._check_state(node, seen)
         self.addresses[node] = address
         self.progress.set_joined(node)
@@ -476,12 +506,12 @@ class RollCall:
         expected = self.seen.get(node, 0)
         if expected == 0 or seen >= expected:
             return
-        text = f"its state is of round {seen}, it took part until round {expected}"
+        text = f"it keeps round {seen}, although it took part until round {expected}"
         if seen < 0:
-            text = f"its state is lost; it took part until round {expected}"
+            text = f"what it kept is lost; it took part until round {expected}"
         needs_all = self.config.min_answers in (None, self.config.num_nodes)
         if needs_all or seen < 0:
-            remedy = f"restore its {self.run_id}/ only, never an older releases/"
+            remedy = f"restore its folder {self.run_id}/, never an older releases/"
             raise UserError(f"{text}; {remedy}")
         log(WARNING, "roll call: %s: %s", self._name(node), text)
 
@@ -502,7 +532,7 @@ class RollCall:
             or len(released) > self.config.num_rounds
             or not all(type(times) is int for times in released)
         ):
-            raise UserError("joined without saying what it has released")
+            raise malformed("it does not say what it has released")
         counted = self.counted[node]
         lost = [
             round

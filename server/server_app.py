@@ -49,7 +49,7 @@ from fedgs.runs.run_folder import RunFolder
 from server.strategy import FederatedGan
 
 # What a remedy lacks for `flwr run`, where no flag can be given.
-PLAIN = "; --a-flag is the key a-flag of --run-config"
+PLAIN = "; a flag --a-flag is the key a-flag of --run-config"
 PEEP_SECONDS = 5.0  # for a launcher that looks whether the folder is locked
 RUN_LOCK_SECONDS = 60.0  # for the process of a killed server, which may be ending
 
@@ -199,7 +199,8 @@ def log_verdicts(folder: RunFolder) -> None:
         verdict = comparison["verdict"]
         log(INFO, "verdict of %s: %s. %s", name, verdict, comparison["sentence"])
     rows = ", ".join(content["rows"])
-    log(INFO, "picture: %s, a row for each of %s", content["picture"], rows)
+    text = "picture: %s in the run folder, with a row for each of %s"
+    log(INFO, text, content["picture"], rows)
 
 
 def log_progress(folder: RunFolder, metrics: dict[str, Any]) -> None:
@@ -241,7 +242,8 @@ def recorded_outcome(path: Path, ended: Callable[[str, str], None]) -> Iterator[
         try:
             write_json(path, outcome)
         except OSError as error:  # a full disk, which may be why the run ended
-            log(ERROR, "%s: %s; the outcome is %s", path.name, error, outcome)
+            text = "%s cannot be written (%s); the outcome of the run is %s"
+            log(ERROR, text, path.name, error, outcome)
 
 
 def locked(folder: RunFolder, patience: float) -> AcquireReturnProxy:
@@ -253,7 +255,7 @@ def locked(folder: RunFolder, patience: float) -> AcquireReturnProxy:
     try:
         return folder.locked()
     except UserError:
-        log(INFO, "waiting for the process that trains in this folder")
+        log(INFO, "waiting until the process that trains in this folder has ended")
         return folder.locked(patience=patience)
 
 
@@ -326,5 +328,8 @@ def run_place(name: str) -> Path:
     runs = Path(os.path.normpath(given))
     path = Path(os.path.normpath(runs / name))
     if path.parent != runs:
-        raise UserError(f"output = {name}: give the plain name of a run folder")
+        raise UserError(
+            f"output = {name}: a run folder lies in the server's own folder of runs; "
+            "give its plain name"
+        )
     return inside(runs, path.name, "output")

@@ -173,13 +173,14 @@ class FederatedGan(SilentStrategy):
         self._keep_keys(answers)
         who = self.nodes.titles(missing)
         if missing:
-            log(WARNING, "round %d: no answer of %s", server_round, who)
+            log(WARNING, "round %d: %s did not answer", server_round, who)
         metrics = self.training.finish(answers, self.nodes.failures())
         if metrics:
             self.left_out.clear()
         else:
             self.left_out.update(missing)
-            log(WARNING, "round %d: voided, again without %s", server_round, who)
+            text = "round %d: this attempt is void, and the round is asked without %s"
+            log(WARNING, text, server_round, who)
             log_event("voided", round=server_round, outcome=f"without {who}")
         return None, MetricRecord(metrics)
 
@@ -204,9 +205,13 @@ class FederatedGan(SilentStrategy):
             return
         who = self.nodes.titles(missing)
         if self.stop.is_set():
-            raise RunStopped(f"stopped before the discriminators of {who} were made")
+            raise RunStopped(
+                f"The run was told to stop, before {who} had made discriminators"
+            )
         why = "; ".join(self.nodes.failures())
-        raise RunStopped(f"the discriminators of {who} could not be made: {why}")
+        raise RunStopped(
+            f"The run stopped, because {who} could not make discriminators: {why}"
+        )
 
     # -------------------------------------------------------------- masks
 
@@ -223,7 +228,10 @@ class FederatedGan(SilentStrategy):
         roll = self.nodes.roll
         if roll is not None and not roll.has_signed(node, announced):
             name = self.config.node_title(node)
-            raise UserError(f"the masking key of {name} is not signed by it")
+            raise UserError(
+                f"the masking key of {name} is not signed with the key that is "
+                f"registered for it, so it is not taken; ask {name} which key it uses"
+            )
         self.keys[node] = announced
 
     def _gather_keys(self, round: int) -> dict[int, Announced]:

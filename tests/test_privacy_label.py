@@ -149,7 +149,10 @@ def test_where_the_data_may_name_no_owners_a_client_may_be_no_person(tmp_path):
     for partition, unit in (
         ("iid", "one shard of the data, not a person"),
         ("by-client", "one client (an owner with all images)"),
-        ("auto", "one client (an owner with all images, or a shard, no person"),
+        (
+            "auto",
+            "one client (an owner with all images, or a shard, which is no person",
+        ),
     ):
         label = privacy_label(make_run(tmp_path / partition, partition=partition))
         assert label["unit_of_privacy"].startswith(unit)

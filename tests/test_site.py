@@ -37,7 +37,6 @@ IN_PART = {"...", "--help", "--list"}
 OF_OTHERS = {"--build", "--detach", "--rm"}  # docker
 OF_OTHERS |= {"--now"}  # systemctl
 OF_OTHERS |= {"--no-deps"}  # pip
-OF_OTHERS |= {"--address", "--head", "--num-cpus", "--temp-dir"}  # ray
 OF_OTHERS |= {"--stream", "--run-config", "--federation-config", "--node-config"}
 
 
@@ -135,6 +134,12 @@ def test_every_link_of_the_built_site_is_there(tmp_path):
     del built[tmp_path / "404.html"]  # its links are of the root of a host
     assert len(built) > 20
     check_links(built)
+
+
+def test_help_explains_every_argument_and_every_flag():
+    for command in commands_below(FEDGS):
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), (command.name, parameter.name)
 
 
 def test_every_section_that_the_code_cites_is_there():

@@ -326,10 +326,11 @@ def statements(
 
 
 _ADVERSARIES = {
-    "release": "adversary: sees the classifier after every round, every threshold "
-    "asked with its noisy count, and the cohorts; not the clients' messages",
-    "server": "adversary: honest but curious server; it sees each client's update with "
-    "that client's share of the noise only, and comparisons without any",
+    "release": "adversary: it sees the classifier after every round, every "
+    "threshold that was asked for with its noisy count, and the cohorts, and not the "
+    "clients' messages",
+    "server": "adversary: it is an honest but curious server, and sees each client's "
+    "update with only that client's share of the noise, and comparisons without any",
 }
 _SERVER_LEARNS = {  # whether percentiles are asked for
     False: "only the membership is protected from it (randomised response)",
@@ -337,9 +338,9 @@ _SERVER_LEARNS = {  # whether percentiles are asked for
     "percentile tell it every cohort that a percentile bounds, exactly",
 }
 _RELATIONS = {
-    "replace-one": "relation: a client's whole data set is replaced",
-    "zero-out": "relation: a client contributes zero updates and the answers of a "
-    "client without images; its slot stays",
+    "replace-one": "relation: one client's whole data set is replaced by any other",
+    "zero-out": "relation: one client contributes zero updates and the answers of a "
+    "client without images, and its place stays",
 }
 
 
@@ -347,13 +348,13 @@ def _conditions(cost: SelectionCost) -> tuple[str, ...]:
     return (
         f"a client takes part in at most {cost.num_releases} rounds of a public "
         "schedule; no amplification by sampling is claimed",
-        f"updates are clipped to C; noise {cost.noise_per_clip:g} C on their sum, in "
-        "equal shares of its clients, fixed in advance",
-        f"{cost.num_counts} counts with noise {cost.count_noise_std:g}, of numpy's "
-        "generator, not hardened against floating-point attacks; one randomised "
-        f"response of epsilon {cost.membership_epsilon:g}",
-        "drop-out is independent of data; covers the selection, not the runs on the "
-        "cohorts",
+        f"updates are clipped to C, and their sum has noise {cost.noise_per_clip:g} C, "
+        "in equal shares of its clients and fixed in advance",
+        f"{cost.num_counts} counts have noise {cost.count_noise_std:g} of numpy's "
+        "generator, which is not hardened against floating-point attacks; one "
+        f"randomised response has epsilon {cost.membership_epsilon:g}",
+        "whether a client drops out does not depend on its data; this covers the "
+        "selection, and not the runs on the cohorts",
     )
 
 

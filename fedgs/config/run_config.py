@@ -118,8 +118,8 @@ class RunConfig(Settings):
         else:
             whose = "the"
         return (
-            "client: one client (an owner with all images, or a shard, no person, "
-            f"where {whose} data name no owners or are cut)"
+            "client: one client (an owner with all images, or a shard, which is no "
+            f"person, if {whose} data name no owners or are cut)"
         )
 
     @property
@@ -404,8 +404,8 @@ class ResolvedConfig(RunConfig):
         values = ", ".join(f"{name} = {getattr(self, name)}" for name in names)
         return (
             *super().public_conditions,
-            f"public: {values}, counted in the private data and not given, so this is "
-            "about data sets that agree in that",
+            f"public: {values}, which was counted in the private data and not given, "
+            "so this is about data sets that agree in it",
         )
 
     @property

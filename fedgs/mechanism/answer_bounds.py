@@ -83,9 +83,10 @@ def check_norms(
     if large > 0:
         # Counts and settings only: the error is logged, and a value is an answer's.
         raise UserError(
-            f"{large} of {len(norms)} {terms.release}s with a norm above {bound:.4g}, "
+            f"{large} of {len(norms)} {terms.release}s have a norm above {bound:.4g}, "
             f"which {num_clients} clients with clip_bound = {terms.clip_bound:g} and "
-            "the run's noise do not reach"
+            "the run's noise cannot reach, so none of it is taken; ask whoever sent it "
+            "which program computed it"
         )
 
 

@@ -43,7 +43,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
-from fedgs.errors import UserError
+from fedgs.errors import UserError, malformed
 from fedgs.mechanism.integer_sums import IntegerSum
 
 LEAST_NODES = 2  # of a list: one alone has nobody to share a mask with
@@ -78,9 +78,9 @@ class Announced(NamedTuple):
             UserError: of another type or size.
         """
         if type(content) is not bytes:
-            raise UserError("message without a masking key: refused")
+            raise malformed("the message has no masking key")
         if not KEY_BYTES <= len(content) <= KEY_BYTES + MOST_SIGNATURE:
-            raise UserError("message with a masking key of another size: refused")
+            raise malformed("the message has a masking key of a wrong size")
         return cls(content[:KEY_BYTES], content[KEY_BYTES:])
 
 
@@ -120,20 +120,22 @@ class Attempt:
             UserError: malformed, of fewer than two nodes, or two keys are the same.
         """
         if type(content) is not bytes:
-            raise UserError("request without a list of masking keys: refused")
+            raise malformed("the request has no list of masking keys")
         keys: dict[int, Announced] = {}
         last = -1
         for node, announced in _entries(content):
             # Increasing: no node twice, and one form, whose hash is in every mask.
             if not last < node < num_nodes:
-                raise UserError("list of masking keys with a wrong node: refused")
+                raise malformed(
+                    "the list of masking keys names a node that is not asked"
+                )
             keys[node] = Announced.unpack(announced)
             last = node
         # Of two nodes with one key, each could take off all the other one's masks.
         distinct = {announced.public for announced in keys.values()}
         if len(keys) < LEAST_NODES or len(distinct) < len(keys):
-            raise UserError(
-                f"list of masking keys without {LEAST_NODES} different ones: refused"
+            raise malformed(
+                f"the list of masking keys has fewer than {LEAST_NODES} different ones"
             )
         return cls(number, keys)
 
@@ -146,7 +148,7 @@ def _entries(content: bytes) -> Iterator[tuple[int, bytes]]:
         end = begin + head[-1]
         # A cut-off head makes both ends lie beyond the content.
         if begin > len(content) or end > len(content):
-            raise UserError("list of masking keys that cannot be decoded: refused")
+            raise malformed("the list of masking keys cannot be decoded")
         node = int.from_bytes(head[:-1])
         yield node, content[begin:end]
         start = end
@@ -225,7 +227,7 @@ class MaskingKey:
             other = X25519PublicKey.from_public_bytes(public)
             secret = self._private.exchange(other)
         except ValueError:  # of small order: the secret would be known to everybody
-            raise UserError("masking key that gives no secret: refused") from None
+            raise malformed("a masking key gives no secret") from None
         # The context is hashed in, so that no two sums share a keystream.
         key = HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
         # These 16 bytes are the block counter and the nonce in one.
@@ -285,9 +287,15 @@ def mask(
     own = node_sum.node_id
     listed = attempt.keys.get(own)
     if listed is None or listed.public != key.public:
-        raise UserError(f"node {own}: it is not listed with its own key: refused")
+        raise UserError(
+            f"node {own}: the list of masking keys has another key for it than its "
+            "own, so it refuses; ask who runs the server"
+        )
     if len(attempt.keys) < LEAST_NODES:
-        raise UserError(f"node {own}: it is alone in the list of keys: refused")
+        raise UserError(
+            f"node {own}: no other node is in the list of masking keys, so its sum "
+            "would be in the open and it refuses; ask at least two nodes in a round"
+        )
     shape = tuple(node_sum.values.shape)
     total = node_sum.values.numpy().astype(np.uint32).ravel()  # modulo 2^32
     for other, announced in attempt.keys.items():

@@ -67,7 +67,10 @@ class Peers:
                 pinned[peer] = public_key(f"peers: {file}", file)
         most = len(pinned) + 1
         if most < LEAST_NODES:
-            raise UserError(f"peers = {folder}: it has no other node's NAME.pub")
+            raise UserError(
+                f"peers = {folder}: it has no public key of another client; put their "
+                "NAME.pub there"
+            )
         # One key under two names would count as two nodes in `least`.
         points: set[tuple[int, int]] = set()
         all_keys = [own.public_key(), *pinned.values()]
@@ -75,13 +78,16 @@ class Peers:
             point = public.public_numbers()
             points.add((point.x, point.y))
         if len(points) < most:
-            raise UserError(f"peers = {folder}: two nodes have the same key")
+            raise UserError(
+                f"peers = {folder}: two clients have the same key; ask each of them "
+                "for its own NAME.pub"
+            )
         if least is None:
             least = most
         if not LEAST_NODES <= least <= most:
             raise UserError(
-                f"min_peers = {least}: give {LEAST_NODES} to {most}, the nodes in "
-                f"peers = {folder} and this one"
+                f"min_peers = {least}: peers = {folder} and this client are {most} in "
+                f"all; give {LEAST_NODES} to {most}"
             )
         return cls(name, own, pinned, least)
 
@@ -103,14 +109,14 @@ class Peers:
             who = ", ".join(sorted(unknown))
             raise ClientRefused(
                 "peers",
-                f"peers: the run has {who}, whose public keys "
-                "this node was not given; put their NAME.pub there, if they are known",
+                f"peers: {who} takes part in the run, and this client has no public "
+                "key of that name; put NAME.pub into the folder, if you know who it is",
             )
         if len(names) < self.least:
             raise ClientRefused(
                 "min_peers",
-                f"min_peers = {self.least}: the run has {len(names)} nodes; agree on "
-                "fewer, or do not take part",
+                f"min_peers = {self.least}: the run has only {len(names)} clients; "
+                "start this client with a smaller --min-peers, or do not take part",
             )
 
     def check(self, keys: Mapping[str, Announced], run: str) -> None:
@@ -124,14 +130,21 @@ class Peers:
             ClientRefused: names the setting.
         """
         if len(keys) < self.least:
-            problem = f"min_peers = {self.least}: the list has {len(keys)} nodes"
+            problem = (
+                f"min_peers = {self.least}: only {len(keys)} clients would answer this "
+                "round together; wait for the others, or give a smaller --min-peers"
+            )
             raise ClientRefused("min_peers", problem)
         # Its own, too: a server could list this node under a key of the server's.
         known = {**self.pinned, self.name: self.key.public_key()}
         for name, announced in keys.items():
             peer_key = known.get(name)
             if peer_key is None or not is_signed(peer_key, run, name, announced):
-                problem = f"peers: the masking key of {name} is not signed by it"
+                problem = (
+                    f"peers: the masking key of {name} is not signed with the key that "
+                    f"this client knows; ask {name} for its {name}.pub, and who runs "
+                    "the server"
+                )
                 raise ClientRefused("peers", problem)
 
 

@@ -52,31 +52,32 @@ CAVEATS = (LARGE_DELTA, HYPOTHETICAL)
 WITH_SELECTION = ", composed with the cohort's selection"
 # What each adversary sees decides whose noise protects: `fedgs.privacy.plan` counts it.
 _SEES = {
-    "release": "adversary: sees every published generator, so the noise of {nodes} "
-    "counts",
-    "server": "adversary: honest but curious, sees who took part and each node's "
-    "release, so the noise of one node counts",
-    "secagg": "adversary: sees who took part and only the sum over at least {nodes}, "
-    "{colluding} colluding; not malicious, no Sybils",
-    "unmasked": "adversary: the server if masking fails; sees each node's release, so "
-    "the noise of one node counts",
+    "release": "adversary: it sees every generator that is published, so the noise of "
+    "{nodes} protects",
+    "server": "adversary: it is honest but curious, and sees who took part and each "
+    "node's release, so the noise of one node protects",
+    "secagg": "adversary: it is honest but curious and invents no nodes; it sees who "
+    "took part and only the sum over at least {nodes}, of which {colluding} help it",
+    "unmasked": "adversary: it is the server if masking fails, and sees each node's "
+    "release, so the noise of one node protects",
 }
 _SEES_MASKED = (
-    "adversary: computational, that is honest but curious with bounded computing "
-    "power; sees who took part and, behind masks, the sum over at least {nodes}, "
-    "{colluding} colluding; holds while at least two nodes of a round are honest"
+    "adversary: it is computational, that is honest but curious with bounded computing "
+    "power; it sees who took part and, behind masks, only the sum over at least "
+    "{nodes}, of which {colluding} help it; this holds while at least two nodes of a "
+    "round are honest"
 )
 _NOT_MASKED = (
-    f"{HYPOTHETICAL}: as if all rounds were aggregated securely, which they are not; "
-    "the server row says what the server of this run learns"
+    f"{HYPOTHETICAL}: this row supposes that all rounds were aggregated securely, and "
+    "they are not; the row server states what the server of this run learns"
 )
 _MEANINGS = {
-    "replace-one": "relation: a client's whole data set is replaced",
-    "zero-out": "relation: a client contributes the zero vector, its slot stays",
+    "replace-one": "relation: one client's whole data set is replaced by any other",
+    "zero-out": "relation: one client contributes the zero vector, and its place stays",
 }
 _OF_A_RECORD = (
-    "relation: a record is replaced by another one; the number of records, and so that "
-    "of clients and the size of every shard, is public and stays"
+    "relation: one record is replaced by any other; the number of records, the number "
+    "of clients and the size of every shard are public and stay"
 )
 # How one unit may change, in the words of a report, by the relation.
 CHANGES = {
@@ -87,19 +88,23 @@ CHANGES = {
 # The conditions of docs/privacy.md, "Which theorem may be used when", 2, in its order.
 # The code checks what settings and events show; the rest is the user's promise.
 _AMPLIFIED = (
-    "sampling: in each of {} a new uniform draw of m clients answers all B fakes; the "
-    "whole round is sampled, then rounds are composed; sensitivity 2C sqrt(B) under "
-    "either relation, because somebody else answers in an unselected client's place",
-    "sampling (a), promised by --amplification: nobody outside the server learns who "
-    "was selected, nor anything that tells: publish neither private/, the ledger, "
-    "metrics with times, nor which node answered; whether a node answers does not "
-    "depend on which client it hosts",
+    "sampling: in each of {} m clients are drawn anew and uniformly, and answer all B "
+    "fakes; the whole round is sampled, and then rounds are composed; the sensitivity "
+    "is 2C sqrt(B) under either relation, because another client answers in the place "
+    "of one that is not drawn",
+    "sampling (a), which --amplification promises: nobody outside the server learns "
+    "who was selected, nor anything that tells it; so nobody publishes private/, the "
+    "ledger, metrics with times, or which node answered; whether a node answers does "
+    "not depend on which client it hosts",
     "sampling (b): what a discriminator is does not depend on who was selected: it "
     "trains in every round or never, and an answer changes no bit of its state",
-    "sampling: T, m, B, C and the noise were fixed in advance; the attempts of a round "
-    "ask the same clients",
+    "sampling: T, m, B, C and the noise were fixed in advance, and all attempts of a "
+    "round ask the same clients",
 )
-_ASK = "not requested (--amplification: nobody may learn who was selected)"
+_ASK = (
+    "it was not requested; --amplification requests it, and promises that nobody "
+    "learns who was selected"
+)
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,7 @@ def large_delta(delta: float, num_units: int) -> tuple[str, ...]:
     # Such a delta allows the very thing that it should exclude.
     condition = (
         f"{LARGE_DELTA}: {upper(delta, 6)} is 1 / (10 K) or more for K = {num_units}; "
-        "to publish the data of one of K by lot has epsilon 0 at delta 1 / K"
+        "publishing the data of one of K, drawn by lot, has epsilon 0 at delta 1 / K"
     )
     return (condition,)
 
@@ -347,7 +352,10 @@ class _Question(NamedTuple):
             yield _OF_A_RECORD
         else:
             yield _MEANINGS[relation]
-        yield "drop-out is independent of data; the nodes enforce B, C and the noise"
+        yield (
+            "whether a node drops out does not depend on its data, and every node "
+            "enforces B, C and the noise"
+        )
         yield from rounds.shared
         if adversary == "release" and rounds.no_amplification:
             yield f"no amplification by sampling: {rounds.no_amplification}"
@@ -397,7 +405,7 @@ def statements(
 def _planned(plan: Plan, selection: str, colluding: int) -> _Rounds:
     reason = plan.why_not_amplified(selection)
     if reason:
-        no_amplification = f"refused: {reason}"
+        no_amplification = f"it is refused: {reason}"
     elif plan.amplification:
         no_amplification = ""
     else:
@@ -483,7 +491,7 @@ def _released(
     reason = DEPLOYED if is_deployed else together.why_not_amplified()
     sampled: tuple[Sampled, ...] = ()
     if reason:
-        no_amplification = f"refused: {reason}"
+        no_amplification = f"it is refused: {reason}"
     elif not all(run.config.amplification for run in runs):
         # The promise that nobody learns who was drawn has to cover every run.
         no_amplification = _ASK

@@ -202,7 +202,10 @@ def _composed(rounds: tuple[Sampled, ...]) -> Any:
     """Returns dp-accounting's PMF of the privacy loss of all rounds."""
     pld_pmf: Any = importlib.import_module("dp_accounting.pld.pld_pmf")
     if len(rounds) > MOST_SAMPLED_KINDS + 1:  # one more for the selection of a cohort
-        raise UserError(f"{len(rounds)} kinds of rounds; at most {MOST_SAMPLED_KINDS}")
+        raise UserError(
+            f"amplification: the rounds are of {len(rounds)} kinds, and at most "
+            f"{MOST_SAMPLED_KINDS} kinds can be composed; leave it out"
+        )
     # What is cut off all rounds together is at most `_TAIL`.
     tail = _TAIL / _number_of(rounds)
     tops = [_largest_loss(kind, tail) for kind in rounds]

@@ -143,8 +143,9 @@ class ClientLedger:
             # difference of two answers behind the same masks would be bare.
             if event.context in self._contexts:
                 raise UserError(
-                    f"round {event.round}: something was already masked under this "
-                    "node's key: a second release under it is refused"
+                    f"round {event.round}: this node has masked a release under this "
+                    "key before, so it refuses a second one; resume the run, which "
+                    "makes new keys"
                 )
             ledger = self._own
             if ledger is None:
@@ -219,11 +220,12 @@ class ClientLedger:
             is_counted = context in contexts
         if not is_counted:
             raise UserError(
-                f"{self.folder}: this client's own count was rolled back or deleted: "
-                f"it has no release of round {round} of run {run_id}, which the server "
-                f"has; nothing was computed; {COUNT_REMEDY}. Never put an older one "
-                f"over it: of a client's backup, restore {run_id}/ only. If there is "
-                "no copy, what these clients have spent is unknown: they must not go on"
+                f"{self.folder}: this client's own count was rolled back or deleted, "
+                f"because it lacks the release of round {round} of run {run_id} that "
+                f"the server has. Nothing was computed; {COUNT_REMEDY}. Never put an "
+                f"older count over it: of a client's backup, restore {run_id}/ only. "
+                "If there is no copy, what these clients have spent is unknown, so "
+                "they must not take part any more"
             )
 
     def _own_event(self, event: Event) -> Event:
@@ -239,10 +241,10 @@ class ClientLedger:
         if is_sharded and limits.relation == "zero-out":
             raise ClientRefused(
                 "relation",
-                "relation = zero-out: of data whose owners the run does not keep as "
-                "clients, nobody's part is counted, and one that is left out moves "
-                'all that its shard answers; set relation = "replace-one" in the '
-                "client's limits file",
+                "relation = zero-out: the run cuts this client's data into shards, so "
+                "no owner's part is counted, and leaving one owner out can move all "
+                'that the shard answers; set relation = "replace-one" in the client\'s '
+                "limits file",
             )
         positions = self._own_event(event).positions
         everybody = np.arange(len(self.clients))
@@ -262,8 +264,8 @@ class ClientLedger:
             "client_epsilon",
             f"client_epsilon = {limits.client_epsilon:g} ({limits.relation}, delta "
             f"{limits.delta:g}, server adversary): {who} has released "
-            f"{upper(spent)}, the next release would exceed it; leave it out, or agree "
-            "on a larger limit",
+            f"{upper(spent)} so far, and the next release would exceed the limit; ask "
+            "for less, or agree on a larger limit",
         )
 
     # -------------------------------------------------------------- files
@@ -292,7 +294,7 @@ class ClientLedger:
         file_format = index.pop("format", None)
         if file_format != COUNT_FORMAT:
             raise UserError(
-                f"{path}: of another format; use the version of fedgs that wrote it"
+                f"{path}: it has another format; use the version of fedgs that wrote it"
             )
         return index
 
@@ -318,7 +320,7 @@ class ClientLedger:
             # Earlier versions bound nothing, so their ledgers with releases are taken.
             is_of_before = not ledger.bound and ledger.length > 0
             if ledger.bound != _bound(clients) and not is_of_before:
-                problem = "lost its first line, or clients.json names others"
+                problem = "it lost its first line, or clients.json names other clients"
                 raise UserError(f"{ledger.path}: {problem}; {COUNT_REMEDY}")
         self._add_new()
 

@@ -218,8 +218,8 @@ class Limits:
                 own = "unset"
             raise ClientRefused(
                 limit,
-                f"{setting} = {found}: outside the client's "
-                f"limit {limit} = {own}; give {remedy}",
+                f"{setting} = {found}: this client's limit {limit} = {own} forbids it; "
+                f"give {remedy}",
             )
 
     def _demands(self, config: ResolvedConfig) -> Iterator[tuple[str, str, bool, str]]:
@@ -247,11 +247,11 @@ class Limits:
         plan = Plan.from_config(config)
         nodes = plan.counted_nodes
         holds = self.shares(config) <= nodes
-        remedy = f"more, a round may be of {nodes}"
+        remedy = f"more, because a round may be of {nodes} nodes only"
         yield "min_honest_nodes", "min_answers", holds, remedy
         # A client refuses once it has spent its epsilon, which tells that it was drawn.
         holds = self.client_epsilon is None or not config.amplification
-        remedy = f"False: {REFUSAL_TELLS}"
+        remedy = f"False, because {REFUSAL_TELLS}"
         yield "client_epsilon", "amplification", holds, remedy
 
     def _demands_of_terms(
@@ -264,7 +264,7 @@ class Limits:
         if most is not None:
             largest = max(terms.batch_size for terms in all_terms)
             holds = largest <= most
-            remedy = f"at most {most}, a round answers {largest} fakes"
+            remedy = f"at most {most}, because a round answers {largest} fakes"
             yield "max_batch_size", "batch_size", holds, remedy
         kinds = {terms.release for terms in all_terms}
         if not self.allow_embeddings:
@@ -302,7 +302,12 @@ class Limits:
         yield "min_noise_multiplier", "noise_multiplier", holds, remedy
         # Not even the first release would fit: better said before than in the run.
         holds = dearest <= self.most_mu_squared
-        yield "client_epsilon", "noise_multiplier", holds, "more, for a single release"
+        yield (
+            "client_epsilon",
+            "noise_multiplier",
+            holds,
+            "more noise, because not even one release fits",
+        )
 
     def _demands_of_groups(
         self,
@@ -343,15 +348,16 @@ class Limits:
         if cohort_value is not None and number < least:
             raise ClientRefused(
                 "min_clients_per_group",
-                f"cohort_value = {cohort_value}: the run gives this node {number} "
-                f"clients: outside the client's limit min_clients_per_group = {least}; "
-                "have the server ask for a larger cohort",
+                f"cohort_value = {cohort_value}: the run asks for {number} clients of "
+                f"this node, and its limit min_clients_per_group = {least} forbids it; "
+                "have the run ask for a larger cohort",
             )
         if self.num_clients is not None and self.num_clients != number:
             raise ClientRefused(
                 "num_clients",
-                f"the run gives this node {number} clients: num_clients is "
-                f"{self.num_clients}; have the server set node_sizes so",
+                f"node_sizes: the run asks for {number} clients of this node, and its "
+                f"limit num_clients = {self.num_clients} forbids it; have the run set "
+                "node_sizes so",
             )
 
 

@@ -103,7 +103,8 @@ class Event:
             raise UserError(f"event: {error}") from error
         if self.release != "gradient" and self.batch_size != 1:
             raise UserError(
-                f"event: batch_size = {self.batch_size}: of an {self.release} it is 1"
+                f"event: batch_size = {self.batch_size}: an event of the kind "
+                f"{self.release} has batch_size 1; give 1"
             )
         if self.planned_nodes < self.counted_nodes:
             raise UserError(
@@ -335,10 +336,12 @@ class Chain(Generic[EventT]):
             # The kernel's lock: it is free again when its holder dies, however it does.
             descriptor = file.fileno()
             if not lock_descriptor(descriptor, blocking=False):
-                raise UserError(f"{self.path}: in use by another run; wait for it")
+                raise UserError(
+                    f"{self.path}: another run uses it; wait until that run has ended"
+                )
             status = os.fstat(descriptor)
             if status.st_size < self._size:
-                problem = f"lost lines, it had {self.length}"
+                problem = f"it lost lines, because it had {self.length}"
                 raise UserError(f"{self.path}: {problem}; {LEDGER_REMEDY}")
             file.seek(self._size)
             added = file.read()
@@ -413,7 +416,9 @@ class Chain(Generic[EventT]):
             if not isinstance(error, OSError):
                 raise
             problem = f"line {self.length + 1} could not be written ({error})"
-            raise UserError(f"{self.path}: {problem}; free the disk, resume") from error
+            raise UserError(
+                f"{self.path}: {problem}; free the disk, then resume the run"
+            ) from error
         # Only now: what is not on the disk is not counted either.
         self._size += len(lines)
         self._events += events

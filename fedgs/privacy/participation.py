@@ -27,10 +27,11 @@ from fedgs.privacy.spending import Draw, DrawKind, Spending
 COUNT_THEOREM = "no amplification: participation count"
 MIXTURE_THEOREM = "no amplification: Binomial mixture of participation counts"
 _MIXTURE = (
-    "mixture: uniform selection of {} of {} clients by a secret of the system's "
-    "entropy, drawn when the run begins (with --noise-seed there is none): nobody knew "
-    "the selection before, and whoever learns it later is counted in; {}, m, B and the "
-    "noise are fixed in advance; selection or repeats by availability void it"
+    "mixture: {} of {} clients are selected uniformly, by a secret of the system's "
+    "entropy that is drawn when the run begins (with --noise-seed there is none); "
+    "nobody knew the selection before, and whoever learns it later is covered; {}, m, "
+    "B and the noise were fixed in advance; selecting or repeating by availability "
+    "voids it"
 )
 _MOST_VALUES = 2**17  # of a convolved law; more are rounded up to a grid
 _MOST_MULTIPLE = 64
@@ -69,7 +70,9 @@ def planned_law(
         num_answers = clients_per_round * num_rounds
         most = math.ceil(num_answers / num_clients)
         law = fixed_law(most, ratio)
-        why = f"count: a client takes part at most {most} times; repeats count again"
+        why = (
+            f"count: a client takes part at most {most} times, and repeats count again"
+        )
         return law, COUNT_THEOREM, why
     rate = clients_per_round / num_clients
     law = binomial_law({1: num_rounds}, rate, ratio)  # in a plan no round is repeated
@@ -219,7 +222,9 @@ class RunsOnSameClients:
         draws, self.conflict = _joined(self._mixed)
         # Realised counts tell what the same secret drew: no longer at random.
         if secrets_of_counted & secrets_of_mixed:
-            self.conflict = "run folders are copies of one, with one secret selection"
+            self.conflict = (
+                "the run folders are copies of one, which share its secret selection"
+            )
         if self.conflict:
             # The count is always valid, so it replaces every mixture.
             self._mixed = []
@@ -272,8 +277,8 @@ class RunsOnSameClients:
         draws, conflict = _joined(self.runs)
         num_kinds = len(draws)
         if num_kinds > MOST_SAMPLED_KINDS:
-            most = f"at most {MOST_SAMPLED_KINDS} are composed"
-            return f"rounds of {num_kinds} kinds; {most}"
+            most = f"at most {MOST_SAMPLED_KINDS} kinds can be composed"
+            return f"the rounds are of {num_kinds} kinds, and {most}"
         return conflict
 
     def sampled(self, row: int) -> tuple[Sampled, ...]:
@@ -298,7 +303,9 @@ def _joined(runs: Sequence[Spending]) -> tuple[Counter[DrawKind], str]:
             elif known.participants == draw.participants:
                 draws[key] = known.plus(draw.costs)
             else:
-                return Counter(), "copies of one run folder asked others in a round"
+                return Counter(), (
+                    "copies of one run folder asked different clients in one round"
+                )
     kinds = Counter(draw.kind for draw in draws.values())
     return kinds, ""
 
@@ -310,7 +317,9 @@ def _why_counted(runs: Sequence[Spending], conflict: str) -> str:
     if reasons:
         all_reasons = " and ".join(sorted(reasons))
         why += f" because {all_reasons}"
-    return why + "; schedule, noise and end were not chosen after seeing answers"
+    return why + (
+        "; the schedule, the noise and the end were not chosen after a look at answers"
+    )
 
 
 def _why_mixed(runs: Sequence[Spending], draws: Mapping[DrawKind, int]) -> str:

@@ -337,7 +337,7 @@ class Plan:
         # One round without noise tells everything, whatever the others add.
         if any(cost == math.inf for cost, _ in costs):
             no_noise = fixed_law(1, ratio=0.0)
-            return no_noise, COUNT_THEOREM, "count: a round has no noise"
+            return no_noise, COUNT_THEOREM, "count: one round has no noise at all"
         law, theorem, why = planned_law(
             selection,
             num_rounds=num_rounds,
@@ -352,7 +352,10 @@ class Plan:
         if theorem == MIXTURE_THEOREM:
             # As its run is charged: by the client that was drawn most often.
             most = num_rounds
-            why = f"count: noise or B change, and a client may be in all {most} rounds"
+            why = (
+                "count: the noise or B changes, and a client may take part in all "
+                f"{most} rounds"
+            )
         # Of so many rounds, at worst the dearest.
         law = fixed_law(_dearest(costs, most), ratio)
         return law, COUNT_THEOREM, why + self._of_kinds(num_rounds)

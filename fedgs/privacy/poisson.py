@@ -132,7 +132,7 @@ def smallest_noise(
         if high > _MOST_NOISE:
             raise UserError(
                 f"target_epsilon = {target}: no noise is enough at delta {delta}; give "
-                "more of either"
+                "a larger target or delta"
             )
     while high - low > _TOLERANCE * high:
         middle = (low + high) / 2

@@ -14,8 +14,8 @@ from fedgs.privacy.ledger import Event
 from fedgs.privacy.selection_cost import SelectionCost
 
 DISCRETE = (
-    "noise: exact discrete Gaussian on integers, accounted as a Gaussian whose "
-    "standard deviation is smaller by a part in 8 million"
+    "noise: it is an exact discrete Gaussian on integers, and is accounted as a "
+    "Gaussian whose standard deviation is smaller by a part in 8 million"
 )
 
 
@@ -113,17 +113,17 @@ def _about(runs: Sequence[Run]) -> list[str]:
     if len(runs) == 1:
         return conditions
     # Releases of one run may depend on those of another: composition is adaptive.
-    conditions.append(f"{len(runs)} runs on the same clients: mu^2 adds up")
+    conditions.append(f"{len(runs)} runs are on the same clients, so mu^2 adds up")
     if any(run.config.node_names for run in runs):
         conditions.append(
             "a client of a deployment is known by the name of its node and its place "
-            "there: the nodes keep their data"
+            "there, so the nodes must keep their data"
         )
     engines = {run.config.engine for run in runs}
     if engines == {"local", "flower"}:
         conditions.append(
-            "of a local run one curator sees everything, so there is no server or "
-            "secagg row"
+            "in a local run one curator sees everything, so there is no row server or "
+            "secagg"
         )
     return conditions
 
@@ -136,9 +136,9 @@ def _embeddings(runs: Sequence[Run]) -> list[str]:
         return []
     # Of these rounds C, B and the noise are other ones than those of the settings.
     return [
-        f"{count} of {len(releases)} events release embeddings or counts, B = 1, "
-        "each with its own C and noise; kinds, weights and clip bounds were fixed in "
-        "advance"
+        f"{count} of {len(releases)} events release embeddings or counts (B = 1), "
+        "each with its own C and noise; the kinds, weights and clip bounds were fixed "
+        "in advance"
     ]
 
 
@@ -150,7 +150,7 @@ def _aggregated(masked: Sequence[bool]) -> list[str]:
     if count == len(masked):
         return [DISCRETE]
     return [
-        f"{count} of {len(masked)} events are of secure aggregations: in them the "
-        "server row counts the noise that secagg does, against bounded computing power",
+        f"{count} of {len(masked)} events are of secure aggregations; in them the row "
+        "server counts the same noise as secagg, against bounded computing power",
         DISCRETE,
     ]

@@ -52,17 +52,17 @@ from fedgs.privacy.plan import SENSITIVITIES
 from fedgs.privacy.rounding import lower, upper
 
 _INCLUDED = (
-    "cohort selection is included: at most {} rounds of its classifier with noise {} "
-    "C on their sum, {} counts with noise {}, a randomised response of epsilon {}"
+    "cohort selection is included: at most {} rounds of its classifier, with noise {} "
+    "C on their sum; {} counts with noise {}; and a randomised response of epsilon {}"
 )
 _FIXED = (
     "cohort selection: the run's number of clients, rounds and noise were fixed before "
-    "it; where its outcome decided them, only a cap that was set before holds, and no "
+    "it; if its outcome decided them, only a cap that was set before holds, and no "
     "mixture"
 )
 _UNBOUNDED = (
-    "cohort selection: its server sees each update with its client's share of the "
-    "noise only, and comparisons without any; this adversary's row is unbounded"
+    "cohort selection: its server sees each update with only its client's share of the "
+    "noise, and comparisons without any, so the row of this adversary is unbounded"
 )
 _LARGEST_RATIO = 1e9  # more is no cost at all
 _NOTHING = fixed_law(0)

@@ -110,7 +110,7 @@ class Spending:
         if self.no_mixture:
             return self.no_mixture
         if event.client_selection != "uniform":
-            return f"the selection is {event.client_selection}"
+            return f"client_selection is {event.client_selection}"
         first = self.first or event
         if _constants_of(first) != _constants_of(event):
             return "noise, C, B, the cohort or the nodes changed"
@@ -148,7 +148,7 @@ class Spending:
         if known is None:
             return ""
         if known.participants != event.participants:
-            return "a repeated round asked others"
+            return "a repeated round asked other clients"
         return ""
 
     def draw_with(self, event: Event, costs: tuple[float, ...]) -> Draw:
@@ -190,8 +190,8 @@ class Spending:
         known = self.first.num_clients
         if event.num_clients != known:
             raise UserError(
-                f"num_clients = {event.num_clients}: earlier events have {known}, so "
-                "they cannot be added; state them one by one"
+                f"num_clients = {event.num_clients}: earlier events have {known} "
+                "clients, so their costs cannot be added; state them one by one"
             )
         # mu^2 adds up over releases, even of answers that depend on earlier ones.
         column = np.array(costs)[:, None]

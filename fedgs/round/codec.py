@@ -44,7 +44,7 @@ from torch import Tensor
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.terms import Terms
-from fedgs.errors import UserError
+from fedgs.errors import malformed
 from fedgs.mechanism.quantization import release_step, to_grid
 from fedgs.methods.base import Declared, Request
 from fedgs.shapes import Images, Release, TensorDict
@@ -133,7 +133,7 @@ def unpack_request(
     for name, (shape, dtype) in declared.items():
         _check(tensors[name], f"a request's {name}", shape, dtype)
         if not bool(tensors[name].isfinite().all()):
-            raise UserError("non-finite values in a request's tensors: refused")
+            raise malformed("a tensor of the request has values that are not finite")
     return tensors
 
 
@@ -144,7 +144,7 @@ def _unpack_fakes(content: object, shape: tuple[int, ...]) -> TensorDict:
     data = _inflate(content, size)
     levels = data[0]
     if levels not in PIXEL_LEVELS:
-        raise UserError(f"fakes of other levels than {PIXEL_LEVELS}: refused")
+        raise malformed(f"the fakes have another number of levels than {PIXEL_LEVELS}")
     values = torch.frombuffer(data, dtype=torch.uint8, count=pixels, offset=1)
     # A copy: these bytes need not lie where numbers of eight bytes may.
     rest = data[1 + pixels :]
@@ -233,7 +233,7 @@ def unpack_release(
         values = tensors["gradients"]
         _check(values, "gradients", terms.shape, torch.float32)
         if not bool(values.isfinite().all()):
-            raise UserError("non-finite values")
+            raise malformed("a value of the answer is not finite")
         return values
     data = _inflate(content, 2 * size)
     planes = torch.frombuffer(data, dtype=torch.uint8).long()
@@ -266,7 +266,7 @@ def unpack_masked(content: object, terms: Terms) -> Tensor:
     size = math.prod(terms.shape)
     data = _bytes(content, 4 * size)
     if len(data) != 4 * size:
-        raise UserError(f"message that does not hold exactly {4 * size} bytes: refused")
+        raise malformed(f"the message does not hold exactly {4 * size} bytes")
     values = np.frombuffer(data, "<i4").astype(np.int32)
     return torch.from_numpy(values).view(terms.shape)
 
@@ -290,9 +290,9 @@ def _deflate(*tensors: Tensor) -> bytes:
 def _bytes(content: object, most: int) -> bytes:
     """Returns the content after a look at its type and size, before any decoding."""
     if not isinstance(content, bytes):
-        raise UserError("message without tensors: refused")
+        raise malformed("the message has no tensors")
     if len(content) > most:
-        raise UserError(f"message with {len(content)} bytes: at most {most} expected")
+        raise malformed(f"the message has {len(content)} bytes and may have {most}")
     return content
 
 
@@ -302,9 +302,9 @@ def _load(content: object, size: int, names: set[str]) -> TensorDict:
         tensors = load(data)
     except Exception:  # an unknown dtype, a size beyond 64 bits, and what else there is
         # Without the cause: its text quotes the sender's bytes.
-        raise UserError("message that cannot be decoded: refused") from None
+        raise malformed("the message cannot be decoded") from None
     if set(tensors) != names:
-        raise UserError("message with other tensors than expected: refused")
+        raise malformed("the message has other tensors than the round asks for")
     return tensors
 
 
@@ -316,11 +316,11 @@ def _inflate(content: object, size: int) -> bytearray:
     try:
         data = inflater.decompress(compressed, size + 1)
     except zlib.error:
-        raise UserError("message that cannot be decoded: refused") from None
+        raise malformed("the message cannot be decoded") from None
     # The checksum is at the end of the stream; nothing may stand behind it.
     is_whole = inflater.eof and not inflater.unused_data
     if len(data) != size or not is_whole:
-        raise UserError(f"message that does not hold exactly {size} bytes: refused")
+        raise malformed(f"the message does not hold exactly {size} bytes")
     return bytearray(data)  # of its own: torch wants memory that may be written
 
 
@@ -332,6 +332,7 @@ def _check(
 ) -> None:
     found = tuple(tensor.shape)
     if found != shape or tensor.dtype != dtype:
-        raise UserError(
-            f"{name} of shape {found}, {tensor.dtype}: expected {shape}, {dtype}"
+        raise malformed(
+            f"{name}: the shape is {found} of {tensor.dtype}, and the round has "
+            f"{shape} of {dtype}"
         )

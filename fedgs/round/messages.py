@@ -23,7 +23,7 @@ import torch
 from fedgs.config.integers import noise_units
 from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError
+from fedgs.errors import UserError, malformed
 from fedgs.mechanism.answer_bounds import check_norms
 from fedgs.mechanism.integer_sums import IntegerSum, from_integers
 from fedgs.mechanism.masks import Announced, Attempt, MaskedSum, received_masked, unmask
@@ -151,7 +151,7 @@ def decode_request(
     else:
         phase = phase_with_discriminators(config)
     if phase is None:
-        raise UserError("request of round 0, which the run's phases lack: refused")
+        raise malformed("the request is of round 0, which the phases do not have")
     # A method counts the rounds of its own phase.
     round_of_phase = round - phase.config.rounds_before
     declared = phase.method.declared(phase.config, round_of_phase)
@@ -193,7 +193,7 @@ def _decode_asked(
     if participants == EVERYONE:
         num_participants = config.num_clients
     if num_participants > most:
-        raise UserError(f"request with more than {most} participants: refused")
+        raise malformed(f"the request has more than {most} participants")
     trainees = _split(payload, "trainees", config)
     # A later one would have the node delete what a resumed run goes on from.
     keep_round = _integer(payload, "keep_round", 0, max(round - 1, 0))
@@ -248,7 +248,8 @@ def encode_answer(
     # The very type: a subclass could carry more.
     if type(answer) is not only:
         raise TypeError(
-            f"{type(answer).__name__} must not leave a client: only {only.__name__}"
+            f"{type(answer).__name__}: it must not leave a client; answer with "
+            f"{only.__name__} only"
         )
     terms = terms_at(config, content_of(sent).round)
     payload: Payload = {
@@ -309,14 +310,14 @@ def _decode_answer(
     if _integer(payload, "is_empty", 0, 1):
         _check_fields(payload, {"is_empty"})
         if participating:
-            raise UserError("empty, though its clients take part")
+            raise malformed("it is empty, although its clients take part")
         return None
     fields = set(ANSWER_FIELDS)
     if config.is_masked:
         fields.add(NEXT_KEY)
     _check_fields(payload, fields)
     if not participating:
-        raise UserError("gradients, though none of its clients takes part")
+        raise malformed("it has values, although none of its clients takes part")
     agreed = {
         "round": request.round,
         "node_id": node_id,
@@ -328,7 +329,7 @@ def _decode_answer(
         # Types too, for True equals 1 and 1 equals 1.0.
         told = payload[name]
         if type(told) is not type(value) or told != value:
-            raise UserError(f"another {name} than this run and round have")
+            raise malformed(f"its {name} is another one than this run and round have")
     if config.is_masked:
         masked = unpack_masked(payload["tensors"], terms)
         next_key = b""
@@ -396,15 +397,13 @@ def _check_fields(
     others: Set[str] = frozenset(),
 ) -> None:
     if not names <= set(payload) <= names | others:
-        raise UserError(f"message with other fields than {sorted(names)}: refused")
+        raise malformed(f"the message has other fields than {sorted(names)}")
 
 
 def _integer(payload: Mapping[str, object], name: str, least: int, most: int) -> int:
     value = payload.get(name)
     if type(value) is not int or not least <= value <= most:  # True is no integer
-        raise UserError(
-            f"message whose {name} is no integer from {least} to {most}: refused"
-        )
+        raise malformed(f"the message's {name} is no integer from {least} to {most}")
     return value
 
 
@@ -424,6 +423,4 @@ def _split(payload: Mapping[str, object], name: str, config: ResolvedConfig) -> 
             # One form for each list: not " 1", "+1", "01" or "1,,2".
             if is_increasing and joined(clients) == text:
                 return clients
-    raise UserError(
-        f"message whose {name} is no list of clients below {num_clients}: refused"
-    )
+    raise malformed(f"the message's {name} is no list of clients below {num_clients}")

@@ -126,8 +126,8 @@ class Node:
         if self.state.round >= request.round and not is_next_attempt:
             raise UserError(
                 f"node {self.node_id}: it has already answered round "
-                f"{self.state.round}, refuses another request for round "
-                f"{request.round}"
+                f"{self.state.round}, so it refuses a different request for round "
+                f"{request.round}; resume the run, which asks anew and counts it"
             )
         if phase_at(self.config, request.round).method.has_discriminators:
             self.state.check_round(request.round)
@@ -198,8 +198,8 @@ class Node:
             return self._computed(request)
         if not isinstance(sent, MaskedRequest):
             raise UserError(
-                f"node {self.node_id}: asked without masks in a run with "
-                "secure_aggregation = true: refused"
+                f"node {self.node_id}: secure_aggregation = true, and the server asks "
+                "for an answer without masks, so it is refused; ask who runs the server"
             )
         key = self._masks.key_for(sent.attempt, self.limits.least_nodes)
         # With the key, so that the count refuses a second sum under it.

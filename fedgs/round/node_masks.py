@@ -95,8 +95,9 @@ class NodeMasks:
         if len(attempt.keys) < least_nodes:
             raise ClientRefused(
                 "min_honest_nodes",
-                f"min_honest_nodes = {least_nodes}: the list has {len(attempt.keys)} "
-                "nodes",
+                f"min_honest_nodes = {least_nodes}: only {len(attempt.keys)} nodes "
+                "would answer this round together; wait for the others, or give a "
+                "smaller limit",
             )
         # A server could list keys of its own in the place of the other nodes'.
         if self._peers is not None:
@@ -111,8 +112,9 @@ class NodeMasks:
             is_own = listed.public == key.public
         if stored is None or not is_own:
             raise UserError(
-                f"node {self._node_id}: the list of masking keys has not this node's "
-                "last one: refused"
+                f"node {self._node_id}: the list of masking keys has another key for "
+                "it than its last one, so it refuses; resume the run, and ask who runs "
+                "the server if it happens again"
             )
         return stored[0]
 

@@ -87,16 +87,16 @@ class NodeState:
         """
         if self.discriminators is None:
             raise UserError(
-                f"node {self._node_id}: its state is missing from {self.folder}; "
-                "restore it, or start the run again"
+                f"node {self._node_id}: what it keeps of earlier rounds is missing "
+                f"from {self.folder}; restore that folder, or start a new run"
             )
         # If no round counts without this node, an older state must be a wrong one.
         needs_all = self._config.min_answers in (None, self._config.num_nodes)
         trains_all = self._config.discriminator_training == "every_round"
         if needs_all and trains_all and self.round < round - 1:
             raise UserError(
-                f"node {self._node_id}: its state is of round {self.round}, not of the "
-                f"one before round {round}; restore the newer {self.folder}"
+                f"node {self._node_id}: what it keeps is of round {self.round}, and it "
+                f"is asked for round {round}; restore the newest copy of {self.folder}"
             )
 
     def keep_discriminators(self, made: Discriminators, round: int) -> None:

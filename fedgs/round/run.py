@@ -185,7 +185,9 @@ class RunSession(Session):
             RunStopped: `stop` was set, and rounds are left.
         """
         if stop.is_set() and self.goes_on:
-            raise RunStopped(f"stopped after round {self.server.round}")
+            raise RunStopped(
+                f"The run was told to stop, after round {self.server.round}"
+            )
 
     def settle(self, stop: Stop) -> None:
         """Has the method do its long work on the last round, once.
@@ -204,7 +206,7 @@ class RunSession(Session):
 
         def check(step: int, steps: int) -> None:
             if stop.is_set():
-                raise RunStopped(f"stopped in step {step} of fitting the generator")
+                raise RunStopped(f"The run was told to stop, in step {step} of the fit")
             # Twenty reports: one for each of thousands of steps would flood whoever
             # listens.
             if step % max(1, steps // 20) == 0:
@@ -275,8 +277,9 @@ class RunSession(Session):
             least = max(self.required(request.participants), LEAST_NODES)
             if len(nodes) < least:
                 raise RunStopped(
-                    f"stopped before round {request.round}: {len(nodes)} nodes can be "
-                    f"asked, but its secure aggregation needs {least} (min_answers)"
+                    f"The run stopped before round {request.round}: {len(nodes)} nodes "
+                    f"can be asked, and secure aggregation needs {least} of them "
+                    "(min_answers). Resume the run when more are there"
                     + _reasons(failures)
                 )
         event = new_event(
@@ -287,9 +290,9 @@ class RunSession(Session):
         # if nothing is sent.
         if self._budget is not None and not self._budget.allows(event):
             raise BudgetSpent(
-                f"stopped before round {request.round}: its release would exceed "
-                f"target_epsilon = {self.config.target_epsilon:g}; the generator is "
-                "written"
+                f"The run ended before round {request.round}, whose release would "
+                f"exceed target_epsilon = {self.config.target_epsilon:g}. The "
+                "generator is written"
             )
         self.ledger.append(event)  # durably, then counted
         self.attempts[event.round] += 1
@@ -387,10 +390,11 @@ class RunSession(Session):
             required = max(required, LEAST_NODES)
         if num_answers < required:
             raise RunStopped(
-                f"round {event.round}: {num_answers} of {event.planned_nodes} nodes "
-                f"answered within round_timeout = {self.config.round_timeout:g} s, "
-                f"but min_answers requires {required}; the round is discarded, and "
-                "its privacy cost is counted" + _reasons(failures)
+                f"The run stopped in round {event.round}: {num_answers} of "
+                f"{event.planned_nodes} nodes answered within round_timeout = "
+                f"{self.config.round_timeout:g} s, and min_answers requires "
+                f"{required}. The round is discarded, and its privacy cost is counted. "
+                "Resume the run when more nodes are there" + _reasons(failures)
             )
 
     def _opened(
@@ -409,8 +413,8 @@ class RunSession(Session):
             except UserError as error:
                 # A node that lies spoils the sum, but not the run: it can be resumed.
                 raise RunStopped(
-                    f"round {asked.request.round}: {error}; the round is discarded, "
-                    "and its privacy cost is counted"
+                    f"The run stopped in round {asked.request.round}: {error}. The "
+                    "round is discarded, and its privacy cost is counted"
                 ) from error
         return [each for each in answers if isinstance(each, SanitizedGradients)]
 

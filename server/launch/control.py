@@ -114,7 +114,9 @@ class Control:
         request = ListRunsRequest(run_id=run_id)
         runs = self._ask("ListRuns", request, f"run {run_id}").run_dict
         if run_id not in runs:
-            raise FlowerFailed(f"run {run_id}: the server does not know it")
+            raise FlowerFailed(
+                f"run {run_id}: the server does not know this run; look at its log"
+            )
         status = runs[run_id].status
         words = (status.status, status.sub_status)
         return ":".join(word for word in words if word), status.details
@@ -167,7 +169,9 @@ def control_of(
         UserError: another Flower, no certificate, or a proxy that cannot be used.
     """
     variables = proxy_variables(server)
-    with wrap_error(ImportError, "this Flower is not known", FLOWER_REMEDY):
+    with wrap_error(
+        ImportError, "flwr: this version of Flower is not known", FLOWER_REMEDY
+    ):
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     problem = f"ca = {authority}: it is no certificate in PEM form"

@@ -102,8 +102,8 @@ def check_run_name(setting: str, name: str) -> None:
     """
     if not RUN_NAME.fullmatch(name):
         raise UserError(
-            f"{setting} = {name!r}: give the name of a run folder in the server's "
-            "state directory: letters, digits, '.', '_', '-'"
+            f"{setting} = {name!r}: it names a run folder in the server's state "
+            "directory; give one word of letters, digits, '.', '_' and '-'"
         )
 
 
@@ -218,6 +218,8 @@ def _follow(control: Control, run_id: int) -> None:
             if status.startswith("finished"):
                 if REFUSED in detail:
                     raise UserError(detail.partition(f"{REFUSED}: ")[2])
-                raise FlowerFailed(f"run {run_id}: {status}. {detail}".strip())
+                raise FlowerFailed(
+                    f"run {run_id} did not complete ({status}). {detail}".strip()
+                )
             deadline = time.monotonic() + PATIENCE
         time.sleep(STATUS_SECONDS)

@@ -85,7 +85,8 @@ def is_too_large(scope: Any) -> bool:
 
 
 async def _refuse(scope: Any, send: Any, status: int, text: bytes) -> None:
-    log.warning("%d: %s from %s", status, scope.get("path"), scope.get("client"))
+    line = "refused with status %d: %s from %s"
+    log.warning(line, status, scope.get("path"), scope.get("client"))
     if scope["type"] == "http":
         headers = [(b"content-type", b"text/plain")]
         start = {"type": "http.response.start", "status": status, "headers": headers}
@@ -113,7 +114,9 @@ def main() -> None:
         if flower.uvicorn is not uvicorn:
             raise AttributeError("flower_superlink.uvicorn")
     except (ImportError, AttributeError) as error:
-        sys.exit(f"this Flower is not known ({error}); {FLOWER_REMEDY}")
+        sys.exit(
+            f"flwr: this version of Flower is not known ({error}); {FLOWER_REMEDY}"
+        )
 
     def run(app: App, **settings: Any) -> None:
         own = {

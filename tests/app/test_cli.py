@@ -169,7 +169,7 @@ def test_a_run_without_output_is_accused_and_goes_on_after_an_interrupt(
     assert re.fullmatch(r"algorithm-2-npz-\d{8}T\d{6}Z", path.name)
     assert "6 clients (nodes: 6, rounds: 3, clients in each: 2)" in out
     go_on = f"continue with: fedgs resume runs/{path.name}"
-    assert (code, err) == (1, f"stopped after round 1\n{go_on}\n")
+    assert (code, err) == (1, f"The run was told to stop, after round 1\n{go_on}\n")
     config = RunFolder.open(path).config  # its paths hold from any working directory
     assert (config.data, config.output) == (f"npz:{tmp_path}/tiny.npz", str(path))
     out = printed(fedgs("resume", path), "")
@@ -380,7 +380,7 @@ def test_runs_on_the_same_clients_add_up(fedgs, trained, tmp_path):
     )
     assert both[0]["epsilon"] > 1.2 * one[0]["epsilon"]
     assert both[0]["num_rounds"] == 2 * one[0]["num_rounds"]
-    assert "2 runs on the same clients" in " ".join(both[0]["conditions"])
+    assert "2 runs are on the same clients" in " ".join(both[0]["conditions"])
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ SAID = {
             "last_answer_time": 1799999999,
             "resends": 4,
             "failures": 1,
-            "last_failure": "hospital-b: no answer in time",
-            "reason": "hospital-b: has not joined",
+            "last_failure": "hospital-b: it did not answer in time",
+            "reason": "hospital-b: it has not joined",
         },
     },
 }

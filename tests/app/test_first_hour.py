@@ -223,7 +223,7 @@ def test_spent_budget_is_a_success_with_pictures(fedgs, own, tmp_path):
     out = printed(
         fedgs("train", *flags(**given, client_selection="all", output=run)), ""
     )
-    words = r"budget is spent, so the run is complete: stopped before round (\d)"
+    words = r"budget is spent, so the run is complete: The run ended before round (\d)"
     last = int(re.search(words, out)[1]) - 1
     assert f"{run}/samples/round-{last:07d}.png" in out
     assert "is finished" in printed(fedgs("resume", run), "")

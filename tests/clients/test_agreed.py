@@ -50,8 +50,8 @@ def _write_data(folder: Path, clients: list[object] | None = None) -> str:
 
 
 OF_A_NODE = (
-    "an owner with all images, or a shard, no person, where a node's data name no "
-    "owners or are cut"
+    "an owner with all images, or a shard, which is no person, if a node's data name "
+    "no owners or are cut"
 )
 
 

@@ -170,7 +170,7 @@ def test_a_value_that_no_client_has_is_refused_as_bad_input(cohorts, log):
     other.start()
     log_verdicts(other.folder)
     assert log[-2].startswith("verdict of v2: ")
-    assert log[-1] == "picture: diagnosis.png, a row for each of v1, v2"
+    assert log[-1].startswith("picture: diagnosis.png ")
 
 
 def test_cohorts_under_masks_give_the_bytes_of_one_curator(cohorts, tmp_path):

@@ -14,7 +14,7 @@ from runs import interrupt_at, num_answers
 from server import roll_call
 from simulated_grid import round_of, spoil_at
 
-BEHIND = "own count was rolled back or deleted: it has no release of round"
+BEHIND = "own count was rolled back or deleted, because it lacks the release of round"
 
 
 def test_an_answer_that_no_round_took_has_left_its_client_all_the_same(deploy):
@@ -103,7 +103,7 @@ def released(start: str, round: str, key: str = "") -> dict[str, str]:
     ],
 )
 def test_a_server_that_does_not_say_what_it_has_is_refused(told):
-    assert_refused("request without what the server has of this node", told_of, told)
+    assert_refused("does not say what the server has", told_of, told)
 
 
 def test_a_client_refuses_a_request_that_says_nothing_of_its_answers(deploy):

@@ -98,7 +98,7 @@ def test_a_count_that_goes_back_between_two_attempts_of_a_round_is_refused(maske
     run.start(at_round(2, backup.put_back))
     assert num_answers(run.folder) == [3, 2, 2]
     assert run.counted(0) == [1, 2]
-    words = "has no release of round 2"
+    words = "lacks the release of round 2"
     # Asked to answer, twice, then for a key, under which others would release in vain.
     assert backup.refusals().count(words) >= 2
 
@@ -126,7 +126,7 @@ def test_a_false_masking_key_names_its_sender_and_stops_nobody_else(
     run.start()
     assert run.attempts() == [(1, 1), (2, 1), (3, 1)]
     assert num_answers(run.folder) == [2, 2, 2]
-    assert "the masking key of b-clinic is not signed by it" in log
+    assert any("the masking key of b-clinic is not signed" in line for line in log)
     assert not (run.clients[1].state_dir / "releases" / "releases-00000.jsonl").exists()
 
 
@@ -150,7 +150,7 @@ def test_a_false_key_with_an_answer_is_not_listed(masked):
 
 @pytest.mark.parametrize(
     ("own", "setting", "problem"),
-    [({}, True, "give peers"), ({"peers", "key"}, False, "under masks only")],
+    [({}, True, "--peers"), ({"peers", "key"}, False, "--peers")],
 )
 def test_a_client_with_peers_releases_under_masks_only_and_without_them_never(
     masked, own, setting, problem
@@ -164,7 +164,7 @@ def test_a_client_with_peers_releases_under_masks_only_and_without_them_never(
     joined = place_of(run).join(settings)
     assert isinstance(joined.refusal, ClientRefused)
     assert problem in str(joined.refusal)
-    assert reason_of("a", joined.refusal) == "a refused by its clients' limit: peers"
+    assert reason_of("a", joined.refusal).endswith("own limit peers forbids it")
 
 
 # ------------------------------------------------------------------ a hostile server
@@ -209,11 +209,11 @@ def by_the_server(keys: Keys, node: int) -> Announced:
 
 without_c = lie_about_keys(lambda k: {A: k[A], B: k[B]})
 KEY_LISTS = {
-    "b-clinic is not signed by it": lambda k: k | {B: by_the_server(k, B)},
-    "c-clinic is not signed by it": lambda k: k | {C: by_the_server(k, B)},
-    "without 2 different ones": lambda k: {A: k[A]},
-    "with a wrong node": lambda k: k | {3: by_the_server(k, C)},
-    "has not this node's last one": lambda k: {B: k[B], C: k[C]},
+    "key of b-clinic is not signed": lambda k: k | {B: by_the_server(k, B)},
+    "key of c-clinic is not signed": lambda k: k | {C: by_the_server(k, B)},
+    "fewer than 2 different ones": lambda k: {A: k[A]},
+    "names a node that is not asked": lambda k: k | {3: by_the_server(k, C)},
+    "than its last one": lambda k: {B: k[B], C: k[C]},
 }
 
 
@@ -243,7 +243,7 @@ def test_a_client_answers_no_list_that_a_server_could_unmask_it_by(masked):
         victim.restart()
         assert run.grid.answer(victim, told(request, without_c)).has_error()
         text = (victim.state_dir / "error.log").read_text()
-        assert "min_peers = 3: the list has 2" in text
+        assert "min_peers = 3: only 2" in text
         assert not (victim.state_dir / "releases" / "releases-00000.jsonl").exists()
         return request
 
@@ -263,7 +263,7 @@ def test_a_sum_of_clients_that_were_told_different_things_is_noise(masked):
     ):
         lied_to = masked(lie.__name__, **ONE_RELEASE)
         when_asked(lied_to, partial(told, lie=lie), kind)
-        with pytest.raises(RunStopped, match=f"another {differs}"):
+        with pytest.raises(RunStopped, match=f"its {differs} is another"):
             lied_to.start()
         # Seeded noise: the sums would differ by a bit of the centre, or by noise.
         difference = (opened(lied_to) - opened(honest)).view(np.int32)

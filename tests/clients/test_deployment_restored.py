@@ -27,7 +27,7 @@ RESTORED = r"has released more than this run's ledger says \(rounds {}\): this s
 
 def stop_after(run: Deployment, round: int) -> None:
     """Runs on to a round, which is then committed."""
-    with pytest.raises(RunStopped, match=f"stopped after round {round}"):
+    with pytest.raises(RunStopped, match=f"after round {round}"):
         run.start(at_round(round, run.stop.set))
     run.stop.clear()
 
@@ -107,7 +107,7 @@ def test_a_client_that_does_not_say_what_it_released_is_refused(deploy, released
     run = deploy()  # of four rounds
     silent = RunProgress(None, run.folder.config, "0" * 16, 0)
     calls = RollCall(run.grid, run.folder, run.folder.config, [], silent)
-    words = "without saying what it has released"
+    words = "does not say what it has released"
     assert_refused(words, calls.check_ledger, 0, released)
     calls.check_ledger(0, [0, 0])
 
@@ -172,7 +172,7 @@ def test_a_client_of_another_protocol_is_refused_in_a_clear_sentence(deploy, log
         return reply
 
     run.grid.spoil = spoil
-    words = f"b-clinic speaks protocol 1 of joining, this server {PROTOCOL}; install"
+    words = f"version 1 of the protocol, and this server uses version {PROTOCOL}"
     with pytest.raises(RunStopped, match="b-clinic"):
         run.start()
     assert any(words in line for line in log)
@@ -181,8 +181,11 @@ def test_a_client_of_another_protocol_is_refused_in_a_clear_sentence(deploy, log
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"protocol": 1}, f"speaks protocol 1 of joining, this client {PROTOCOL}"),
-        ({"protocol": None}, "speaks protocol none of joining"),
+        (
+            {"protocol": 1},
+            f"version 1 of the protocol, and this client uses version {PROTOCOL}",
+        ),
+        ({"protocol": None}, "version none of the protocol"),
         ({"settings": 3}, "cannot be decoded"),
         ({"settings": "[]"}, "cannot be decoded"),
         ({"settings": "{"}, "cannot be decoded"),

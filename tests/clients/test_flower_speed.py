@@ -54,7 +54,9 @@ def test_what_another_flower_has_not_is_left_out_with_a_warning(
     monkeypatch.setattr(FLOWER_LOGGER, "propagate", True)
     assert not is_possible("it", PULLS | missing)
     (place,) = missing
-    assert f"it is not possible: this Flower has no {place}(" in caplog.text
+    assert f"it is not possible, because the installed Flower has no {place}" in (
+        caplog.text
+    )
 
 
 @pytest.mark.parametrize(("variable", "is_fast"), [("1", True), ("0", False)])

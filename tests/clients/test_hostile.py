@@ -94,8 +94,8 @@ LONG = 1e3 * a_release(RELEASE).values
 ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
     ("server", EXACT): {
         "round is no integer from 0 to 9": [fields(round=SECRET**272)],
-        "without tensors": [fields(tensors="4711")],
-        "with other fields than": [fields(send_me_client_4711=1)],
+        "has no tensors": [fields(tensors="4711")],
+        "other fields than": [fields(send_me_client_4711=1)],
         "participants is no list of clients below 6": [
             *(fields(participants=sent) for sent in (MILLION, "2,4711", "2,2", [2, 4]))
         ],
@@ -108,13 +108,11 @@ ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
         r"fakes outside \[0, 1\]": [
             *(spoilt("images", value) for value in (SECRET, -1e-6))
         ],
-        "non-finite values": [
-            spoilt("images", value) for value in (math.nan, math.inf)
-        ],
+        "not finite": [spoilt("images", value) for value in (math.nan, math.inf)],
         r"labels outside \[0, 3\)": [spoilt("labels", SECRET)],
-        "a request's images of shape": [values(images=torch.zeros(7, 1, 16, 16))],
-        "with other tensors than": [values(secret_4711=torch.zeros(1))],
-        "bytes: at most 9680": [
+        "a request's images: the shape is": [values(images=torch.zeros(7, 1, 16, 16))],
+        "other tensors than": [values(secret_4711=torch.zeros(1))],
+        "bytes and may have 9680": [
             values(images=torch.zeros(8, 1, 28, 28)),
             content(lambda packed: bytes(1 << 26)),
         ],
@@ -128,44 +126,47 @@ ATTACKS: dict[tuple[str, RunConfig], dict[str, list[Change]]] = {
         "cannot be decoded": [
             content(lambda packed: packed[:-1] + bytes([packed[-1] ^ 1]))  # checksum
         ],
-        "of other levels than": [inflated(lambda data: b"\x01" + data[1:])],
+        "another number of levels": [inflated(lambda data: b"\x01" + data[1:])],
         "fakes outside": [inflated(lambda data: b"\x02\x04" + data[2:])],
     },
     ("server", RELEASE): {
-        "with other tensors than expected": [values(expected=None)],
-        "a request's axes of shape": [values(**{AXES: torch.zeros(1, 4)})],
-        "non-finite values": [spoilt(AXES, math.nan)],
+        "other tensors than the": [values(expected=None)],
+        "a request's axes: the shape is": [values(**{AXES: torch.zeros(1, 4)})],
+        "not finite": [spoilt(AXES, math.nan)],
         "cannot be decoded": [fields(tensors=CODE)],
         "that is not to all": [fields(participants="2"), fields(trainees="2")],
     },
     ("client", EXACT): {
-        "non-finite values": [spoilt("gradients", math.nan)],
-        "1 of 4 gradients with a norm above 22.33": [spoilt("gradients", 47.11)],
-        "gradients of shape": [values(gradients=torch.zeros(3, 1, 16, 16))],
-        "bytes: at most 5120": [values(gradients=torch.zeros(2, 4, 1, 16, 16))],
+        "not finite": [spoilt("gradients", math.nan)],
+        "1 of 4 gradients have a norm above 22.33": [spoilt("gradients", 47.11)],
+        "gradients: the shape is": [values(gradients=torch.zeros(3, 1, 16, 16))],
+        "bytes and may have 5120": [values(gradients=torch.zeros(2, 4, 1, 16, 16))],
         "cannot be decoded": [
             fields(tensors=struct.pack("<Q", 2**40) + b"{}4711"),
             fields(tensors=b""),
         ],
-        "with other tensors than": [values(loss=torch.tensor(47.11))],
-        "with other fields than": [
+        "other tensors than": [values(loss=torch.tensor(47.11))],
+        "other fields than": [
             fields(num_examples=SECRET),
             lambda payload: {"is_empty": 1, "loss": 47.11},
         ],
-        "another node_id than": [fields(node_id=4)],
-        "another round than": [fields(round=2)],
-        "another request than": [fields(request=OLD)],  # under the new round's number
-        "another noise_std than": [fields(noise_std=0.4711)],
-        "another clip_bound than": [fields(clip_bound=47.11), fields(clip_bound=True)],
-        "empty, though its clients take part": [lambda payload: {"is_empty": 1}],
+        "its node_id is another": [fields(node_id=4)],
+        "its round is another": [fields(round=2)],
+        "its request is another": [fields(request=OLD)],  # under the new round's number
+        "its noise_std is another": [fields(noise_std=0.4711)],
+        "its clip_bound is another": [
+            fields(clip_bound=47.11),
+            fields(clip_bound=True),
+        ],
+        "empty, although its clients take part": [lambda payload: {"is_empty": 1}],
         "is_empty is no integer": [fields(is_empty=SECRET), lambda payload: {}],
     },
     ("client", COMPACT): {
-        "4 of 4 gradients with a norm": [inflated(lambda data: b"\xff" * len(data))],
+        "4 of 4 gradients have a norm": [inflated(lambda data: b"\xff" * len(data))],
         "exactly 2048": [content(lambda packed: bomb(1 << 21))],
     },
     ("client", RELEASE): {
-        "1 of 1 embeddings with a norm above .*, which 2 clients": [
+        "1 of 1 embeddings have a norm above .*, which 2 clients": [
             values(gradients=LONG)
         ]
     },

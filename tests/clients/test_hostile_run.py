@@ -52,11 +52,11 @@ def of_another_sender(request: Message, reply: Message) -> Message:
 
 
 SPOILT: list[tuple[Make, str]] = [
-    (of_other_noise, "another noise_std than"),
+    (of_other_noise, "its noise_std is another"),
     (failed, "says: all is well?2026-01-01 INFO the run"),  # an error of 10 MB
-    (with_more_records, "answered with other records too"),
-    (without_record, "answered without a record"),
-    (of_another_sender, "a reply of another sender"),
+    (with_more_records, "more than its one record"),
+    (without_record, "has no record"),
+    (of_another_sender, "from another sender"),
 ]
 
 
@@ -74,7 +74,10 @@ def test_a_spoilt_reply_is_a_failed_answer(create, log):
         lines = [line for line in log if line.startswith(of_round)]
         assert sum(words in line for line in lines) == 2
         assert all(line.isprintable() and len(line) < 300 for line in lines)
-        assert any(line.startswith(f"round {number}: no answer of ") for line in log)
+        assert any(
+            line.startswith(f"round {number}: ") and line.endswith("did not answer")
+            for line in log
+        )
     assert str(SECRET) not in "".join(log)
     start(silent, FakeGrid(6, victim(dict.fromkeys(makes, lose))))
     assert product(folder) == product(silent)

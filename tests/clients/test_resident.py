@@ -77,7 +77,7 @@ def fixture_told(monkeypatch, tmp_path) -> list[str]:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([], "--node-config is missing"),
+        ([], "--node-config is unset"),
         (["--node-config=name=a b"], "--node-config name=a b"),
         (node(more=" rounds=3"), "rounds"),
         (node(state="open"), "chmod 700"),
@@ -91,7 +91,7 @@ def fixture_told(monkeypatch, tmp_path) -> list[str]:
         ([*node(), CA + "garbage"], "ca = garbage:"),
         ([*node(), KEY + "none"], "key = none:"),
         ([*node(), KEY + "garbage"], "key = garbage:"),
-        (node(), "this Flower is not known: install"),
+        (node(), "flwr: "),
     ],
 )
 def test_what_is_wrong_ends_with_exit_code_2_before_systemd_is_told(

@@ -289,8 +289,8 @@ def test_the_same_question_gets_the_same_bytes_and_another_one_none(select):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"thresholds": torch.zeros(2)}, "a request's thresholds of shape"),
-        ({"thresholds": torch.tensor([math.nan])}, "non-finite"),
+        ({"thresholds": torch.zeros(2)}, "a request's thresholds: the shape is"),
+        ({"thresholds": torch.tensor([math.nan])}, "not finite"),
         ({"more": torch.zeros(1)}, "other tensors"),
     ],
 )
@@ -313,7 +313,7 @@ def test_a_count_that_no_honest_node_sends_is_refused(select):
         return reply
 
     run.grid.spoil = enlarged
-    with pytest.raises(RunStopped, match="1 of 1 counts with a norm above"):
+    with pytest.raises(RunStopped, match=r"1 of 1 counts .* norm above"):
         run.start()
 
 
@@ -323,7 +323,7 @@ def test_a_count_that_no_honest_node_sends_is_refused(select):
 @pytest.mark.parametrize("missing", ["allow_selection", "allow_updates"])
 def test_a_client_takes_part_only_where_its_file_says_so(select, missing):
     run = select(ALLOWED.replace(f"{missing} = true\n", ""))
-    with pytest.raises(RunStopped, match=f"clients' limit: {missing}"):
+    with pytest.raises(RunStopped, match=f"limit {missing}"):
         run.start()
     assert run.attempts() == []
     assert not list(run.root.rglob(COHORTS))
@@ -338,7 +338,7 @@ def test_a_question_beyond_the_limit_is_counted_by_nobody_and_not_answered(selec
     epsilon = epsilon_from_mu((sum(costs[:5]) + costs[5] / 2) ** 0.5, 1e-5)
     more = f'client_epsilon = {epsilon}\ndelta = 1e-5\nrelation = "replace-one"\n'
     (run.root / "limits.toml").write_text(ALLOWED + more)
-    with pytest.raises(RunStopped, match="clients' limit: client_epsilon"):
+    with pytest.raises(RunStopped, match="limit client_epsilon"):
         run.start()
     assert run.counted(0) == [1, 2, 3, 4, 5]
     assert not list(run.root.rglob(COHORTS))
@@ -424,7 +424,7 @@ def test_shards_have_no_cohorts(select):
     with pytest.raises(RunStopped, match="b-clinic failed"):
         run.start()
     error = (run.clients[1].state_dir / "error.log").read_text()
-    assert "these clients are shards; give data that name their owners" in error
+    assert "shards of data without names; give data that name their owners" in error
 
 
 def test_memberships_are_written_whole_for_their_owner_alone(tmp_path):

@@ -144,9 +144,9 @@ SMALL = {0: Announced(KEYS[0].public, b""), 1: Announced(bytes(32), b"")}
 @pytest.mark.parametrize(
     ("node", "key", "attempt", "message"),
     [
-        (0, STRANGER, attempt_of(KEYS), "not listed with its own key"),
-        (2, KEYS[0], attempt_of(KEYS), "not listed with its own key"),
-        (0, KEYS[0], attempt_of({0: KEYS[0]}), "alone"),
+        (0, STRANGER, attempt_of(KEYS), "another key"),
+        (2, KEYS[0], attempt_of(KEYS), "another key"),
+        (0, KEYS[0], attempt_of({0: KEYS[0]}), "no other node"),
         (0, KEYS[0], Attempt(1, SMALL), "no secret"),  # of small order: all know it
     ],
 )

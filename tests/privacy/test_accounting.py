@@ -44,7 +44,7 @@ def test_table_2_against_every_adversary():
         *("adversary", "asked", "client_selection", "num_rounds", "guarantee"),
     ]
     assert first["conditions"][0].startswith("delta is too large to read: 0.00115")
-    assert first["conditions"][1].startswith("mixture: uniform selection of 1 of 866")
+    assert first["conditions"][1].startswith("mixture: 1 of 866 clients")
 
 
 def test_the_papers_figures_as_published(capsys):
@@ -130,7 +130,7 @@ def test_amplification_is_stated_beside_the_other_rows():
 )
 def test_what_cannot_be_amplified_is_refused_and_said(reason, changes):
     stated = statements(replace(SAMPLED, amplification=False, **changes), 1e-5)
-    said = f"no amplification by sampling: refused: {reason}"
+    said = f"no amplification by sampling: it is refused: {reason}"
     assert said in " ".join(c for row in stated for c in row.conditions)
     words = f"amplification = True: refused: {reason}"
     assert_refused(words, replace, SAMPLED, **changes)

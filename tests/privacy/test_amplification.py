@@ -108,4 +108,4 @@ def test_too_many_kinds_are_refused():
     rounds = tuple(
         OWN._replace(ratio=1.0 + n, rounds=1) for n in range(MOST_SAMPLED_KINDS + 2)
     )
-    assert_refused("34 kinds of rounds; at most 32", SampledBound(rounds).epsilon, 1e-5)
+    assert_refused("of 34 kinds, and at most 32", SampledBound(rounds).epsilon, 1e-5)

@@ -121,7 +121,7 @@ def test_the_server_row_is_secagg_and_the_bare_node_stays():
     assert not epsilons(plain, adversary="unmasked")
     (server, *_) = (s for s in stated if s.adversary == "server")
     assert "computational" in server.conditions[1]
-    assert "2 colluding; holds while at least two nodes" in server.conditions[1]
+    assert "2 help it; this holds while at least two nodes" in server.conditions[1]
     assert any("discrete Gaussian" in c for c in server.conditions)
 
 

@@ -194,7 +194,7 @@ def test_a_failed_write_leaves_no_event_and_closes_the_ledger(path, monkeypatch)
 
 def test_two_runs_cannot_append_to_one_ledger(path):
     first = Ledger.open(path)
-    assert_refused("in use by another run", Ledger.open, path)
+    assert_refused("another run uses it", Ledger.open, path)
     assert Ledger.read(path).length == 3
     first.close()
     Ledger.open(path).close()

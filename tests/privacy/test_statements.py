@@ -99,12 +99,20 @@ CHARGED = {
     "a busy client": ([run(of(0, 1, 1, 2, 1, **BALANCED))], law(3 * COST), "balanced"),
     "a louder round": (ten_and(event(11, **QUIET)), law(COST + LOUDER), "noise, C, B"),
     "one balanced": (ten_and(event(11, **BALANCED)), law(2 * COST), "is balanced"),
-    "a repeat": (ten_and(OTHERS), law(2 * COST), "a repeated round asked others"),
+    "a repeat": (
+        ten_and(OTHERS),
+        law(2 * COST),
+        "a repeated round asked other clients",
+    ),
     "fewer than were drawn": (ten_and(clients_per_round=2), law(COST), ASKED),
     "ended early": ([run(ENDED, num_rounds=20)], law(4 * COST), "end after 6 of 20"),
     # A node that is away, or a client that refuses, ends its round.
     "asked at once": ([run(AT_ONCE)], law(5 * COST), "round was asked again at once"),
-    "everybody in both": (ALL_IN_BOTH, law(5 * COST + 3 * LOUDER), "selection is all"),
+    "everybody in both": (
+        ALL_IN_BOTH,
+        law(5 * COST + 3 * LOUDER),
+        "client_selection is all",
+    ),
     "two secrets": (
         mixed_and(TEN_QUIET, **OTHER),
         law(0, (20, COST), (10, LOUDER)),
@@ -115,12 +123,12 @@ CHARGED = {
     "others": (
         mixed_and(NINE),
         law(10 * COST),
-        "copies of one run folder asked others",
+        "copies of one run folder asked different",
     ),
     "irregular": (
         mixed_and(NOISES),
         law(2 * COST + LATER),
-        "are copies of one, with one secret",
+        "are copies of one",
     ),
     # Balanced draws are from another stream.
     "balanced": (mixed_and(rounds(30, **BALANCED)), law(3 * COST, (20, COST)), ""),
@@ -130,7 +138,7 @@ CHARGED = {
     "another order": (
         OTHER_ORDER,
         law(4 * COST),
-        "copies of one run folder asked others",
+        "copies of one run folder asked different",
     ),
 }
 
@@ -145,12 +153,12 @@ def test_events_are_charged_by_the_theorem_that_fits_them(name):
     assert row.delta == pytest.approx(max(delta, LEAST_DELTA), rel=1e-6)
     text = conditions(found, "server")
     assert said in text
-    assert (f"{len(runs)} runs on the same clients" in text) == (len(runs) > 1)
+    assert (f"{len(runs)} runs are on the same clients" in text) == (len(runs) > 1)
     placed = "by the name of its node and its place there"
     assert (placed in text) == any(one.config.node_names for one in runs)
     is_mixed = len(expected) > 1
     assert theorems(found) == {MIXTURE_THEOREM if is_mixed else COUNT_THEOREM}
-    drawn = "by a secret of the system's entropy, drawn when the run begins"
+    drawn = "by a secret of the system's entropy"
     assert (drawn in conditions(found)) == is_mixed
 
 
@@ -166,7 +174,7 @@ def test_records_that_are_reshuffled_may_sit_in_the_worst_shard_of_every_run():
 def test_a_local_run_among_others_leaves_the_release_only():
     found = statements_of_runs([run(TEN), run(TEN, engine="local")], 1e-5)
     assert {s.adversary for s in found} == {"release"}
-    assert "so there is no server or secagg row" in conditions(found)
+    assert "so there is no row server or secagg" in conditions(found)
 
 
 @pytest.mark.parametrize(
@@ -241,13 +249,13 @@ FROZEN = rounds(10, frozen)
 REPEAT = frozen(10, attempt=2, participants=(5,))
 FORTY = [frozen(t, noise_std=40.0 + t) for t in range(1, 41)]
 NOT_AMPLIFIED = {
-    "not requested (--amplification": [run(FROZEN, **ASK), run(FROZEN, **OTHER)],
+    "it was not requested; --amplification": [run(FROZEN, **ASK), run(FROZEN, **OTHER)],
     "discriminator_training = selected": [run([*FROZEN, event(11)], **ASK)],
     "selection = balanced": [run([*FROZEN, frozen(11, **BALANCED)], **ASK)],
-    "a repeated round asked others": [run([*FROZEN, REPEAT], **ASK)],
+    "a repeated round asked other clients": [run([*FROZEN, REPEAT], **ASK)],
     "every client takes part": [run([*FROZEN, frozen(11, participants="all")], **ASK)],
     "the events end after 10 of 20": [run(FROZEN, **ASK, num_rounds=20)],
-    "rounds of 40 kinds; at most 32": [run(FORTY, **ASK)],
+    "rounds are of 40 kinds, and at most 32": [run(FORTY, **ASK)],
 }
 
 
@@ -256,7 +264,7 @@ def test_release_rows_say_why_events_are_not_amplified(coarse_grid, reason):
     found = statements_of_runs(NOT_AMPLIFIED[reason], 1e-5)
     assert len(found) == 6
     start = "no amplification by sampling: "
-    refused = start if reason.startswith("not") else f"{start}refused: "
+    refused = start if reason.startswith("it was") else f"{start}it is refused: "
     assert refused in conditions(found)
     assert reason in conditions(found)
     assert "no amplification" not in conditions(found, "server")
@@ -296,7 +304,7 @@ def test_plan_and_ledger_of_embeddings_and_gradients_are_the_closed_form(
 
 def test_secagg_is_hypothetical_unless_every_round_was_aggregated():
     plain, masked = everybody(1), everybody(2, kind="discrete")
-    text = "hypothetical: as if all rounds were aggregated securely"
+    text = "hypothetical: this row supposes"
     for events in ([plain], [plain, masked], [masked]):
         found = statements_of_runs([run(events)], 1e-5)
         assert (text in conditions(found, "secagg")) == (plain in events)

@@ -197,9 +197,9 @@ SHARD = "one shard of the data, not a person"
         ({"data": "hf:a/b?client=writer", "partition": "by-client"}, OWNER),
         (
             {"data": "npz:a"},
-            "one client (an owner with all images, or a shard, no pers",
+            "one client (an owner with all images, or a shard, which",
         ),
-        ({"nodes": "a,b", "engine": "flower"}, "where a node's data name no owners"),
+        ({"nodes": "a,b", "engine": "flower"}, "if a node's data name no owners"),
         (RECORD, "one record (an image with its label)"),
     ],
 )
@@ -273,8 +273,8 @@ def counted(tmp_path_factory) -> Path:
     return library.train(data=data, output=folder / "run", **given).path
 
 
-PUBLIC = "public: num_clients = 6, num_classes = 3, counted in the private data"
-OF_FILE = "public data: the images of a file of the run's owner belong to nobody"
+PUBLIC = "num_clients = 6, num_classes = 3, which was counted in the private data"
+OF_FILE = "the images of a file of the run's owner belong to nobody"
 
 
 def test_unit_and_public_numbers_stand_wherever_an_epsilon_does(counted, fedgs):

@@ -39,7 +39,7 @@ def test_a_node_without_participants_answers_nothing():
     empty, request = _encode(None), _batch(participants=(1, 4))
     assert empty == {"is_empty": 1}
     assert _decode(empty, request) is None
-    assert_refused("empty, though its clients take part", _decode, empty, _batch())
+    assert_refused("empty, although its clients take part", _decode, empty, _batch())
     release = _encode(a_release(CONFIG))
     assert_refused("none of its clients takes part", _decode, release, request)
 
@@ -47,7 +47,7 @@ def test_a_node_without_participants_answers_nothing():
 def test_an_answer_names_the_request_that_it_answers():
     answer = _encode(a_release(CONFIG))
     for other in (_batch(participants=(2, 5)), _batch(images=torch.zeros(FAKES))):
-        assert_refused("another request than this run", _decode, answer, other)
+        assert_refused("its request is another", _decode, answer, other)
     # What the server says of its checkpoints is no part of the question.
     assert _decode(answer, _batch(keep_round=0)) is not None
 

@@ -126,9 +126,9 @@ def counted(**settings: object) -> str:
 def test_numbers_that_the_private_data_decided_are_in_every_row(tmp_path):
     given = {"data": write_tiny_npz(tmp_path / "private.npz")}
     text = counted(**given)
-    assert text.startswith("public: num_clients = 6, num_classes = 3, counted in the")
-    assert "about data sets that agree in that" in text
-    assert "num_classes = 3, counted" in counted(**given, num_clients=6)
+    assert text.startswith("public: num_clients = 6, num_classes = 3, ")
+    assert "about data sets that agree in it" in text
+    assert "num_classes = 3, which was counted" in counted(**given, num_clients=6)
     assert counted(**given, num_clients=6, num_classes=3) == ""
 
 

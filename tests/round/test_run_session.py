@@ -235,7 +235,7 @@ def test_round_goes_on_with_min_answers_and_counts_their_noise_only(tmp_path):
 def test_stop_commits_a_checkpoint_and_in_the_last_round_the_run(tmp_path):
     folder, stop = create(tmp_path / "run"), threading.Event()
     stop.set()
-    with pytest.raises(RunStopped, match="stopped after round 1"):
+    with pytest.raises(RunStopped, match="after round 1"):
         run(folder, Nodes(folder), stop=stop)
     assert committed(folder) == 1
     nodes = Nodes(folder)

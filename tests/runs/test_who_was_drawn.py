@@ -277,7 +277,7 @@ def test_a_run_is_amplified_by_its_own_secret(create, coarse_grid):
     theorems = [row.theorem.partition(" by ")[0] for row in of_run(run.path)]
     assert theorems == [MIXTURE_THEOREM] * 2 + ["amplification"] * 2
     conditions = [text for row in of_run(run.path) for text in row.conditions]
-    assert any("publish neither private/, the ledger" in text for text in conditions)
+    assert any("nobody publishes private/, the ledger" in text for text in conditions)
     assert any("by a secret of the system's entropy" in text for text in conditions)
 
 
@@ -288,7 +288,7 @@ def test_an_old_run_is_charged_by_what_its_seed_drew(create, fedgs, coarse_grid,
     old = make_old(run, **more)
     rows = of_run(old.path)
     assert {row.theorem for row in rows} == {COUNT_THEOREM}
-    said = f"no amplification by sampling: refused: {PUBLIC}"
+    said = f"no amplification by sampling: it is refused: {PUBLIC}"
     for row in rows:
         assert any(text.startswith(said) for text in row.conditions)
         assert any(f"decides because {PUBLIC}" in text for text in row.conditions)

@@ -274,7 +274,7 @@ def test_ended_run_leaves_no_process_and_resumes(
         command.terminate()
         assert command.wait(PATIENCE) == 1
         log = machines.log_of(command)
-        assert "\nstopped after round " in log
+        assert "after round " in log
         assert "continue with: fedgs resume run" in log
         assert processes_of(token) == []
         commit = json.loads((output / "checkpoint" / "checkpoint.json").read_text())

@@ -5,6 +5,7 @@ The nodes are in this process, see `simulated_grid`.
 
 import functools
 import logging
+import re
 import threading
 import tomllib
 from pathlib import Path
@@ -74,7 +75,7 @@ def test_the_server_learns_which_limit_of_a_client_refused(create, log, monkeypa
     folder = create("run", **MODES["full participation"])
     limit_clients(monkeypatch, limit)
     grid = FakeGrid(folder.config.num_nodes)
-    reason = "refused by its clients' limit: client_epsilon"
+    reason = "refused the request: its own limit client_epsilon forbids it"
     with pytest.raises(RunStopped, match=rf"round 3: 0 of 3 .*\n.*node 0 {reason}"):
         start(folder, grid)
     errors = [reply.error for _, _, reply in grid.replies if reply.has_error()]
@@ -91,13 +92,16 @@ def test_the_server_learns_which_limit_of_a_client_refused(create, log, monkeypa
 
 
 @pytest.mark.parametrize("count", [2, 5, 7])
-def test_wrong_number_of_supernodes_is_refused_with_the_remedy(create, count):
+def test_wrong_number_of_supernodes_is_refused_with_the_remedy(create, log, count):
     folder = create("run")
     remedy = (
         rf"num-supernodes = {count}: .* 6 nodes.*num-supernodes=6.*clients_per_node"
     )
     assert_refused(remedy, start, folder, FakeGrid(count))
     assert attempts(folder) == []
+    # Said long before the end of the wait, once.
+    told = [line for line in log if re.search(remedy, line)]
+    assert len(told) == (count < 6)
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
@@ -106,7 +110,7 @@ def test_a_supernode_that_is_silent_or_there_twice_ends_the_run(create, is_silen
     if not is_silent:
         grid = FakeGrid(6)
         next(iter(grid.contexts.values())).node_config["partition-id"] = 3
-    assert_refused("roll call: 5 of 6 nodes answered", start, create("run"), grid)
+    assert_refused("5 of 6 nodes answered", start, create("run"), grid)
 
 
 def test_another_number_of_partitions_is_refused_with_the_remedy(create):

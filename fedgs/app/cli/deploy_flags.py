@@ -66,7 +66,10 @@ def certs(
     for path in make_certificates(folder, host or [], client or []):
         # With its mode, so that the reader sees which files nobody else may read.
         mode = path.stat().st_mode & 0o777
-        print(f"{mode:o} {path}")
+        kind = "public"
+        if mode & 0o077 == 0:
+            kind = "private: leave it here, or on a machine that nobody can reach"
+        print(f"{path} (mode {mode:o}, {kind})")
 
 
 @app.command()

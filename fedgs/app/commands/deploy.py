@@ -203,6 +203,13 @@ def _submit(submission: Submission) -> None:
         begun = "if the run has begun; else submit it again"
         print(f"{error}\ncontinue with: {again} ({begun})", file=sys.stderr)
         raise typer.Exit(1) from error
+    if submission.follow:
+        place = f"STATE_DIR/runs/{run}"
+        print(
+            "On the server's machine, where STATE_DIR is its --state-dir: "
+            f"`fedgs privacy of {place}` explains what the run cost, and "
+            f"`fedgs report {place} -o report.html` shows what came of it"
+        )
 
 
 def status(run: Path, as_json: bool) -> None:

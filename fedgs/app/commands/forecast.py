@@ -79,6 +79,13 @@ def unit_of(config: ResolvedConfig) -> str:
     return in_short(config.unit_condition)
 
 
+def _public(config: ResolvedConfig) -> str:
+    """Returns what is public, without the word that every condition begins with."""
+    conditions = config.public_conditions or ("nothing but the settings",)
+    said = [text.removeprefix("public data: ") for text in conditions]
+    return "; ".join(text.removeprefix("public: ") for text in said)
+
+
 def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
     """Returns what a run can be evaluated on, or what to do so that it can."""
     if has_test_split(config.data):
@@ -466,6 +473,6 @@ def lines_of_settings(config: ResolvedConfig) -> dict[str, str]:
             f"{config.image_channels} x {size} x {size}, {config.num_classes} classes"
         ),
         "protected": unit_of(config),
-        "public": "; ".join(config.public_conditions) or "nothing but the settings",
+        "public": _public(config),
         "signal/noise": signal_note(config),
     }

@@ -65,10 +65,12 @@ def explained(label: Mapping[str, Any]) -> list[str]:
         factor = f"{upper(math.exp(epsilon), 3)} (e^epsilon)"
     else:
         factor = "e^epsilon"
+    # A unit such as "one shard of the data, not a person" needs its second comma.
+    subject = f"{unit}," if "," in unit.partition("(")[0] else unit
     lines = [
         f"epsilon {upper(epsilon)} (adversary {adversary}, {relation}, delta {delta}, "
         f"unit: {unit})",
-        f"This means: whether {unit} {CHANGES[relation]} changes the probability of "
+        f"This means: whether {subject} {CHANGES[relation]} changes the probability of "
         f"anything that {SEEN_BY[adversary]} by a factor of at most {factor}, plus "
         f"{delta} (delta). A smaller epsilon protects more.",
         f"In public: {to_outsiders(label)}.",
