@@ -148,18 +148,16 @@ def fit(phase: Any, release: MeanFeatures, generator: Any, average: Any) -> None
     adam = torch.optim.Adam(weights, lr=rate, betas=refinement.BETAS)
     found: Tensor | None = None  # an average over the steps so far
     for step in range(steps):
-        this_rate = refinement.rate_of(step, steps, rate)
-        memory = refinement.memory_of(this_rate)
         z, labels = refinement.latents(phase, step)
         gaussian = generator.gaussian(z, labels)
         drawn = generator.refiner(gaussian, labels)
         now = refinement.class_means(phase, release.network, drawn, labels)
-        found = now.detach() if found is None else now.detach().lerp(found, memory)
+        found = now.detach() if found is None else now.detach().lerp(found, 0.95)
         adam.zero_grad()
         nearer = (now * (found - release.target)).sum()  # |E f(G) - target|^2 / 2
         (nearer + refinement.strayed(phase, drawn, gaussian)).backward()
         torch.nn.utils.clip_grad_norm_(weights, longest)
-        adam.param_groups[0]["lr"] = this_rate
+        adam.param_groups[0]["lr"] = refinement.rate_of(step, steps, rate)
         adam.step()
         models.update_ema(average.refiner, generator.refiner, step, refinement.AVERAGED)
     generator.load_state_dict(average.state_dict())

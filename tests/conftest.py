@@ -61,7 +61,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")  # before any module trains
 def _short_fits() -> Iterator[None]:
-    """Ten steps of the refiner's 2,000, which take minutes; with any noise."""
+    """Ten steps of the refiner's 3,000, which take minutes; with any noise."""
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {"STEPS": 10, "FOR_LARGE": 1e9, "FOR_ALL": 1e9}.items():
             patched.setattr(f"fedgs.gan.refinement.{name}", value)

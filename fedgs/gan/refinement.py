@@ -38,8 +38,8 @@ from fedgs.gan.torchvision_network import chosen_network
 from fedgs.randomness import stream
 from fedgs.shapes import Images, Labels, Latents, TensorDict
 
-STEPS = 2000
-PAIRS = 5  # of samples of each class in a step
+STEPS = 3000
+SAMPLES = 10  # of each class in a step
 THREADS = 2  # each has a part of a step's batch; the bits depend on their number
 REFERENCE_STEPS = 40  # whose samples scale the features
 LEAST_VARIANCE = 0.01  # of an axis, of the mean over all
@@ -49,17 +49,13 @@ FOR_LARGE = 0.022
 FOR_ALL = 0.021
 # Learning rates and longest gradients
 SMALL = (1e-3, math.inf)
-LARGE = (5e-3, 20.0)
-SLOWER = 1.5  # times as many small steps
-RISING = 30  # steps in which the rate rises by the small one
-LEAST_OF_RATE = 0.03  # the share of it that is left at the end
+LARGE = (3e-3, 20.0)
+RISING = 50  # steps in which the rate rises by the small one
+LEAST_OF_RATE = 0.05  # the share of it that is left at the end
 BETAS = (0.5, 0.99)
 # Of the means of the steps before, in the factor that stands for E f(G(z, y)): without
 # it a step's own noise would count as a distance, and pictures of one kind be nearer.
-# While steps are large, means of long ago are those of another generator: they would
-# hold the fit back, or make it swing.
-MEMORY = 0.975
-FORGOTTEN = 0.075  # less of it at the large rate, and in proportion below
+MEMORY = 0.95
 AVERAGED = 0.98  # decay of the averaged refiner
 # Of colours: how far a refined image's low frequencies stray from the Gaussian's counts
 # beside the features. Means of features hardly see a flat black or white field in some
@@ -158,18 +154,12 @@ def strayed(config: FeatureConfig, images: Images, gaussian: Images) -> Tensor:
 
 
 def latents(config: FeatureConfig, step: int) -> tuple[Latents, Labels]:
-    """Draws latents, as many for each class, in turns; the same for the same step.
-
-    Each comes with its opposite, so that means over a batch have less noise of their
-    own: none of what is linear in z.
-    """
+    """Draws latents, as many for each class, in turns; the same for the same step."""
     classes = torch.arange(config.num_classes)
-    half = classes.repeat(PAIRS)
-    labels = half.repeat(2)
+    labels = classes.repeat(SAMPLES)
     number = step + REFERENCE_STEPS  # from 0: the reference's steps are negative
     rng = stream(config.seed, "refinement", number)
-    drawn = sample_latents(config, rng, len(half))
-    z = torch.cat([drawn, -drawn])
+    z = sample_latents(config, rng, len(labels))
     return z.to(config.device), labels.to(config.device)
 
 
@@ -225,8 +215,7 @@ def refine(
     found: Tensor | None = None
     with ThreadPool(THREADS, torch.set_num_threads, (1,)) as pool:
         for step in range(steps):
-            this_rate = rate_of(step, steps, rate)
-            adam.param_groups[0]["lr"] = this_rate
+            adam.param_groups[0]["lr"] = rate_of(step, steps, rate)
             z, labels = latents(config, step)
             batch = zip(z.chunk(THREADS), labels.chunk(THREADS), strict=True)
             parts = pool.starmap(found_of, batch)
@@ -235,7 +224,7 @@ def refine(
             if found is None:
                 found = now
             else:
-                found = torch.lerp(now, found, memory_of(this_rate))
+                found = torch.lerp(now, found, MEMORY)
             distance = found - target
             if config.public_data is not None:
                 distance = credible(distance, release)
@@ -278,13 +267,11 @@ def schedule(release: MeanFeatures) -> tuple[int, float, float]:
     variance = release.noise_std.square().mean()
     noise = float(variance.sqrt())
     if noise <= FOR_LARGE:
-        most = STEPS
         rate, longest = LARGE
     else:
-        most = SLOWER * STEPS
         rate, longest = SMALL
     divisor = max(noise, FOR_ALL)
-    steps = math.ceil(most * FOR_ALL / divisor)
+    steps = math.ceil(STEPS * FOR_ALL / divisor)
     return steps, rate, longest
 
 
@@ -294,16 +281,6 @@ def rate_of(step: int, steps: int, rate: float) -> float:
     risen = min(rate, small * (1 + step / RISING))
     left = 1 - step / steps
     return risen * max(LEAST_OF_RATE, left)
-
-
-def memory_of(rate: float) -> float:
-    """Returns how much of the means of the steps before counts, at a learning rate.
-
-    >>> [round(memory_of(rate), 4) for rate in (0.005, 0.001, 0.0)]
-    [0.9, 0.96, 0.975]
-    """
-    large, _ = LARGE
-    return MEMORY - FORGOTTEN * rate / large
 
 
 def credible(distance: Tensor, release: MeanFeatures) -> Tensor:

@@ -294,7 +294,7 @@ def test_plain_flwr_run_trains_with_the_settings_of_pyproject(
     tmp_path, machines, monkeypatch
 ):
     # As in Flower's processes, which know nothing of the short fits of the tests.
-    for name, value in {"STEPS": 2000, "FOR_LARGE": 0.022, "FOR_ALL": 0.021}.items():
+    for name, value in {"STEPS": 3000, "FOR_LARGE": 0.022, "FOR_ALL": 0.021}.items():
         monkeypatch.setattr(f"fedgs.gan.refinement.{name}", value)
     file = tmp_path / "more.toml"
     file.write_text("generator_dim = 4\nnum_clients = 9\nnoise_seed = 1\n")
