@@ -160,15 +160,20 @@ def low_frequencies(images: Images, count: int) -> Tensor:
 
 def _parts(net: TensorDict, images: Images, labels: Labels) -> Labels:
     """Returns 4 y + (on which side of the class' middle, across each of two axes)."""
-    along = low_frequencies(images, len(net["axes"])) @ net["axes"]
+    axes = net["axes"]
+    along = low_frequencies(images, len(axes)) @ axes
     residual = along - net["middle"][labels]
-    sides = torch.einsum("np,nps->ns", residual, net["split"][labels]) > 0
+    split = net["split"][labels]
+    across = torch.einsum("np,nps->ns", residual, split)
+    sides = across > 0
     bits = 2 ** torch.arange(SPLITS, device=labels.device)
-    return labels * PARTS_OF_CLASS + (sides * bits).sum(1)
+    part = (sides * bits).sum(1)
+    return labels * PARTS_OF_CLASS + part
 
 
 def _mean_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
-    return low_frequencies(images, net["mean"].shape[1]) - net["mean"][labels]
+    mean = net["mean"]
+    return low_frequencies(images, mean.shape[1]) - mean[labels]
 
 
 def _group_mean_features(net: TensorDict, images: Images, labels: Labels) -> Tensor:
@@ -219,22 +224,29 @@ def mean_layers(
     """
     sizes = layers_of(kind)
     found = trunk_features(kind, images, chosen)
-    means = found.unflatten(0, (-1, groups)).mean(0)
-    parts = [(means - net["mean"]) * net["scale"]]
+    by_group = found.unflatten(0, (-1, groups))
+    means = by_group.mean(0)
+    scaled = (means - net["mean"]) * net["scale"]
+    parts = [scaled]
+    # The last of each trunk's four layers also has products.
     lasts = found.split(sizes, dim=1)[3::4]
     centres = net["mean"].split(sizes)[3::4]
     of_trunks = net["axes"].split(sizes[3::4])
+    rows, columns, scale = pairs(TRUNK_AXES)
     for last, centre, axes in zip(lasts, centres, of_trunks, strict=True):
         deep = (last - centre) @ axes
         # No longer than a usual image's: where the generator's samples, which scale
         # them, are all alike, products would be most of every embedding's length.
-        length = deep.square().sum(1, keepdim=True).clamp_min(TRUNK_AXES)
-        shortened = (deep / length).unflatten(0, (-1, groups))
-        by_group = deep.unflatten(0, (-1, groups))
-        square = torch.einsum("ngi,ngj->gij", by_group, shortened) / len(by_group)
-        rows, columns, scale = pairs(TRUNK_AXES)
-        parts.append(square[:, rows, columns] * scale.to(square))
-    return FEATURE_SCALE / math.sqrt(len(lasts)) * torch.cat(parts, dim=1)
+        squares = deep.square().sum(1, keepdim=True)
+        shortened = deep / squares.clamp_min(TRUNK_AXES)
+        left = deep.unflatten(0, (-1, groups))
+        right = shortened.unflatten(0, (-1, groups))
+        sums = torch.einsum("ngi,ngj->gij", left, right)
+        matrices = sums / len(left)
+        upper = matrices[:, rows, columns]
+        parts.append(upper * scale.to(upper))
+    of_trunk = FEATURE_SCALE / math.sqrt(len(lasts))
+    return of_trunk * torch.cat(parts, dim=1)
 
 
 def products(vectors: Tensor) -> Tensor:
@@ -293,17 +305,20 @@ def group_sums(
     features_of = KINDS[kind].features
     if chosen is not None:
         features_of = partial(_layers, kind, chosen=chosen)
+    groups_of = KINDS[kind].groups
     total = torch.zeros((), dtype=torch.float64, device=images.device)
     for rows in torch.arange(len(labels)).split(IMAGES_AT_ONCE):
-        groups = KINDS[kind].groups(net, images[rows], labels[rows])
-        features = features_of(net, images[rows], groups).double()
+        some = images[rows]
+        groups = groups_of(net, some, labels[rows])
+        features = features_of(net, some, groups).double()
         if num_groups > 1:
             together = groups
         else:
             together = torch.zeros_like(groups)
         one_hot = F.one_hot(together, num_groups).double()
         ones = features.new_ones(len(rows), 1)
-        total = total + one_hot.T @ torch.cat([ones, features], dim=1)
+        counted = torch.cat([ones, features], dim=1)
+        total = total + one_hot.T @ counted
     return total
 
 
@@ -344,8 +359,10 @@ def embedding(
         return centre.new_zeros(num_groups, 1 + num_features).double()
     sums = group_sums(kind, network, images, labels, num_groups, chosen)
     counts, sums = sums.split([1, num_features], dim=1)
-    sums = sums - counts * centre.double()
-    return torch.cat([MASS * counts, sums], dim=1) * (num_groups / len(labels))
+    expected = counts * centre.double()
+    total = torch.cat([MASS * counts, sums - expected], dim=1)
+    of_image = num_groups / len(labels)
+    return total * of_image
 
 
 def mean_features(
@@ -376,19 +393,26 @@ def mean_features(
 
     Source: docs/privacy.md, "Embedding releases".
     """
-    length = math.sqrt(len(total))  # of the first feature of all groups, over MASS
+    clients = num_clients or config.num_clients
+    length = MASS * math.sqrt(len(total))  # of the first feature of all groups
     mass = total[:, 0] / MASS  # of every group; noise may make it negative
     # Clipping leaves this at most, and a weight below its own noise says nothing.
-    most = (num_clients or config.num_clients) * config.clip_bound / (MASS * length)
-    least = max(LEAST_WEIGHT * most, noise_std / (MASS * length))
+    most = clients * config.clip_bound / length
+    of_noise = noise_std / length
+    least = max(LEAST_WEIGHT * most, of_noise)
     weight = float(mass.mean().clamp(least, most))
     shares = (mass / weight).clamp_min(LEAST_SHARE)  # 1 where all are alike
-    target = centre.double() + total[:, 1:] / (weight * shares[:, None])
-    noise = noise_std / (weight * shares)
+    of_group = weight * shares
+    differences = total[:, 1:] / of_group[:, None]
+    target = centre.double() + differences
+    noise = noise_std / of_group
+    of_parts = None
+    if config.method == "parts":
+        of_parts = shares.float()
     return MeanFeatures(
         method=config.method,
         network=network,
         target=target.float(),
         noise_std=noise.float(),
-        shares=shares.float() if config.method == "parts" else None,
+        shares=of_parts,
     )

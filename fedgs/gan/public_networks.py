@@ -130,20 +130,24 @@ def lite0_layers(trunk: TensorDict, images: Images) -> list[Tensor]:
 
     def convolved(inputs: Tensor, name: str, stride: int = 1) -> Tensor:
         weight = trunk[f"{name}.weight"]
+        bias = trunk[f"{name}.bias"]
         size = inputs.shape[-1]
+        kernel = weight.shape[-1]
         # As TensorFlow pads: where it is uneven, one more behind than before.
         outputs = -(-size // stride)  # rounded up
-        needed = (outputs - 1) * stride + weight.shape[-1]
+        needed = (outputs - 1) * stride + kernel
         pad = max(needed - size, 0)
         before = pad // 2
         behind = pad - before
-        inputs = F.pad(inputs, (before, behind, before, behind))
+        padded = F.pad(inputs, (before, behind, before, behind))
         groups = inputs.shape[1] // weight.shape[1]
-        return F.conv2d(inputs, weight, trunk[f"{name}.bias"], stride, groups=groups)
+        return F.conv2d(padded, weight, bias, stride, groups=groups)
 
-    mean, std = images.new_tensor((RGB_MEAN, RGB_STD))[:, :, None, None]
+    mean = images.new_tensor(RGB_MEAN)[:, None, None]
+    std = images.new_tensor(RGB_STD)[:, None, None]
+    normalised = (images - mean) / std
     # Twice as fast on a CPU as with the channels first.
-    x = ((images - mean) / std).contiguous(memory_format=torch.channels_last)
+    x = normalised.contiguous(memory_format=torch.channels_last)
     x = F.relu6(convolved(x, "stem", 2))
     found: list[Tensor] = []
     for block, stride in enumerate(BLOCKS):
@@ -170,9 +174,12 @@ def random_trunk(channels: int) -> TensorDict:
     tensors: TensorDict = {}
     for name, (outputs, inputs, *kernel) in WEIGHTS.items():
         shape = (outputs, inputs or channels, *kernel)
-        values = stream(0, f"trunk-{name}").standard_normal(shape)
-        scale = (2 / (values[0].size)) ** 0.5
-        tensors[f"{name}.weight"] = torch.from_numpy(values * scale).float()
+        rng = stream(0, f"trunk-{name}")
+        values = rng.standard_normal(shape)
+        num_inputs = values[0].size  # of one output
+        scale = (2 / num_inputs) ** 0.5
+        weight = torch.from_numpy(values * scale)
+        tensors[f"{name}.weight"] = weight.float()
         tensors[f"{name}.bias"] = torch.zeros(outputs)
     return tensors
 
@@ -204,12 +211,15 @@ def packaged(name: str) -> TensorDict:
         UserError: the package's files are damaged.
     """
     parts = [path.read_bytes() for path in PATHS]
-    if hashlib.sha256(b"".join(parts)).hexdigest() != SHA256:
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()
+    if digest != SHA256:
         names = ", ".join(map(str, PATHS))
         raise UserError(f"{names}: are not those of this version; install it again")
-    tensors = load(base64.b64decode("".join(map(json.loads, parts))))
+    text = "".join(map(json.loads, parts))
+    tensors = load(base64.b64decode(text))
+    prefix = f"{name}."
     return {
-        key.removeprefix(f"{name}."): value.float()
+        key.removeprefix(prefix): value.float()
         for key, value in tensors.items()
-        if key.startswith(f"{name}.")
+        if key.startswith(prefix)
     }

@@ -51,6 +51,7 @@ FOR_ALL = 0.021
 SMALL = (1e-3, math.inf)
 LARGE = (3e-3, 20.0)
 RISING = 50  # steps in which the rate rises by the small one
+LEAST_OF_RATE = 0.05  # the share of it that is left at the end
 BETAS = (0.5, 0.99)
 # Of the means of the steps before, in the factor that stands for E f(G(z, y)): without
 # it a step's own noise would count as a distance, and pictures of one kind be nearer.
@@ -86,30 +87,38 @@ def reference(config: FeatureConfig, generator: Generator) -> tuple[TensorDict, 
         scales: list[Tensor] = []
         axes: list[Tensor] = []
         lasts = range(len(layers))[3::4]  # of each trunk
-        by_layer = zip(*[found.split(layers, dim=1) for found in features], strict=True)
+        of_images = [found.split(layers, dim=1) for found in features]
         # One layer at a time: of 62 classes, all of them in float64 take a gigabyte.
-        for index, values in enumerate(by_layer):
+        for index, values in enumerate(zip(*of_images, strict=True)):
             centred = torch.cat(values).double()
             mean = centred.mean(0)
             centred -= mean
             length = centred.norm(dim=1).mean()
+            scale = 1 / length.clamp_min(1e-9)
             means.append(mean)
-            scales.append((1 / length.clamp_min(1e-9)).expand_as(mean))
+            scales.append(scale.expand_as(mean))
             if index in lasts:
                 axes.append(_axes(centred))
         joined = {"mean": means, "scale": scales, "axes": axes}
         network = {name: torch.cat(parts).float() for name, parts in joined.items()}
-        sums = [class_means(config, network, drawn, y) for drawn, y in samples]
-    centre = torch.stack(sums).mean(0)
-    return {n: v.cpu() for n, v in network.items()}, centre.cpu()
+        of_classes: list[Tensor] = []
+        for images, labels in samples:
+            of_classes.append(class_means(config, network, images, labels))
+    centre = torch.stack(of_classes).mean(0)
+    sent = {name: value.cpu() for name, value in network.items()}
+    return sent, centre.cpu()
 
 
 def _axes(deep: Tensor) -> Tensor:
     """Returns the longest axes of centred vectors (n, d), each over its length."""
-    variances, axes = torch.linalg.eigh(deep.T @ deep / len(deep))  # upwards
+    covariance = deep.T @ deep / len(deep)
+    variances, axes = torch.linalg.eigh(covariance)  # upwards
     # An axis that the samples hardly vary along would have the largest products.
-    least = max(float(LEAST_VARIANCE * variances.mean()), 1e-9)
-    return axes[:, -TRUNK_AXES:] / variances[-TRUNK_AXES:].clamp_min(least).sqrt()
+    share_of_mean = float(LEAST_VARIANCE * variances.mean())
+    least = max(share_of_mean, 1e-9)
+    longest = axes[:, -TRUNK_AXES:]
+    lengths = variances[-TRUNK_AXES:].clamp_min(least).sqrt()
+    return longest / lengths
 
 
 def class_means(
@@ -145,17 +154,20 @@ def strayed(config: FeatureConfig, images: Images, gaussian: Images) -> Tensor:
     if config.image_channels == 1:
         return images.new_zeros(())
     side = config.image_size // FIELDS  # of a field
-    moved = F.avg_pool2d(images - gaussian, side)
-    squares = side**2 * moved.square().sum()
+    change = images - gaussian
+    of_field = F.avg_pool2d(change, side)
+    squares = side**2 * of_field.square().sum()
     return ANCHOR / 2 * squares * config.num_classes / len(images)
 
 
 def latents(config: FeatureConfig, step: int) -> tuple[Latents, Labels]:
     """Draws latents, as many for each class, in turns; the same for the same step."""
-    labels = torch.arange(config.num_classes).repeat(SAMPLES)
-    rng = stream(config.seed, "refinement", step + REFERENCE_STEPS)
-    z = sample_latents(config, rng, len(labels)).to(config.device)
-    return z, labels.to(config.device)
+    classes = torch.arange(config.num_classes)
+    labels = classes.repeat(SAMPLES)
+    number = step + REFERENCE_STEPS  # from 0: the reference's steps are negative
+    rng = stream(config.seed, "refinement", number)
+    z = sample_latents(config, rng, len(labels))
+    return z.to(config.device), labels.to(config.device)
 
 
 def _drawn(
@@ -200,7 +212,10 @@ def refine(
         return means, strayed(config, images, gaussian)
 
     def gradient(means: Tensor, strayed: Tensor) -> tuple[Tensor, ...]:
-        loss = (means * (distance / THREADS)).sum() + strayed / THREADS
+        # Each part has its share of the batch, whose means are those of the parts.
+        share = distance / THREADS
+        nearer = (means * share).sum()
+        loss = nearer + strayed / THREADS
         return torch.autograd.grad(loss, weights)
 
     generator.train()
@@ -208,9 +223,11 @@ def refine(
     with ThreadPool(THREADS, torch.set_num_threads, (1,)) as pool:
         for step in range(steps):
             adam.param_groups[0]["lr"] = rate_of(step, steps, rate)
-            batch = (part.chunk(THREADS) for part in latents(config, step))
-            parts = pool.starmap(found_of, zip(*batch, strict=True))
-            now = torch.stack([means for means, _ in parts]).detach().mean(0)
+            z, labels = latents(config, step)
+            batch = zip(z.chunk(THREADS), labels.chunk(THREADS), strict=True)
+            parts = pool.starmap(found_of, batch)
+            of_parts = torch.stack([means.detach() for means, _ in parts])
+            now = of_parts.mean(0)
             if found is None:
                 found = now
             else:
@@ -238,12 +255,15 @@ def nothing_released(config: FeatureConfig, longer: float) -> MeanFeatures:
     """
     groups = config.num_groups
     # See `fedgs.gan.features.mean_features`.
-    weight = config.num_clients * config.clip_bound / (MASS * math.sqrt(groups))
-    noise_std = longer * config.noise_std * math.sqrt(config.num_nodes) / weight
+    shortest = MASS * math.sqrt(groups)  # of an embedding
+    weight = config.num_clients * config.clip_bound / shortest
+    of_sum = config.noise_std * math.sqrt(config.num_nodes)
+    noise_std = longer * of_sum / weight
     shapes = KINDS[config.method].shapes(config)
+    network = {name: torch.zeros(shape) for name, shape in shapes.items()}
     return MeanFeatures(
         method=config.method,
-        network={name: torch.zeros(shape) for name, shape in shapes.items()},
+        network=network,
         target=torch.zeros(groups, config.num_features),
         noise_std=torch.full((groups,), noise_std),
     )
@@ -251,15 +271,23 @@ def nothing_released(config: FeatureConfig, longer: float) -> MeanFeatures:
 
 def schedule(release: MeanFeatures) -> tuple[int, float, float]:
     """Returns steps, learning rate and longest gradient of a fit to a release."""
-    noise = float(release.noise_std.square().mean().sqrt())
-    rate, longest = LARGE if noise <= FOR_LARGE else SMALL
-    return math.ceil(STEPS * FOR_ALL / max(noise, FOR_ALL)), rate, longest
+    variance = release.noise_std.square().mean()
+    noise = float(variance.sqrt())
+    if noise <= FOR_LARGE:
+        rate, longest = LARGE
+    else:
+        rate, longest = SMALL
+    divisor = max(noise, FOR_ALL)
+    steps = math.ceil(STEPS * FOR_ALL / divisor)
+    return steps, rate, longest
 
 
 def rate_of(step: int, steps: int, rate: float) -> float:
     """Returns the learning rate of a step, from 0: it rises at first, then falls."""
-    risen = min(rate, SMALL[0] * (1 + step / RISING))
-    return risen * max(0.05, 1 - step / steps)
+    small, _ = SMALL
+    risen = min(rate, small * (1 + step / RISING))
+    left = 1 - step / steps
+    return risen * max(LEAST_OF_RATE, left)
 
 
 def credible(distance: Tensor, release: MeanFeatures) -> Tensor:
@@ -275,17 +303,21 @@ def credible(distance: Tensor, release: MeanFeatures) -> Tensor:
         distance: of features from those released, shape (classes, features).
         release: of the phase.
     """
-    sizes = layers_of(release.method)
+    layers = layers_of(release.method)
     trunks = len(OF_TRUNKS[release.method])
-    products = (distance.shape[1] - sum(sizes)) // trunks
-    sizes = [*sizes, *[products] * trunks]
+    products = (distance.shape[1] - sum(layers)) // trunks
+    sizes = [*layers, *[products] * trunks]
     common = distance.mean(0, keepdim=True)
+    own = distance - common
     variance = release.noise_std.square().mean()
 
     def weighed(values: Tensor, variance: Tensor) -> Tensor:
-        parts = values.split(sizes, dim=1)
-        return torch.cat([part * belief(part, variance) for part in parts], dim=1)
+        weighed: list[Tensor] = []
+        for part in values.split(sizes, dim=1):
+            weighed.append(part * belief(part, variance))
+        return torch.cat(weighed, dim=1)
 
     share = 1 / len(distance)  # of the noise's square that all classes have in common
-    own = weighed(distance - common, variance * (1 - share))
-    return own + weighed(common, variance * share)
+    own = weighed(own, variance * (1 - share))
+    common = weighed(common, variance * share)
+    return own + common
