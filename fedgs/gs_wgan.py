@@ -218,7 +218,10 @@ class Client:
             optimizer.step()  # 25
 
     def draw_records(self, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        """Draws what n_dis steps train on, with replacement (29, 30): (n_dis, b)."""
+        """Draws what n_dis steps train on, with replacement (29, 30): (n_dis, b).
+
+        Privacy: reads private data; output private.
+        """
         mine = self.data.client_records[self.k]  # 29: S_k
         shape = self.config.discriminator_steps, self.config.discriminator_batch_size
         return mine[rng.integers(len(mine), size=shape)]
