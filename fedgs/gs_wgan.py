@@ -20,6 +20,7 @@ import dataclasses
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.optim import Adam
@@ -199,11 +200,14 @@ class Client:
         rival = models.build_generator(config, seed)  # 18; thrown away
         rate = config.generator_learning_rate
         optimizer = Adam(rival.parameters(), rate, models.ADAM_BETAS)
-        count = config.discriminator_steps * config.discriminator_batch_size
         for step in steps:  # 19
-            z, labels = draw_latents(config, count, "warm-start-latent", self.k, step)
+            rng = stream(config.seed, "warm-start-data", self.k, step)
+            records = self.draw_records(rng).flatten()  # 21, drawn again by `train`
+            labels = torch.from_numpy(self.data.labels[records])
+            count = len(labels)
+            z, _ = draw_latents(config, count, "warm-start-latent", self.k, step)
             with torch.no_grad():
-                fakes = rival(z, labels)  # 22
+                fakes = rival(z, labels)  # 22, labelled as the real images beside them
             self.train("warm-start-data", step, fakes, labels, False)  # 20-24
             size = config.batch_size
             z, labels = draw_latents(config, size, "warm-start-step", self.k, step)
@@ -212,6 +216,15 @@ class Client:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()  # 25
+
+    def draw_records(self, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+        """Draws what n_dis steps train on, with replacement (29, 30): (n_dis, b).
+
+        Privacy: reads private data; output private.
+        """
+        mine = self.data.client_records[self.k]  # 29: S_k
+        shape = self.config.discriminator_steps, self.config.discriminator_batch_size
+        return mine[rng.integers(len(mine), size=shape)]
 
     def train(
         self,
@@ -234,11 +247,9 @@ class Client:
         config = self.config
         data = self.data
         rng = stream(config.seed, purpose, self.k, round)
-        mine = data.client_records[self.k]  # 29: S_k
-        shape = config.discriminator_steps, config.discriminator_batch_size
-        records = mine[rng.integers(len(mine), size=shape)]  # 30, with replacement
-        mix = torch.from_numpy(rng.random(shape, dtype=np.float32))
-        chosen = np.arange(np.prod(shape)).reshape(shape)
+        records = self.draw_records(rng)
+        mix = torch.from_numpy(rng.random(records.shape, dtype=np.float32))
+        chosen = np.arange(records.size).reshape(records.shape)
         if is_one_set:
             wanted = data.labels[records]
             chosen = client_training.draw_matching(rng, wanted, labels.numpy())

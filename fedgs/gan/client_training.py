@@ -39,6 +39,7 @@ class Draws:
     Attributes:
         round: as given.
         records: (n, n_dis, b) positions among the client's own images.
+        real_labels: (n, n_dis, b) labels of these images.
         fakes: (n, n_dis, b) positions in the set of fakes.
         mix: (n, n_dis, b) weights of the gradient penalty, float32 in [0, 1).
 
@@ -59,6 +60,7 @@ class Draws:
         self.round = round
         shape = (config.discriminator_steps, config.discriminator_batch_size)
         records = []
+        real_labels = []
         fakes = []
         mix = []
         in_turn = np.arange(shape[0] * shape[1]).reshape(shape)
@@ -66,14 +68,16 @@ class Draws:
             rng = stream(config.seed, purpose, client.number, round)
             # Another order of these draws would move every trajectory.
             own = rng.integers(len(client.labels), size=shape)
+            wanted = client.labels[own]
             records.append(own)
+            real_labels.append(wanted)
             mix.append(rng.random(shape, dtype=np.float32))
             chosen = in_turn
             if fake_labels is not None:
-                wanted = client.labels[own]
                 chosen = draw_matching(rng, wanted, fake_labels)
             fakes.append(chosen)
         self.records = np.stack(records)
+        self.real_labels = np.stack(real_labels)
         self.fakes = np.stack(fakes)
         self.mix = np.stack(mix)
 
@@ -83,11 +87,9 @@ class Draws:
         Privacy: reads private data; output private.
         """
         images = []
-        labels = []
         for client, records in zip(self.clients, self.records[:, step], strict=True):
             images.append(client.images[records])
-            labels.append(client.labels[records])
-        return np.stack(images), np.stack(labels)
+        return np.stack(images), self.real_labels[:, step]
 
 
 def draw_matching(

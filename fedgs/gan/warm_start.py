@@ -71,8 +71,11 @@ def _against_own_generators(
 ) -> None:
     own = LocalGenerators(config, [client.number for client in clients])
     for warm_round in range(1, config.warm_start_rounds + 1):
-        fakes, labels = own.draw(warm_round)
         draws = Draws(config, clients, PURPOSE, warm_round, None)
+        # Fakes with the labels of the real images beside them, which the client has: it
+        # never learns to tell real from fake by the labels that it happens to lack.
+        labels = torch.from_numpy(draws.real_labels).flatten(1).to(config.device)
+        fakes = own.draw(warm_round, labels)
         train_discriminators(config, discriminators, chunk, draws, fakes, labels)
         own.step(discriminators, chunk, warm_round)
 
@@ -98,14 +101,12 @@ class LocalGenerators:
         )
         self.indices = torch.arange(len(clients), device=config.device)
 
-    def draw(self, warm_round: int) -> tuple[Images, Labels]:
-        """Returns n_dis fresh batches of each client: (n, F, C, S, S) and (n, F)."""
-        config = self.config
-        size = config.discriminator_steps * config.discriminator_batch_size
-        z, labels = self._latents("warm-start-latent", warm_round, size)
+    def draw(self, warm_round: int, labels: Labels) -> Images:
+        """Returns fresh fakes (n, F, C, S, S) of each client with its labels (n, F)."""
+        count = labels.shape[1]
+        z, _ = self._latents("warm-start-latent", warm_round, count)
         with torch.no_grad():
-            fakes = self.stack.map(_made, self.indices, z, labels)
-        return fakes, labels
+            return self.stack.map(_made, self.indices, z, labels)
 
     def step(
         self,

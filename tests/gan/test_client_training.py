@@ -141,3 +141,13 @@ def test_local_generators_vanish_or_are_not_made(monkeypatch, fakes):
     assert not [thing for thing in gc.get_objects() if type(thing) is LocalGenerators]
     assert set(discriminators.state()) == set(Discriminators(config, ALL).state())
     assert discriminators.steps.tolist() == [4] * 6  # T_w = 2 rounds of n_dis = 2
+
+
+def test_a_warm_start_has_fakes_of_the_labels_of_the_real_images(monkeypatch):
+    config = tiny_config()
+    calls = record_calls(monkeypatch, Discriminators, "train")
+    warm_start(config, Discriminators(config, ALL), tiny_data(config), ALL)
+    assert calls
+    for call in calls:
+        _, _, real_labels, _, fake_labels, _ = call[-6:]
+        assert torch.equal(fake_labels, real_labels)
