@@ -25,8 +25,10 @@ def test_lines_have_the_pace_of_the_rounds_alone_and_are_far_apart(monkeypatch):
         "round 1 of 4",
         "round 2 of 4, 30.00 s/round, about 1.0 min left",
         "round 3 of 4, 30.00 s/round, about 0.5 min left",
-        "round 4 of 4, 30.00 s/round, about 0.0 min left",
+        "round 4 of 4, 30.00 s/round",
     ]
+    fast = lines_of(monkeypatch, 0.05)
+    assert fast[-1] == "round 4 of 4, 20 rounds/s"
     few = [line.partition(",")[0] for line in lines_of(monkeypatch, 2.0)]
     assert few == ["round 1 of 4", "round 4 of 4"]
 

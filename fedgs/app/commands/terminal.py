@@ -11,6 +11,7 @@ from rich.progress import Progress as Bars
 
 from fedgs.app.tables import folded
 
+SLOW = 0.1  # seconds of a step; of shorter ones the pace is how many there are a second
 PLAIN_SECONDS = 10.0  # between the lines of a stage where there is no terminal
 
 
@@ -113,8 +114,12 @@ class Stage:
         if steps:
             seconds = (now - self.started) / steps
             minutes_left = seconds * (total - done) / 60
-            pace = f"{seconds:.2f} s/{self.unit}"
-            left = f"about {minutes_left:.1f} min left"
+            if seconds >= SLOW:
+                pace = f"{seconds:.2f} s/{self.unit}"
+            else:
+                pace = f"{1 / max(seconds, 1e-9):.0f} {self.unit}s/s"
+            if done < total:
+                left = f"about {minutes_left:.1f} min left"
         self.progress.bars.update(
             self.task,
             description=title,

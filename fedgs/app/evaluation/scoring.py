@@ -90,7 +90,7 @@ class Scoring:
         """Returns what needs a classifier of the real data."""
         request = self.request
         real = self.real
-        stage = self.progress.stage(f"training {request.network}:")
+        stage = self.progress.stage(f"training {request.network}:", "epoch")
         network, model = lenet.cached_lenet(
             real.train, real.num_classes, request.device, stage
         )
