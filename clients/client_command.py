@@ -39,7 +39,9 @@ class ClientOptions(Access):
     """
 
     name: str = flag(
-        MISSING, "Name of this client, as it is registered at the server.", metavar=""
+        MISSING,
+        "Name of this client, as it is registered at the server.",
+        metavar="",
     )
     data: str = flag(
         MISSING, "Images of this client, written as for --data of `fedgs train`."

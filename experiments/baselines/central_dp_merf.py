@@ -68,7 +68,9 @@ class CentralDPMerfSettings:
         **NOISE,
     )
     num_features: int = flag(
-        10_000, "Number of random features (D); an even number.", at_least=2
+        10_000,
+        "Number of random features (D); an even number.",
+        at_least=2,
     )
     # s of the features' kernel:
     kernel_variance: float = entry(105.0, at_least=1e-6, at_most=1e6)
@@ -115,7 +117,9 @@ class AutoencoderDPMerfSettings(CentralDPMerfSettings):
     generator_steps: int = again(CentralDPMerfSettings, "generator_steps", 840)
     fakes_per_step: int = again(CentralDPMerfSettings, "fakes_per_step", 500)
     autoencoder_steps: int = flag(
-        1200, "Number of steps of the autoencoder.", at_least=1
+        1200,
+        "Number of steps of the autoencoder.",
+        at_least=1,
     )
     # Its noise / its clip bound, set by a target; else noise_multiplier, as published.
     autoencoder_noise: float | None = entry(None, **NOISE)
@@ -491,7 +495,9 @@ class AutoencoderDPMerf(CentralDPMerf[AutoencoderDPMerfSettings]):
             delta,
         )
         return dataclasses.replace(
-            settings, noise_multiplier=sigma, autoencoder_noise=encoder
+            settings,
+            noise_multiplier=sigma,
+            autoencoder_noise=encoder,
         )
 
     @classmethod

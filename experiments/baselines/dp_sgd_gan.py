@@ -64,13 +64,19 @@ class DPSGDGanSettings:
     )
     clip: float = flag(1.1, "Clip bound of the gradient of one image.", above=0)
     expected_batch: int = flag(
-        600, "Average number of images in a Poisson batch.", at_least=1
+        600,
+        "Average number of images in a Poisson batch.",
+        at_least=1,
     )
     steps: int = flag(
-        30_000, "Number of steps of the discriminator; each is a release.", at_least=1
+        30_000,
+        "Number of steps of the discriminator; each is a release.",
+        at_least=1,
     )
     steps_per_generator_step: int = flag(
-        1, "Number of discriminator steps for each step of the generator.", at_least=1
+        1,
+        "Number of discriminator steps for each step of the generator.",
+        at_least=1,
     )
     optimizer: str = entry("sgd", choices=("sgd", "adam"))  # of the discriminator
     beta1: float = entry(0.9, at_least=0, below=1)  # of Adam, for both networks

@@ -57,7 +57,9 @@ class TeacherSettings:
     fakes_per_step: int = entry(256, at_least=1)  # that teachers learn from
     learning_rate: float = entry(1e-3, above=0)  # of Adam, for all networks
     batch_size: int = flag(
-        64, "Number of fake images that teachers vote on in a step (B).", at_least=1
+        64,
+        "Number of fake images that teachers vote on in a step (B).",
+        at_least=1,
     )
     reveal_votes: bool = flag(
         False,

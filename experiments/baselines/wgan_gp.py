@@ -46,10 +46,15 @@ class WganGpSettings:
         at_least=1,
     )
     learning_rate: float = flag(
-        1e-4, "Step size of the optimizer of both networks.", above=0
+        1e-4,
+        "Step size of the optimizer of both networks.",
+        above=0,
     )
     ema_decay: float = flag(
-        0.999, "Decay of the generator's moving average.", at_least=0, below=1
+        0.999,
+        "Decay of the generator's moving average.",
+        at_least=0,
+        below=1,
     )
 
 

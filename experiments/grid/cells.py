@@ -188,7 +188,9 @@ class TableRequest:
     )
     full: bool = flag(False, "Use the full settings, which need a GPU (--device cuda).")
     printed: bool = flag(
-        False, "Print what is stored, and compute nothing.", names=("--print",)
+        False,
+        "Print what is stored, and compute nothing.",
+        names=("--print",),
     )
     only: str = ""
     output: Path = Path()

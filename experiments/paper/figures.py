@@ -55,7 +55,10 @@ class FigureRequest(TableRequest):
     """
 
     figure: str = flag(
-        MISSING, "Which.", metavar="FIGURE", choices=tuple(_CELLS_OF_FIGURES)
+        MISSING,
+        "Which.",
+        metavar="FIGURE",
+        choices=tuple(_CELLS_OF_FIGURES),
     )
     output: Path = flag(Path("runs/figures"), "Folder of the results.")
     metrics: tuple[str, ...] = ("cnn", "images")

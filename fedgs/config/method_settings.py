@@ -44,10 +44,16 @@ class NetworkSettings(Settings):
         " leaky ReLU.",
     )
     generator_learning_rate: float = option(
-        1e-4, "Training", "Step size of the generator's optimizer.", above=0
+        1e-4,
+        "Training",
+        "Step size of the generator's optimizer.",
+        above=0,
     )
     discriminator_learning_rate: float = option(
-        1e-4, "Training", "Step size of the discriminators' optimizer.", above=0
+        1e-4,
+        "Training",
+        "Step size of the discriminators' optimizer.",
+        above=0,
     )
     ema_decay: float = option(
         0.999,

@@ -376,7 +376,11 @@ class Settings:
         choices=("resnet", "dcgan", "upsample", "gaussian", "refined", "coded"),
     )
     generator_dim: int = option(
-        64, "Model", "Width of the generator.", at_least=1, at_most=MOST_WIDTH
+        64,
+        "Model",
+        "Width of the generator.",
+        at_least=1,
+        at_most=MOST_WIDTH,
     )
     latent: str = option(
         "bernoulli",
@@ -387,7 +391,10 @@ class Settings:
         choices=("bernoulli", "normal", "uniform"),
     )
     latent_dim: int = option(
-        10, "Model", "Length of the generator's random input z.", at_least=1
+        10,
+        "Model",
+        "Length of the generator's random input z.",
+        at_least=1,
     )
 
     # Runtime

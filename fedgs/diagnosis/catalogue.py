@@ -159,13 +159,17 @@ class CohortSamples:
         """Takes one picture of each class of every group; the last are suspicious."""
         self.num_classes = num_classes
         self.num_frequencies = num_frequencies
-        self.rows = permutation.splits(num_suspicious, len(groups) - num_suspicious)
+        num_healthy = len(groups) - num_suspicious
+        self.rows = permutation.splits(num_suspicious, num_healthy)
         self._images = [group.images for group in groups]
         self._labels = [group.labels for group in groups]
         classes = np.arange(num_classes)
-        self.is_known = np.stack([np.isin(classes, own) for own in self._labels])
+        of_groups = [np.isin(classes, own) for own in self._labels]
+        self.is_known = np.stack(of_groups)
         self._sets = alike(self.is_known)
-        intact = [low_frequencies(own, num_frequencies) for own in self._images]
+        intact: list[Images] = []
+        for own in self._images:
+            intact.append(low_frequencies(own, num_frequencies))
         # The unit is of the intact pictures, and stays: a bug that widened it would
         # look smaller. It does not depend on which group is in which cohort.
         self._unit = _spread(intact)

@@ -208,9 +208,15 @@ def samples_of(
         UserError: groups that cannot be compared.
     """
     groups = [*healthy, *suspicious]
-    raise_if_any("samples", _problems(len(healthy), len(suspicious), groups))
+    num_suspicious = len(suspicious)
+    raise_if_any("samples", _problems(len(healthy), num_suspicious, groups))
     raise_if_any("samples", _label_problems(groups, num_classes))
-    return CohortSamples(groups, num_classes, num_frequencies, len(suspicious))
+    return CohortSamples(
+        groups,
+        num_classes=num_classes,
+        num_frequencies=num_frequencies,
+        num_suspicious=num_suspicious,
+    )
 
 
 def judge(
@@ -310,8 +316,10 @@ def _label_problems(
     groups: Sequence[LabelledImages],
     num_classes: int,
 ) -> Iterator[str]:
-    for number, (_, labels) in enumerate(groups):
-        if labels.min() < 0 or labels.max() >= num_classes:
+    for number, group in enumerate(groups):
+        least = group.labels.min()
+        largest = group.labels.max()
+        if least < 0 or largest >= num_classes:
             problem = f"labels outside [0, {num_classes})"
             yield f"group {number}: {problem}; {ONE_DATA_SET}"
 
@@ -355,16 +363,23 @@ def _explanations(
     by_name = dict[str, list[Candidate]]()
     for candidate in candidates:
         by_name.setdefault(candidate.name, []).append(candidate)
-    found = [_explanation(own, samples, rule) for own in by_name.values()]
-    return sorted(found, key=lambda own: -own.fit)
+    found: list[_Explanation] = []
+    for of_entry in by_name.values():
+        found.append(_explanation(of_entry, samples, rule))
+    found.sort(key=lambda explanation: -explanation.fit)
+    return found
 
 
 def _most(found: Sequence[_Explanation]) -> dict[str, Array]:
     """Returns what the best entry of each family explains, for every split."""
     of_family = dict[str, list[Array]]()
     for own in found:
-        of_family.setdefault(own.best.family, []).append(own.values)
-    return {family: np.max(values, 0) for family, values in of_family.items()}
+        family = own.best.family
+        of_family.setdefault(family, []).append(own.values)
+    most: dict[str, Array] = {}
+    for family, values in of_family.items():
+        most[family] = np.max(values, axis=0)
+    return most
 
 
 def _explanation(
@@ -420,15 +435,19 @@ def _is_excluded(
     """Tells whether every candidate of an entry has a share that is below the limit."""
     limit = rule.min_effect * samples.shown(own[0].entry)
 
-    def is_below(interval: Interval | None) -> bool:
-        return interval is not None and interval[1] < limit
-
-    if not all(is_below(interval) for _, interval in shares):
-        return False
+    asked = list(shares)
     # The healthy cohort may be the spoilt one: a turn is asked the other way as well.
-    turns = [candidate for candidate in own if candidate.is_turn]
-    back_ways = [dataclasses.replace(turn, spoilt=HEALTHY) for turn in turns]
-    return all(is_below(_share(candidate, samples)[1]) for candidate in back_ways)
+    for candidate in own:
+        if candidate.is_turn:
+            back = dataclasses.replace(candidate, spoilt=HEALTHY)
+            asked.append(_share(back, samples))
+    for _, interval in asked:
+        if interval is None:
+            return False
+        _, upper_limit = interval
+        if upper_limit >= limit:
+            return False
+    return True
 
 
 def _fit(candidate: Candidate, samples: CohortSamples) -> float:
@@ -586,8 +605,10 @@ def _suspect(own: _Explanation, most: Array, gate: float, decision: str) -> Susp
 
 def _rank(suspect: Suspect) -> tuple[bool, bool, float]:
     """Named bugs first, then by what they explain; `other` is no bug by itself."""
+    is_other = suspect.bug == OTHER
     is_found = suspect.decision in (NAMED, POSSIBLE)
-    return suspect.bug == OTHER, not is_found, -(suspect.fit or 0)
+    explained = suspect.fit or 0.0
+    return is_other, not is_found, -explained
 
 
 def _verdict(

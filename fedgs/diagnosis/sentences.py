@@ -105,10 +105,14 @@ def _whose(found: Sequence[Suspect], suspicious: str, healthy: str) -> str:
 def _excluded(diagnosis: Diagnosis) -> str:
     # In an average of images nobody can see how many of them were spoilt. So a bug is
     # looked for in parts of the clients, and its share is one of clients.
-    cleared = [title(s.bug) for s in diagnosis.ranking if s.decision == CLEARED]
+    cleared: list[str] = []
+    for suspect in diagnosis.ranking:
+        if suspect.decision == CLEARED:
+            cleared.append(title(suspect.bug))
     limit = f"{diagnosis.rule.min_effect:.0%} of the clients or more"
     # Some titles have a comma.
-    return f"Excluded are, each in {limit}: {'; '.join(cleared) or 'nothing'}."
+    listed = "; ".join(cleared) or "nothing"
+    return f"Excluded are, each in {limit}: {listed}."
 
 
 def _why(diagnosis: Diagnosis) -> str:

@@ -344,10 +344,18 @@ class _Question:
         Raises:
             UserError: groups that cannot be compared.
         """
-        *others, last = (self.sites[name] for name in names)
-        healthy = [group for groups in others for group in groups]
-        samples = samples_of(healthy, last, self.num_classes, self.num_frequencies)
-        return _Comparison(names, samples, samples.candidates(self.entries))
+        *others, last = names
+        healthy: list[LabelledImages] = []
+        for name in others:
+            healthy.extend(self.sites[name])
+        samples = samples_of(
+            healthy,
+            suspicious=self.sites[last],
+            num_classes=self.num_classes,
+            num_frequencies=self.num_frequencies,
+        )
+        candidates = samples.candidates(self.entries)
+        return _Comparison(names, samples, candidates)
 
     def _verdict(
         self,

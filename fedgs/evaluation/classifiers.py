@@ -129,11 +129,13 @@ class _Cnn:
         self.seed = seed
 
     def fit(self, x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
-        train = LabelledImages(x.reshape(-1, *self.shape), y)
+        images = x.reshape(-1, *self.shape)
+        train = LabelledImages(images, y)
         self.model = fit(LENET, train, self.num_classes, self.seed)
 
     def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
-        return predict(self.model, x.reshape(-1, *self.shape))
+        images = x.reshape(-1, *self.shape)
+        return predict(self.model, images)
 
 
 def _lenet(channels: int, side: int, num_classes: int) -> nn.Module:

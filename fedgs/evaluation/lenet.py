@@ -114,7 +114,10 @@ def cached_lenet(
         UserError: the cache cannot be written.
     """
     key = content_hash(
-        train.images, train.labels, num_classes=num_classes, version=_VERSION
+        train.images,
+        train.labels,
+        num_classes=num_classes,
+        version=_VERSION,
     )
     path = cache_folder() / f"lenet-{key}.safetensors"
     channels, side, _ = train.images.shape[1:]

@@ -100,7 +100,9 @@ class Request:
             key = (taking_part, training)
             if key not in distinct:
                 distinct[key] = replace(
-                    self, participants=taking_part, trainees=training
+                    self,
+                    participants=taking_part,
+                    trainees=training,
                 )
             requests[node] = distinct[key]
         return requests

@@ -269,5 +269,10 @@ def _mean_features(
     if config.compares_nodes:
         most = config.group_size
     return mean_features(
-        config, {}, centre, total=block, noise_std=noise_std, num_clients=most
+        config,
+        {},
+        centre,
+        total=block,
+        noise_std=noise_std,
+        num_clients=most,
     )

@@ -320,7 +320,9 @@ def _with_participants(config: RunConfig, num_clients: int) -> RunConfig:
     if config.client_selection == "all" and per_round is None:
         per_round = num_clients
     return dataclasses.replace(
-        config, num_clients=num_clients, clients_per_round=per_round
+        config,
+        num_clients=num_clients,
+        clients_per_round=per_round,
     )
 
 

@@ -165,8 +165,10 @@ def spread(count: int, most: int) -> list[int]:
     >>> spread(7, 3), spread(2, 3)
     ([0, 3, 6], [0, 1])
     """
-    places = np.linspace(0, count - 1, min(count, most))
-    return places.round().astype(int).tolist()
+    num_places = min(count, most)
+    places = np.linspace(0, count - 1, num_places)
+    whole = places.round().astype(int)
+    return whole.tolist()
 
 
 def with_cohort_condition(

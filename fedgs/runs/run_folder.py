@@ -655,8 +655,12 @@ def node_folder(private: Path, node_id: int) -> Path:
 def state_rounds(folder: Path) -> list[int]:
     """Returns the rounds whose states are on disk, increasing."""
     paths = folder.glob("round-*.safetensors")
-    numbers = [path.stem.removeprefix("round-") for path in paths]
-    return sorted(int(number) for number in numbers if number.isdecimal())
+    found: list[int] = []
+    for path in paths:
+        number = path.stem.removeprefix("round-")
+        if number.isdecimal():
+            found.append(int(number))
+    return sorted(found)
 
 
 def state_path(folder: Path, round: int) -> Path:
@@ -697,10 +701,13 @@ def read_state(path: Path) -> "tuple[TensorDict, dict[str, str]]":
 
 
 def _state_hash(tensors: "TensorDict", metadata: dict[str, str]) -> bytearray:
-    content = hashlib.sha256(repr(sorted(metadata.items())).encode())
+    pairs = sorted(metadata.items())
+    content = hashlib.sha256(repr(pairs).encode())
     for name, value in sorted(tensors.items()):
         # Type and shape as well: the same bytes may stand for other numbers.
-        content.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        shape = tuple(value.shape)
+        header = f"{name} {value.dtype} {shape}"
+        content.update(header.encode())
         numbers = value.detach().cpu().reshape(-1).numpy()
         content.update(numbers.data)
     return bytearray(content.digest())
@@ -719,8 +726,13 @@ def old_states(folder: Path, keep_round: int) -> list[Path]:
     rounds = state_rounds(folder)
     older = rounds[:-1]
     # The commit of a round that a node took no part in means its last state before it.
-    committed = [round for round in rounds if round <= keep_round][-1:]
-    return [state_path(folder, round) for round in older if round not in committed]
+    up_to_commit = [round for round in rounds if round <= keep_round]
+    committed = up_to_commit[-1:]
+    found: list[Path] = []
+    for round in older:
+        if round not in committed:
+            found.append(state_path(folder, round))
+    return found
 
 
 def versions() -> dict[str, Any]:

@@ -273,8 +273,10 @@ def _room_problems(where: Output, drawn: Samples) -> Iterator[str]:
 
 
 def _fill_png(file: IO[bytes], drawn: Samples) -> None:
-    images = np.concatenate([*drawn.parts()])
-    file.write(as_png(images, columns=min(len(images), 10)))
+    parts = list(drawn.parts())
+    images = np.concatenate(parts)
+    columns = min(len(images), 10)
+    file.write(as_png(images, columns=columns))
 
 
 def _fill_npz(file: IO[bytes], drawn: Samples) -> None:

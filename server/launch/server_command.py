@@ -45,7 +45,10 @@ class ServerOptions:
     )
     host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 means all addresses.")
     port: int = flag(
-        8000, "Port that clients and submitters connect to.", at_least=1, at_most=65535
+        8000,
+        "Port that clients and submitters connect to.",
+        at_least=1,
+        at_most=65535,
     )
     certs: Path = flag(
         Path("certs"), "Folder with the certificates, made by `fedgs deploy certs`."

@@ -28,7 +28,10 @@ class SampleRequest:
         names=("-o", "--output"),
     )
     count: int | None = flag(
-        None, "Number of images. Default: 80.", names=("-n", "--count"), at_least=1
+        None,
+        "Number of images. Default: 80.",
+        names=("-n", "--count"),
+        at_least=1,
     )
     per_class: int | None = flag(
         None,

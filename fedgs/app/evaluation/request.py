@@ -62,7 +62,9 @@ class EvaluationRequest:
         " and test.",
     )
     device: str = flag(
-        "cpu", "Processor that computes: cpu or cuda.", choices=("cpu", "cuda")
+        "cpu",
+        "Processor that computes: cpu or cuda.",
+        choices=("cpu", "cuda"),
     )
     output: Path | None = flag(
         None, "Folder to write the results into. Default: the run folder."
