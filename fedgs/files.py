@@ -396,7 +396,7 @@ def tensors_hash(content: bytes) -> str:
     """Returns the SHA-256 of the tensors in a safetensors file: names, types and bytes.
 
     Args:
-        content: of the file; what it says beside the tensors does not count.
+        content: the file's bytes; what it says beside the tensors does not count.
     """
     # A safetensors file: the header's length in 8 bytes, the header, the tensors.
     end = 8 + int.from_bytes(content[:8], "little")

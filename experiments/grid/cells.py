@@ -66,7 +66,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the run folder and of the line."""
+        """Name of the run folder and of the line."""
         return f"{self.row}-seed{self.seed}"
 
     @property

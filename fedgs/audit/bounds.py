@@ -123,7 +123,7 @@ def mu_of_means(outside: Scores, inside: Scores, std: float, alpha: float) -> fl
     Args:
         outside: scores without the client's data, shape (n,).
         inside: scores with it, shape (n,).
-        std: of the noise in each score, as it is claimed; above 0.
+        std: standard deviation of the noise in each score, as it is claimed; above 0.
         alpha: the chance that the bound is wrong, in (0, 1).
     """
     std_of_difference = math.sqrt(2 / len(inside))  # in units of std

@@ -150,7 +150,8 @@ def released(
         asked: number of clients that answer.
         round: with the node, it decides the noise of a seeded run.
         node_id: the node's index.
-        weights: of these clients, as `fedgs.round.answer.release` takes them.
+        weights: one for each of these clients, as `fedgs.round.answer.release` takes
+            them.
     """
     found = release(config, terms, answers, round, node_id, asked, weights)
     if found is None:

@@ -290,7 +290,7 @@ class _World(NamedTuple):
     Attributes:
         data: the data of these and others.
         clients: that answer.
-        groups: of all clients, by their numbers; empty where none are compared.
+        groups: the group of each client, by its number; empty where none are compared.
     """
 
     data: FederatedImages

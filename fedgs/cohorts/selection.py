@@ -142,7 +142,7 @@ def divided(
 
     Args:
         selection: the settings.
-        accuracies: of all clients, shape (K,), NaN of one that holds out nothing.
+        accuracies: one for each client, shape (K,), NaN of one that holds out nothing.
 
     Returns:
         The thresholds, by the names of `Thresholds.bounds`, and each client's cohort.

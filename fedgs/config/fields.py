@@ -78,7 +78,8 @@ def flag(
         default: the default of the field; `dataclasses.MISSING` where it must be given.
         text: the flag's help.
         names: the names of the flag, where they are not the field's.
-        metavar: of an argument, which has a place and no flag; "" for its own name.
+        metavar: the word for an argument, which has a place and no flag; "" for its own
+            name.
         **limits: as of `option`.
     """
     own = {"help": text, "names": names, "metavar": metavar}

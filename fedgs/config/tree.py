@@ -48,7 +48,7 @@ def flattened(
     Args:
         tree: settings, and tables of them.
         where: names the source, for errors.
-        methods: of the run; the own settings of a method that is not of fedgs may
+        methods: those of the run; the own settings of a method that is not of fedgs may
             stand in a table of its name.
 
     Raises:

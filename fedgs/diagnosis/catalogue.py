@@ -77,18 +77,18 @@ class Candidate:
 
     @property
     def entry(self) -> Transformation:
-        """Of the catalogue; of a combination the last one."""
+        """The entry of the catalogue; of a combination the last one."""
         entry, _ = self.steps[-1]
         return entry
 
     @property
     def name(self) -> str:
-        """Of the entry."""
+        """The name of the entry."""
         return self.entry.name
 
     @property
     def family(self) -> str:
-        """Of the entry."""
+        """The family of the entry."""
         return self.entry.family
 
     @property

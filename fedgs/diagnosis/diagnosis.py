@@ -145,7 +145,7 @@ class Diagnosis:
 
     @property
     def p(self) -> float:
-        """Of the hypothesis that the cohorts are alike: the least adjusted p."""
+        """The least adjusted p: that of the hypothesis that the cohorts are alike."""
         return min(suspect.adjusted_p for suspect in self.ranking)
 
     @property
@@ -350,7 +350,7 @@ class _Explanation:
 
     @property
     def name(self) -> str:
-        """Of the entry."""
+        """The name of the entry."""
         return self.best.name
 
 

@@ -81,9 +81,9 @@ def products(one: Array, other: Array, sets: Sequence[Alike]) -> Products:
     Privacy: post-processing of DP output.
 
     Args:
-        one: of each group and class, shape (groups, classes, d).
+        one: a vector for each group and class, shape (groups, classes, d).
         other: likewise.
-        sets: of `alike`.
+        sets: what `alike` returned.
     """
     parts: list[Part] = []
     for own in sets:
@@ -107,7 +107,7 @@ def over_classes(
     Privacy: post-processing of DP output.
 
     Args:
-        parts: of `products`.
+        parts: what `products` returned.
         rows: the groups of one cohort, for every split, shape (n, groups).
         others: likewise of the other one, which tells how a bug would look.
         statistic: of a part's matrix, and of the groups of either cohort that have its

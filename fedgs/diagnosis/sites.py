@@ -170,7 +170,7 @@ class _Comparison:
 
     @property
     def _num_groups(self) -> int:
-        """Of each site."""
+        """Number of groups of each site."""
         return len(self.samples.means) // len(self.names)
 
     @property

@@ -36,8 +36,8 @@ class Recipe(NamedTuple):
         num_epochs: passes over the images.
         batch_size: images of a step.
         optimizer: the optimizer of the parameters that it is given.
-        schedule: of the learning rate after each step, from the optimizer and the
-            number of steps in an epoch; constant by default.
+        schedule: makes the schedule of the learning rate, from the optimizer and the
+            number of steps in an epoch. The rate is constant by default.
     """
 
     build: Callable[[int, int, int], nn.Module]

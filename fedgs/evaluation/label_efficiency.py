@@ -45,7 +45,7 @@ def label_efficiency(
         annotated: the annotator's labels of the same images, shape (n,).
         test: real images with labels.
         num_classes: number of labels.
-        seed: of the shuffling, and of the student's initialisation and dropout.
+        seed: decides the shuffling, and the student's initialisation and dropout.
         report: is called after every student.
         num_labels: sizes; those above the number of images are left out.
         num_steps: optimizer steps of a student, at least.

@@ -32,7 +32,7 @@ class Draws:
     Args:
         config: the resolved configuration.
         clients: the clients with their own images, in order.
-        purpose: of the stream; the warm start and the rounds draw differently.
+        purpose: name of the stream; the warm start and the rounds draw differently.
         round: the round, or the round of the warm start.
         fake_labels: labels (F,) of the one set of fakes, or None for fresh batches.
 

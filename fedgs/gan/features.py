@@ -60,11 +60,12 @@ class MeanFeatures:
     """What the server keeps of one phase's release; post-processing of DP output.
 
     Attributes:
-        method: of the phase.
+        method: the phase's method.
         network: its tensors.
         target: the mean features of each group of images, a class, a part of it or all
             of them: shape (groups, features), float32.
-        noise_std: of the noise in each group's features, shape (groups,), float32.
+        noise_std: standard deviation of the noise in each group's features, shape
+            (groups,), float32.
         shares: of parts: how many images each has, 1 on average, shape (groups,).
     """
 
@@ -213,7 +214,7 @@ def mean_layers(
     Privacy: no server chooses the trunks, which each client has from elsewhere.
 
     Args:
-        kind: of features, of `OF_TRUNKS`.
+        kind: the kind of features, one of `OF_TRUNKS`.
         net: how they are scaled.
         images: shape (n, C, S, S): image i is of the group i modulo their number.
         groups: as many as divide n.
@@ -295,7 +296,7 @@ def group_sums(
     Privacy: of private images, reads private data; output private.
 
     Args:
-        kind: of the network, a key of `KINDS`.
+        kind: the network's kind, a key of `KINDS`.
         net: its tensors, where the images are.
         images: shape (n, C, S, S), float32 in [0, 1].
         labels: shape (n,).
@@ -342,8 +343,8 @@ def embedding(
     Privacy: reads private data; output private, of any norm.
 
     Args:
-        kind: of the network.
-        network: of the phase.
+        kind: the network's kind.
+        network: the phase's network.
         centre: m, shape (groups, features).
         images: all n images of the client, (n, C, S, S), float32 in [0, 1].
         labels: shape (n,).
@@ -384,11 +385,11 @@ def mean_features(
     Privacy: post-processing of DP output.
 
     Args:
-        config: of the phase.
+        config: the phase's configuration.
         network: that the clients had.
         centre: that they subtracted.
         total: sum over clients, shape (groups, 1 + features), float64.
-        noise_std: of each number in `total`, at least 0.
+        noise_std: standard deviation of each number in `total`, at least 0.
         num_clients: that the sum is over, at most; None is all of the run.
 
     Source: docs/privacy.md, "Embedding releases".

@@ -489,7 +489,7 @@ class Refiner(nn.Module):
         """Returns images in [0, 1]; changes no state.
 
         Args:
-            images: of the Gaussian, shape (B, C, S, S) in [0, 1].
+            images: what the Gaussian drew, shape (B, C, S, S) in [0, 1].
             labels: shape (B,).
         """
         embedded = self.embedding(labels)[:, :, None, None]

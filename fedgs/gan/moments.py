@@ -53,7 +53,7 @@ class Model:
     After `in_parts`, mean, centre and covariance have a row for each part of a class.
 
     Attributes:
-        mean: of the classes' low frequencies, shape (classes, d).
+        mean: the classes' mean low frequencies, shape (classes, d).
         axes: coordinates are frequencies @ axes, shape (d, p); the last may be 0.
         back: from coordinates to frequencies, shape (p, d).
         centre: the class means in coordinates, shape (classes, p).
@@ -61,7 +61,7 @@ class Model:
         is_public: whether it started from public images, and so without noise.
         middle: where classes are cut into parts, in coordinates, shape (classes, p).
         split: across what, shape (classes, p, SPLITS); None: classes have no parts.
-        shares: of each part in its class, shape (classes, PARTS_OF_CLASS).
+        shares: the share of each part in its class, shape (classes, PARTS_OF_CLASS).
     """
 
     mean: Tensor
@@ -92,8 +92,8 @@ def model_of(
     """Returns what the releases of moments so far say; before the first, the start.
 
     Args:
-        config: of a phase of moments.
-        releases: of the phases before.
+        config: the configuration of a phase of moments.
+        releases: what the phases before have released.
         start: the model of public images, where there are any.
     """
     if start is None:

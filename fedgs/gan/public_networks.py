@@ -55,7 +55,7 @@ def trunk_features(
     """Returns the features of images, shape (B, sum(layers_of(kind))).
 
     Args:
-        kind: of features, of `OF_TRUNKS`.
+        kind: the kind of features, one of `OF_TRUNKS`.
         images: shape (B, C, S, S) in [0, 1].
         chosen: stands in the place of the packaged ImageNet network.
 

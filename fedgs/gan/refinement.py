@@ -147,7 +147,7 @@ def strayed(config: FeatureConfig, images: Images, gaussian: Images) -> Tensor:
     strokes, and have no holes.
 
     Args:
-        config: of the phase.
+        config: the phase's configuration.
         images: refined, shape (n, C, S, S).
         gaussian: what they were made of, of the same shape.
     """
@@ -193,9 +193,9 @@ def refine(
 
     Args:
         config: the resolved configuration.
-        release: of the phase.
+        release: what the phase has released.
         generator: whose refiner is trained; the averaged one at the end.
-        average: of the same architecture; the averaged one at the end.
+        average: a network of the same shape; the averaged one at the end.
         check: called with each finished step and their number; what it raises ends the
             fit.
     """
@@ -249,7 +249,7 @@ def nothing_released(config: FeatureConfig, longer: float) -> MeanFeatures:
     """Returns a release of zeros, to time a fit by, with about its noise.
 
     Args:
-        config: of the phase.
+        config: the phase's configuration.
         longer: how long clients' embeddings are, over what their numbers of images
             alone, all classes alike, would make them.
     """
@@ -300,8 +300,8 @@ def credible(distance: Tensor, release: MeanFeatures) -> Tensor:
     Privacy: post-processing of DP output.
 
     Args:
-        distance: of features from those released, shape (classes, features).
-        release: of the phase.
+        distance: how far features are from those released, shape (classes, features).
+        release: what the phase has released.
     """
     layers = layers_of(release.method)
     trunks = len(OF_TRUNKS[release.method])

@@ -80,7 +80,7 @@ class NetworkStage(NamedTuple):
 
     Attributes:
         node: its name.
-        channels: of its output.
+        channels: number of channels of its output.
     """
 
     node: str
@@ -197,7 +197,7 @@ def found_weights(name: str, agreed: str | None, folder: Path) -> Weights:
     """Returns the file of a network's weights.
 
     Args:
-        name: of the network.
+        name: the network's name.
         agreed: the file's SHA-256; None: the first file that is there.
         folder: where to look.
 
@@ -250,10 +250,10 @@ def loaded_network(
     """Returns a network with weights of this machine, the same object again.
 
     Args:
-        name: of the network.
+        name: the network's name.
         agreed: as of `found_weights`.
         folder: likewise.
-        least_side: of the images.
+        least_side: the smallest side of images that it takes.
         device: where they are.
 
     Raises:
@@ -332,8 +332,8 @@ def stages_of(model: nn.Module, side: int, device: str) -> list[NetworkStage]:
 
     Args:
         model: see `model_of`.
-        side: of its images.
-        device: of the model.
+        side: pixels on each side of its images.
+        device: where the model computes.
     """
     from torchvision.models.feature_extraction import (
         create_feature_extractor,

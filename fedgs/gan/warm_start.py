@@ -43,7 +43,7 @@ def warm_start(
 
     Args:
         config: the resolved configuration.
-        discriminators: of the hosted clients, trained in place.
+        discriminators: those of the hosted clients; trained in place.
         data: all data that the node can see.
         hosted: the clients of this node.
         public: the server's first fakes (F, C, S, S) and their labels (F,), on the

@@ -144,8 +144,8 @@ def shorten(clipped: ClippedGradients, weights: Sequence[float]) -> ClippedGradi
     Privacy: reads private data; output private with bounded sensitivity.
 
     Args:
-        clipped: of n clients; must not be released any more.
-        weights: of these clients, in their order, at most n: more clients than are
+        clipped: the gradients of n clients; must not be released any more.
+        weights: one for each client, in their order, at most n: more clients than are
             asked for are refused later.
 
     Raises:

@@ -236,7 +236,8 @@ def _equally_noisy(
     of other sizes would differ where their images do not.
 
     Args:
-        config: of the phase; its seed decides the noise, which protects nobody.
+        config: the phase's configuration; its seed decides the noise, which protects
+            nobody.
         targets: mean features, shape (groups, classes, features).
         noise: the standard deviation of the noise in them, shape (groups, classes).
         is_known: which classes each group has, of the same shape.
@@ -251,8 +252,8 @@ def _is_known(mass: Tensor) -> Tensor:
     """Tells which classes each group has: no mean can be made of noise alone.
 
     Args:
-        mass: of each group's classes, shape (groups, classes); noise may make it
-            negative.
+        mass: how much each group's classes weigh, shape (groups, classes); noise may
+            make it negative.
     """
     is_largest = mass == mass.amax(1, keepdim=True)  # so that there is one
     return is_largest | (mass >= LEAST_SHARE * mass.mean(1, keepdim=True))

@@ -165,7 +165,8 @@ def release(
         round: the round.
         node_id: the node's index.
         asked: the number of these clients.
-        weights: of these clients, as of `weights_of`; 1 each if None.
+        weights: one for each of these clients, as `weights_of` returns them; 1 each
+            if None.
 
     Raises:
         TypeError: a part that is not of the terms' shape, or another number of answers.

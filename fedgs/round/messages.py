@@ -354,7 +354,7 @@ def sum_of(
     Args:
         config: the run's.
         request: the request that was answered.
-        answers: of all of them, masked or, in the local engine, as integers.
+        answers: one of each of them, masked or, in the local engine, as integers.
 
     Raises:
         UserError: a larger norm than honest sums have; nobody can tell whose fault.

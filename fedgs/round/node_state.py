@@ -39,7 +39,7 @@ class NodeState:
     Attributes:
         folder: the folder of the states, in the run's private folder.
         round: the last round that this state has seen, -1 without a state.
-        discriminators: of the hosted clients; None before they are made.
+        discriminators: those of the hosted clients; None before they are made.
         answer: to the last request; None if none of its clients took part.
         digest: the hash of that request.
         common_digest: with masks, the hash of what every attempt of the round asks.

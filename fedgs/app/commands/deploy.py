@@ -83,7 +83,8 @@ def submit(
         recipe: the recipe of the run; None takes the default one.
         config: TOML file of settings over it.
         settings: over both.
-        forecast: of a new run; called with its settings before anything is sent.
+        forecast: the check of a new run; called with its settings before anything is
+            sent.
         is_dry: end after that.
 
     Raises:

@@ -213,9 +213,9 @@ def seconds_of_release(
     away with the server's state.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         phase: whose clients answer once, in a time that grows with their images.
-        data: of the run.
+        data: the run's images.
         server: after the phases before; changed.
     """
     torch.set_num_threads(1)

@@ -155,7 +155,8 @@ def of_noise_std(
 
     Args:
         noise_std: standard deviation of the noise in every coordinate, at least 0.
-        settings: of the command line: `clip_bound`, `num_rounds`, and maybe `delta`.
+        settings: those of the command line: `clip_bound`, `num_rounds`, and maybe
+            `delta`.
         at_epsilon: state delta at this epsilon.
 
     Raises:

@@ -105,7 +105,7 @@ def debug(
     Gaussian release of each node.
 
     Args:
-        config: of the recipe group-means, with the planted corruption.
+        config: settings of the recipe group-means, with the planted corruption.
         compared: which clients, if it names files of them.
         suspects: the user's own, beside the catalogue.
         dry_run: only say what the plan can find, and write nothing.

@@ -50,7 +50,8 @@ class DiagnosisFacts:
 
     Attributes:
         run: the folder, for errors.
-        content: of diagnosis.json. Its format is right; the rest may be anything.
+        content: what diagnosis.json holds. Its format is right; the rest may be
+            anything.
         picture: content of diagnosis.png.
     """
 

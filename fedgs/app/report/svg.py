@@ -23,7 +23,7 @@ class Line:
 
     Attributes:
         name: in the legend; a run or an adversary.
-        place: of the run or adversary among all of the page: decides the colour.
+        place: where the run or adversary stands on the page: decides the colour.
         points: x and y, by increasing x.
     """
 
