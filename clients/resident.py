@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # A run will say which size of images it has; any size shows that they are read.
         settings = {"image_size": IMAGE_SIZES[0], **site.settings}
         config = RunConfig.from_flat(settings)
+        print(f"reading {config.data} ...", flush=True)
         records = sources.read_records(config)
         if config.cohorts is not None:
             keep_cohort(config, split_records(for_all_clients(config), records))
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"flwr: this version of Flower is not known; {FLOWER_REMEDY}"
             )
         site.open()
+        print("The data can be read. This client waits for the server.", flush=True)
         notify("READY=1")  # it may still have to wait for the server
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -108,12 +108,16 @@ def test_what_is_wrong_ends_with_exit_code_2_before_systemd_is_told(
     assert told == []
 
 
-def test_systemd_is_told_once_the_client_can_run(monkeypatch, told):
+def test_systemd_is_told_once_the_client_can_run(monkeypatch, told, capsys):
     monkeypatch.setattr(resident, "make_resident", lambda app: None)
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(COMMAND, "flower_supernode", lambda: told.append("runs"))
     resident.main(node())
     assert told == ["READY=1", "runs"]
+    # Reading may take minutes, so whoever started the client sees what it does.
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("reading ")
+    assert "waits for the server" in second
 
 
 def test_pictures_of_any_size_are_data_as_the_run_says_its_own(monkeypatch, told):
