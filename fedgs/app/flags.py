@@ -165,8 +165,12 @@ def _as_set(found: "re.Match[str]") -> str:
     if "set" not in flags or name in flags or not is_setting:
         return found[0]
     value = found["value"]
+    # A flag that is on or off has no word for its value.
     if found["no"]:
-        value = " false"  # --no-NAME has no word for its value
+        return f"--set {name}=false{value or ''}"
+    kind, _ = field_type(name)
+    if kind is bool:
+        return f"--set {name}=true{value or ''}"
     # A word of the sentence stays where it is; a value moves behind the "=".
     if value is None or value.strip() in _NO_VALUES:
         return f"--set {name}=...{value or ''}"

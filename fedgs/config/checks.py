@@ -32,6 +32,7 @@ OF_ONE_RANGE = (
     "mnist-by-writer",
     "femnist",
 )
+DOWNLOADED = ("mnist", "fashion-mnist", "mnist-by-writer", "femnist", "hf")
 NO_DOWNLOAD = "chest-xray is fetched by hand, from doi.org/10.17632/rscbjbr9sj"
 DEVICE = r"cpu|cuda(:[0-9]{1,3})?"
 NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"  # also a file's name: of its key
@@ -109,10 +110,13 @@ def data_problems(config: Settings) -> Iterator[Problem]:
         why = "no phase of moments starts from public data"
         yield "public_data", f"{why}; leave it out, or give --phases with moments"
     kind = config.data.partition(":")[0]
-    if config.download and config.data_dir is None and kind not in ("femnist", "hf"):
-        yield "download", "give --data-dir, the folder to download into"
-    if config.download and kind == "chest-xray":
-        yield "download", f"{NO_DOWNLOAD}; leave out --download"
+    if config.download:
+        if kind == "chest-xray":
+            yield "download", f"{NO_DOWNLOAD}; leave out --download"
+        elif kind not in DOWNLOADED:
+            yield "download", f"{kind} is never downloaded; leave out --download"
+        elif config.data_dir is None and kind not in ("femnist", "hf"):
+            yield "download", "give --data-dir, the folder to download into"
     yield from _class_problems(config, kind)
     yield from _picture_problems(config, kind)
     yield from _held_out_problems(config)

@@ -85,7 +85,8 @@ class Settings:
     download: bool = option(
         False,
         "Data",
-        "Download the data set into data_dir if it is missing.",
+        "Download the data set into data_dir if it is missing, and in `fedgs evaluate` "
+        "the weights of fid_inception_v3_pool3 too.",
         traits=("reading", "of_client", "machine"),
     )
     background: str = option(

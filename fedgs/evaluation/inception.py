@@ -1,8 +1,7 @@
 """FID on the pool3 layer of Inception-v3, as the paper computes it.
 
 The network and its preprocessing (TensorFlow's resizing to 299 x 299) are those of
-torchmetrics and torch-fidelity; the weights are the user's own download, because this
-package downloads nothing by itself.
+torchmetrics and torch-fidelity; the weights are downloaded where the user asks for it.
 
 Source: Heusel et al., "GANs trained by a two time-scale update rule", NeurIPS 2017.
     GS-WGAN's code: values times 255, grey repeated to RGB, 20,000 generated images
@@ -22,29 +21,59 @@ from fedgs.evaluation.downstream import Report
 # The 2015 Inception network of TensorFlow, as torch-fidelity and pytorch-fid host it.
 WEIGHTS_NAME = "weights-inception-2015-12-05-6726825d.pth"
 WEIGHTS_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
-WEIGHTS_SOURCE = "https://github.com/toshas/torch-fidelity/releases/tag/v0.2.0"
+WEIGHTS_SOURCE = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
 FID_IMAGES = 20_000  # synthetic ones, as in GS-WGAN's code
 _NUM_FEATURES = 2048
 _IMAGES_AT_ONCE = 50
 
 
+def weights_path() -> Path:
+    """Returns where torch hub keeps the weights."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS_NAME
+
+
 def find_weights() -> Path | None:
-    """Returns the user's download of the weights, in torch hub's folder.
+    """Returns the weights in torch hub's folder; None: there are none.
 
     Raises:
         UserError: the file is another.
     """
-    weights = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS_NAME
+    weights = weights_path()
     if not weights.is_file():
         return None
     content = hashlib.sha256(weights.read_bytes()).hexdigest()
     if content != WEIGHTS_SHA256:
         raise UserError(
             f"{weights}: it is not {WEIGHTS_NAME} (SHA-256 {content[:8]}..., not "
-            f"{WEIGHTS_SHA256[:8]}...); download it from {WEIGHTS_SOURCE}, or remove "
-            "it"
+            f"{WEIGHTS_SHA256[:8]}...); remove it, or replace it by that of "
+            f"{WEIGHTS_SOURCE}"
         )
     return weights
+
+
+def download_weights() -> None:
+    """Downloads the weights into torch hub's folder, unless they are there.
+
+    A file with another hash is not kept, and an interrupted download leaves nothing.
+
+    Raises:
+        UserError: they cannot be fetched, or those fetched are others.
+    """
+    if find_weights() is not None:
+        return
+    weights = weights_path()
+    url = f"{WEIGHTS_SOURCE}{WEIGHTS_NAME}"
+    what = f"download = True: {url} cannot be fetched to {weights}"
+    remedy = "put the file there yourself, or leave out --download"
+    # A wrong hash is a RuntimeError, no network and a full disk are OSErrors.
+    with wrap_error((OSError, RuntimeError), what, remedy):
+        weights.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(
+            url=url,
+            dst=str(weights),
+            hash_prefix=WEIGHTS_SHA256,
+            progress=False,
+        )
 
 
 def fid_inception_v3_pool3(

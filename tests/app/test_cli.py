@@ -524,6 +524,11 @@ def test_privacy_of_a_run_and_its_reproduction_take_no_other_settings(fedgs, tra
     refused(fedgs("privacy", "reproduce", "--delta", 0.1), "No such option '--delta'")
     # A setting without a flag is said to be one.
     refused(fedgs("train", "--fit", "crop"), "--set fit=VALUE")
+    # So does an error; a setting that is on or off has its value there.
+    fetched = fedgs("train", "--data", "digits", "--set", "download=true")
+    refused(fetched, "leave out --set download=true$")
+    normalised = fedgs("train", "--recipe", "fedavg-gan", "--set", "spectral_norm=true")
+    refused(normalised, "give --set spectral_norm=false$")
 
 
 def test_noise_and_target_are_a_question_of_rounds(fedgs):

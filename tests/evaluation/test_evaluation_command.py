@@ -17,7 +17,7 @@ from evaluation_data import labelled, write_mnist
 from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.evaluation.score_tables import classifier_table
-from fedgs.evaluation import classifiers, lenet, quality
+from fedgs.evaluation import classifiers, inception, lenet, quality
 from fedgs.gan.models import build_generator
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
@@ -281,6 +281,30 @@ def test_one_classifier_that_fails_costs_no_other_result(fedgs, tmp_path):
     assert found["failed"]["lda"].startswith(said)
     assert list(found["accuracy"]) == ["gaussian_nb"]
     assert found["average"] is None
+
+
+def test_download_is_of_inceptions_weights_too_and_of_images_alone(
+    fedgs, tmp_path, monkeypatch
+):
+    """Data that nobody downloads need no folder, and a run's own flag counts not."""
+    monkeypatch.setattr(inception, "download_weights", lambda: None)  # no network
+    fetched = record_calls(monkeypatch, inception, "download_weights")
+    images, labels = labelled(60, 5, side=28)
+    test = tmp_path / "test.npz"
+    np.savez(test, images=images, labels=labels)
+    own = ("--data", f"npz:{npz(tmp_path / 'real.npz')}", "--test", f"npz:{test}")
+    path = npz(tmp_path / "s.npz")
+    own += ("--fast", "--download", "--metrics")
+    assert fedgs(path, *own, "cnn")[0] == 0
+    assert fetched == []
+    code, out, err = fedgs(path, *own, "images")
+    assert code == 0
+    assert len(fetched) == 1
+    assert f"fetching {inception.WEIGHTS_NAME}" in err
+    assert "--download fetches them" in out
+    loaded = finished_run(tmp_path / "run", download=True, data_dir=str(tmp_path))
+    fedgs(loaded.path, "--metrics", "images", "-n", 40, "--fast")
+    assert len(fetched) == 1
 
 
 def test_undefined_scores_are_null_in_the_json(fedgs, tmp_path, monkeypatch):

@@ -20,11 +20,32 @@ def test_only_the_known_download_of_torch_hub_is_taken(monkeypatch, tmp_path):
     path = tmp_path / "hub" / "checkpoints" / inception.WEIGHTS_NAME
     path.parent.mkdir(parents=True)
     path.write_bytes(b"a pickle that nobody should open")
-    words = rf"{path}: it is not weights-.*download it from https://git"
+    words = (
+        rf"{path}: it is not weights-.*remove it, or replace it by that of https://git"
+    )
     assert_refused(words, inception.find_weights)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     monkeypatch.setattr(inception, "WEIGHTS_SHA256", digest)
     assert inception.find_weights() == path
+
+
+def test_weights_are_downloaded_by_their_hash_or_not_at_all(monkeypatch, tmp_path):
+    """A file of another hash is not kept, and one that is there is not fetched."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    served = tmp_path / inception.WEIGHTS_NAME
+    served.write_bytes(b"what somebody else put there")
+    monkeypatch.setattr(inception, "WEIGHTS_SOURCE", f"{tmp_path.as_uri()}/")
+    wanted = r"download = True: file:.* cannot be fetched.*leave out --download"
+    assert_refused(wanted, inception.download_weights)
+    assert not any(path.is_file() for path in (tmp_path / "home").rglob("*"))
+    digest = hashlib.sha256(served.read_bytes()).hexdigest()
+    monkeypatch.setattr(inception, "WEIGHTS_SHA256", digest)
+    inception.download_weights()
+    assert inception.find_weights() == inception.weights_path()
+    served.unlink()
+    inception.download_weights()  # it is there
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "other"))
+    assert_refused(wanted, inception.download_weights)  # as without a network
 
 
 class Means(torch.nn.Module):

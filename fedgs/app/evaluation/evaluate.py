@@ -16,7 +16,7 @@ from fedgs.app.evaluation import report as evaluation_report
 from fedgs.app.evaluation.request import METRICS, READING, SHAPE, EvaluationRequest
 from fedgs.app.evaluation.scoring import Scoring
 from fedgs.app.evaluation.scoring import Sizes as Sizes
-from fedgs.config.checks import check_data
+from fedgs.config.checks import DOWNLOADED, check_data
 from fedgs.config.method_settings import settings_with
 from fedgs.config.run_config import RunConfig
 from fedgs.data import sources
@@ -56,6 +56,8 @@ def evaluate(request: EvaluationRequest, as_json: bool) -> dict[str, Any]:
     """
     check(request)
     request = with_data(request)
+    # Of this command's own flags: a run that fetched its data asked for no weights.
+    is_fetching = "images" in request.metrics and request.reading.get("download", False)
     sizes = _sizes(request)
     started = time.monotonic()
     try:
@@ -63,6 +65,9 @@ def evaluate(request: EvaluationRequest, as_json: bool) -> dict[str, Any]:
             request, real, synthetic = _load(request, progress)
             # Scoring takes up to hours, so a full or read-only disk is found first.
             evaluation_report.check_writable(request)
+            if is_fetching:
+                progress.say(f"fetching {inception.WEIGHTS_NAME} unless it is there")
+                inception.download_weights()
             scoring = Scoring(request, sizes, real, synthetic, progress)
             result = scoring.result()
     except KeyboardInterrupt as error:
@@ -150,7 +155,11 @@ def _load(
         config = reading_of(folder.config, request.data)
         _check_shape(request, config)
         _check_held_out(request, folder.config)
-    config = dataclasses.replace(config, data=request.data, **request.reading)
+    reading = dict(request.reading)
+    if request.data.partition(":")[0] not in DOWNLOADED:
+        # Of such data, the flag asks for the weights of a metric alone.
+        reading.pop("download", None)
+    config = dataclasses.replace(config, data=request.data, **reading)
     check_data(config)
     if (config.image_size or images.SMALLEST_SIDE) < images.SMALLEST_SIDE:
         raise UserError(

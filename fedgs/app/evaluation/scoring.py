@@ -166,8 +166,7 @@ class Scoring:
         )
 
     def _inception_fid(self) -> dict[str, Any]:
-        """Returns the FID by the user's own download of weights, if there is one."""
-        # fedgs does not download the weights, so without them there is no such metric.
+        """Returns the FID by Inception's weights, where the user has them."""
         weights = inception.find_weights()
         if weights is None:
             return {}
