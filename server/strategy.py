@@ -121,7 +121,7 @@ class FederatedGan(SilentStrategy):
         """Logs what is about to run."""
         log(
             INFO,
-            "%s; %d nodes, run folder %s",
+            "%s There are %d nodes. Run folder: %s",
             described(self.config),
             self.config.num_nodes,
             self.folder.path,
