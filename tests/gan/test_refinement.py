@@ -141,11 +141,11 @@ def test_features_have_length_one_in_each_layer_and_the_axes_variance_one(last, 
     assert FEATURE_SCALE > 1
 
 
-def released(config, server) -> MeanFeatures:
+def released(config, server, darker: float = 1.0) -> MeanFeatures:
     """A release whose target is what another generator draws."""
     net, _ = refinement.reference(config, server.ema)
     other = copy.deepcopy(server.ema).requires_grad_(False)
-    other.refiner.last.bias.sub_(1.0)  # darker
+    other.refiner.last.bias.sub_(darker)
     target = means_of(config, net, other)
     return MeanFeatures("features", net, target, torch.zeros(config.num_classes))
 
@@ -176,23 +176,46 @@ def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(tune):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_refiner_of_colours_keeps_the_gaussians_low_frequencies(channels, tune):
-    tune(STEPS=30, LARGE=(0.04, 1e9), SMALL=(0.04, 1e9), AVERAGED=0.8)
-    moved = []
-    for anchor in (0.0, 1e3):
-        tune(ANCHOR=anchor)
+def test_a_refiner_of_colours_makes_no_field_black(channels, tune):
+    tune(STEPS=60, LARGE=(0.04, 1e9), SMALL=(0.04, 1e9), AVERAGED=0.8)
+    darkest = []
+    for weight in (0.0, 1e3):
+        tune(FLATNESS=weight)
         config, server = after_moments(image_channels=channels)
-        refinement.refine(
-            config, released(config, server), server.generator, server.ema
-        )
+        release = released(config, server, darker=8.0)
+        refinement.refine(config, release, server.generator, server.ema)
         z, labels = refinement.latents(config, 0)
         with torch.no_grad():
-            gaussian = server.ema.gaussian(z, labels)
-            change = server.ema.refiner(gaussian, labels) - gaussian.clamp(0.01, 0.99)
-        moved.append(float(F.avg_pool2d(change, 2).square().mean()))
-    # Of grey nothing is kept: the target, which is darker, is reached either way.
-    assert (moved[1] < 0.2 * moved[0]) == (channels == 3)
-    assert (moved[1] == moved[0]) == (channels == 1)
+            fields = F.avg_pool2d(server.ema(z, labels), 2)
+        darkest.append(float(fields.amax(1).min()))
+    # Grey may be as black as the target is.
+    assert darkest[0] < 0.5 * refinement.FLAT
+    assert (darkest[1] > 0.7 * refinement.FLAT) == (channels == 3)
+    assert (darkest[1] == darkest[0]) == (channels == 1)
+
+
+def test_flat_fields_cost_in_colour_but_where_all_pictures_have_them():
+    config, _ = after_moments(image_channels=3)
+    side = config.image_size
+    typical = torch.full((3, side, side), 0.5)
+    images = typical.expand(6, -1, -1, -1).clone()
+    field = slice(0, side // refinement.FIELDS)
+
+    def cost() -> float:
+        return float(refinement.flatness(config, images, typical))
+
+    assert cost() == 0
+    images[0, 1:, field, field] = 0  # red is no flat black
+    assert cost() == 0
+    costs = []
+    for value in (0.05, 0.01, 0.0, 0.95, 0.99, 1.0):
+        images[0, :, field, field] = value
+        costs.append(cost())
+    black, white = costs[:3], costs[3:]
+    assert 0 < black[0] < black[1] < black[2] < math.inf
+    assert white == pytest.approx(black, rel=1e-3)
+    typical[:, field] = 1.0  # a white border of all pictures
+    assert cost() == 0
 
 
 @pytest.mark.parametrize(
