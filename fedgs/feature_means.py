@@ -148,16 +148,16 @@ def fit(phase: Any, release: MeanFeatures, generator: Any, average: Any) -> None
     steps, rate, longest = refinement.schedule(release)
     weights = list(generator.refiner.parameters())
     adam = torch.optim.Adam(weights, lr=rate, betas=refinement.BETAS)
-    typical = generator.mean.mean(0)  # the mean picture of all classes
     found: Tensor | None = None  # an average over the steps so far
     for step in range(steps):
         z, labels = refinement.latents(phase, step)
-        drawn = generator(z, labels)
+        gaussian = generator.gaussian(z, labels)
+        drawn = generator.refiner(gaussian, labels)
         now = refinement.class_means(phase, release.network, drawn, labels)
         found = now.detach() if found is None else now.detach().lerp(found, 0.95)
         adam.zero_grad()
         nearer = (now * (found - release.target)).sum()  # |E f(G) - target|^2 / 2
-        (nearer + refinement.flatness(phase, drawn, typical)).backward()
+        (nearer + refinement.strayed(phase, drawn, gaussian)).backward()
         torch.nn.utils.clip_grad_norm_(weights, longest)
         adam.param_groups[0]["lr"] = refinement.rate_of(step, steps, rate)
         adam.step()

@@ -28,9 +28,7 @@ CONFIGURATIONS = {
 def test_the_engine_trains_what_the_page_trains(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(refinement, "STEPS", 12)
     monkeypatch.setattr(refinement, "REFERENCE_STEPS", 4)
-    monkeypatch.setattr(
-        refinement, "FLATNESS", 1e3
-    )  # so that no engine can leave it out
+    monkeypatch.setattr(refinement, "ANCHOR", 1e3)  # so that no engine can leave it out
     settings = dict(settings)
     settings.setdefault("num_rounds", settings["phases"].count(",") + 1)
     config = tiny_config(**settings, output=str(tmp_path / "run"))

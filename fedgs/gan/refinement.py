@@ -7,7 +7,7 @@ discriminators, and the generator may take as many steps against it as it likes:
 
     loss = sum over classes of |E f(G(z, y)) - target_y|^2
 
-In colour no field of an image becomes flat black or white: `flatness`.
+In colour no field of an image goes far from its Gaussian's colour: `strayed`.
 Features are made by the trunks of `fedgs.gan.public_networks`, one of which a network
 of `fedgs.gan.torchvision_network` may replace, and scaled by what the generator itself
 draws before the release. Where moments begin from public images, a small budget is of
@@ -57,13 +57,15 @@ BETAS = (0.5, 0.99)
 # it a step's own noise would count as a distance, and pictures of one kind be nearer.
 MEMORY = 0.95
 AVERAGED = 0.98  # decay of the averaged refiner
-# Of colours: how much flat fields count beside the features. Means of features hardly
-# see a black or white field in some of the images, and where an image is black the
+# Of colours: how far the mean of a field may go from the Gaussian's, in log odds, and
+# how much what is beyond counts beside the features. Means of features hardly see a
+# flat black or cyan field in some of the images, and where a channel is saturated the
 # sigmoid has no slope to come back by. So a refiner made such holes.
-FLATNESS = 0.05
-FLAT = 0.08  # the brightest channel of a field that is black, at most
-DARKEST = 1e-4  # so that no logarithm is infinite
+FREE = 0.8
+ANCHOR = 0.3
 FIELDS = 8  # of an image to a side
+DARKEST = 0.1  # from where on a Gaussian's own field is no reason for a hole
+LEAST_ODDS = 1e-4  # so that no logarithm is infinite
 
 
 def reference(config: FeatureConfig, generator: Generator) -> tuple[TensorDict, Tensor]:
@@ -140,37 +142,34 @@ def class_means(
     return mean_layers(config.method, net, images, config.num_classes, chosen)
 
 
-def flatness(config: FeatureConfig, images: Images, typical: Tensor) -> Tensor:
-    """Returns how flat fields of images are, beyond what is typical; 0 of grey.
+def strayed(config: FeatureConfig, images: Images, gaussian: Images) -> Tensor:
+    """Returns how far fields of images stray from the Gaussian's; 0 of grey images.
 
-    It is the sum over fields of log(FLAT / brightness) where that is positive, and of
-    the same for white, over all classes, times FLATNESS. Its slope in a logit is about
-    1 however black a field is, so a fit comes back from there. Grey images have flat
-    backgrounds.
+    It is half the square of what the log odds log(p / (1 - p)) of a field's mean p
+    change by beyond FREE, over all fields, channels and classes, times ANCHOR. Its
+    slope grows however black a field is, so a fit comes back from there, while edges
+    and textures within a field are free. Grey images begin at a refiner of fonts, which
+    has to move strokes, and have flat backgrounds.
 
     Args:
         config: the phase's configuration.
         images: refined, shape (n, C, S, S).
-        typical: the mean of all Gaussians, shape (C, S, S). What is black in it, such
-            as a border of all pictures, may be black.
+        gaussian: what they were made of, of the same shape.
     """
     if config.image_channels == 1:
         return images.new_zeros(())
     side = config.image_size // FIELDS  # of a field
-    fields = F.avg_pool2d(images, side)
-    usual = F.avg_pool2d(typical.clamp(0, 1)[None], side)
-    # Of a black field the brightest channel is dark, of a white one the darkest light.
-    black = _lacking(fields.amax(1), usual.amax(1))
-    white = _lacking(1 - fields.amin(1), 1 - usual.amin(1))
-    flat = (black + white).sum()
-    return FLATNESS * flat * config.num_classes / len(images)
+    found = F.avg_pool2d(images, side)
+    expected = F.avg_pool2d(gaussian, side).clamp(DARKEST, 1 - DARKEST)
+    change = _log_odds(found) - _log_odds(expected)
+    beyond = F.relu(change.abs() - FREE)
+    squares = beyond.square().sum()
+    return ANCHOR / 2 * squares * config.num_classes / len(images)
 
 
-def _lacking(values: Tensor, usual: Tensor) -> Tensor:
-    """Returns log(FLAT / values), and 0 where values reach FLAT or what is usual."""
-    wanted = usual.clamp(max=FLAT)
-    ratio = (wanted + DARKEST) / (values + DARKEST)
-    return F.relu(ratio.log())
+def _log_odds(shares: Tensor) -> Tensor:
+    odds = (shares + LEAST_ODDS) / (1 - shares + LEAST_ODDS)
+    return odds.log()
 
 
 def latents(config: FeatureConfig, step: int) -> tuple[Latents, Labels]:
@@ -217,18 +216,18 @@ def refine(
     steps, rate, longest = schedule(release)
     weights = list(generator.refiner.parameters())
     adam = torch.optim.Adam(weights, rate, BETAS)
-    typical = generator.mean.mean(0)
 
     def found_of(z: Latents, labels: Labels) -> tuple[Tensor, Tensor]:
-        images = generator(z, labels)
+        gaussian = generator.gaussian(z, labels)
+        images = generator.refiner(gaussian, labels)
         means = class_means(config, net, images, labels)
-        return means, flatness(config, images, typical)
+        return means, strayed(config, images, gaussian)
 
-    def gradient(means: Tensor, flat: Tensor) -> tuple[Tensor, ...]:
+    def gradient(means: Tensor, strayed: Tensor) -> tuple[Tensor, ...]:
         # Each part has its share of the batch, whose means are those of the parts.
         share = distance / THREADS
         nearer = (means * share).sum()
-        loss = nearer + flat / THREADS
+        loss = nearer + strayed / THREADS
         return torch.autograd.grad(loss, weights)
 
     generator.train()

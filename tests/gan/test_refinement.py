@@ -180,7 +180,7 @@ def test_a_refiner_of_colours_makes_no_field_black(channels, tune):
     tune(STEPS=60, LARGE=(0.04, 1e9), SMALL=(0.04, 1e9), AVERAGED=0.8)
     darkest = []
     for weight in (0.0, 1e3):
-        tune(FLATNESS=weight)
+        tune(ANCHOR=weight)
         config, server = after_moments(image_channels=channels)
         release = released(config, server, darker=8.0)
         refinement.refine(config, release, server.generator, server.ema)
@@ -189,33 +189,43 @@ def test_a_refiner_of_colours_makes_no_field_black(channels, tune):
             fields = F.avg_pool2d(server.ema(z, labels), 2)
         darkest.append(float(fields.amax(1).min()))
     # Grey may be as black as the target is.
-    assert darkest[0] < 0.5 * refinement.FLAT
-    assert (darkest[1] > 0.7 * refinement.FLAT) == (channels == 3)
+    assert darkest[0] < 0.03
+    assert (darkest[1] > 0.04) == (channels == 3)
     assert (darkest[1] == darkest[0]) == (channels == 1)
 
 
-def test_flat_fields_cost_in_colour_but_where_all_pictures_have_them():
+def test_what_strays_far_in_colour_costs_and_textures_do_not():
     config, _ = after_moments(image_channels=3)
     side = config.image_size
-    typical = torch.full((3, side, side), 0.5)
-    images = typical.expand(6, -1, -1, -1).clone()
-    field = slice(0, side // refinement.FIELDS)
+    gaussian = torch.full((6, 3, side, side), 0.5)
+    images = gaussian.clone()
+    wide = side // refinement.FIELDS
+    field = slice(0, wide)
 
     def cost() -> float:
-        return float(refinement.flatness(config, images, typical))
+        return float(refinement.strayed(config, images, gaussian))
 
+    images[0, :, field, field] = 0.65  # log odds of 0.62
     assert cost() == 0
-    images[0, 1:, field, field] = 0  # red is no flat black
-    assert cost() == 0
+    images[0, :, field, field] = 0.5
+    images[0, :, 0, field], images[0, :, 1, field] = (
+        0.1,
+        0.9,
+    )  # its mean is that of grey
+    assert wide == 2
+    assert cost() == pytest.approx(0, abs=1e-9)
     costs = []
-    for value in (0.05, 0.01, 0.0, 0.95, 0.99, 1.0):
-        images[0, :, field, field] = value
+    for value in (0.1, 0.01, 0.0):
+        images[0, 0, field, field] = value  # one channel alone: no black, but cyan
         costs.append(cost())
-    black, white = costs[:3], costs[3:]
-    assert 0 < black[0] < black[1] < black[2] < math.inf
-    assert white == pytest.approx(black, rel=1e-3)
-    typical[:, field] = 1.0  # a white border of all pictures
+        images[0, 0, field, field] = 1 - value
+        assert cost() == pytest.approx(costs[-1], rel=1e-3)
+    assert 0 < costs[0] < costs[1] < costs[2] < math.inf
+    gaussian[0, 0, field, field] = 1.0  # a hole of the Gaussian's own counts as none
+    images[0, 0, field, field] = 0.94
     assert cost() == 0
+    images[0, 0, field, field] = 1.0
+    assert cost() > 0
 
 
 @pytest.mark.parametrize(
