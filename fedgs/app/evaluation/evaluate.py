@@ -155,11 +155,7 @@ def _load(
         config = reading_of(folder.config, request.data)
         _check_shape(request, config)
         _check_held_out(request, folder.config)
-    reading = dict(request.reading)
-    if request.data.partition(":")[0] not in DOWNLOADED:
-        # Of such data, the flag asks for the weights of a metric alone.
-        reading.pop("download", None)
-    config = dataclasses.replace(config, data=request.data, **reading)
+    config = dataclasses.replace(config, data=request.data, **_given(request))
     check_data(config)
     if (config.image_size or images.SMALLEST_SIDE) < images.SMALLEST_SIDE:
         raise UserError(
@@ -191,6 +187,15 @@ def _load(
     synthetic = synthetic.subset(count, seed, "synthetic")
     _check_synthetic(request, synthetic)
     return request, real, synthetic
+
+
+def _given(request: EvaluationRequest) -> dict[str, Any]:
+    """Returns the settings that say how the data are read, as they were given."""
+    given = dict(request.reading)
+    if request.data.partition(":")[0] not in DOWNLOADED:
+        # Of such data, the flag asks for the weights of a metric alone.
+        given.pop("download", None)
+    return given
 
 
 def _check_synthetic(request: EvaluationRequest, synthetic: LabelledImages) -> None:
