@@ -208,10 +208,8 @@ def test_what_strays_far_in_colour_costs_and_textures_do_not():
     images[0, :, field, field] = 0.65  # log odds of 0.62
     assert cost() == 0
     images[0, :, field, field] = 0.5
-    images[0, :, 0, field], images[0, :, 1, field] = (
-        0.1,
-        0.9,
-    )  # its mean is that of grey
+    images[0, :, 0, field] = 0.1
+    images[0, :, 1, field] = 0.9  # its mean is that of grey
     assert wide == 2
     assert cost() == pytest.approx(0, abs=1e-9)
     costs = []
