@@ -289,6 +289,9 @@ def test_download_is_of_inceptions_weights_too_and_of_images_alone(
     """Data that nobody downloads need no folder, and a run's own flag counts not."""
     monkeypatch.setattr(inception, "download_weights", lambda: None)  # no network
     fetched = record_calls(monkeypatch, inception, "download_weights")
+    original = evaluation.find_spec
+    names = {evaluation.FIDELITY}
+    monkeypatch.setattr(evaluation, "find_spec", lambda n: n in names or original(n))
     images, labels = labelled(60, 5, side=28)
     test = tmp_path / "test.npz"
     np.savez(test, images=images, labels=labels)
@@ -305,6 +308,12 @@ def test_download_is_of_inceptions_weights_too_and_of_images_alone(
     loaded = finished_run(tmp_path / "run", download=True, data_dir=str(tmp_path))
     fedgs(loaded.path, "--metrics", "images", "-n", 40, "--fast")
     assert len(fetched) == 1
+    # Without the package that needs them, there is nothing to fetch.
+    monkeypatch.setattr(evaluation, "find_spec", {"torchmetrics": 1}.get)
+    assert fedgs(path, *own, "images")[0] == 0
+    assert len(fetched) == 1
+    monkeypatch.setattr(inception, "find_weights", inception.weights_path)
+    refused(fedgs(path, *own, "images"), "it needs torch-fidelity; run `pip install")
 
 
 def test_undefined_scores_are_null_in_the_json(fedgs, tmp_path, monkeypatch):

@@ -32,6 +32,7 @@ NEEDED = {  # package: the metrics that need it
     "xgboost": {"classifiers"},
 }
 
+FIDELITY = "torch_fidelity"  # of whose network Inception's weights are
 HOLDING_OUT = ("test_fraction", "test_owners")  # settings that hold images out
 FULL = Sizes()
 FAST = Sizes(
@@ -56,8 +57,7 @@ def evaluate(request: EvaluationRequest, as_json: bool) -> dict[str, Any]:
     """
     check(request)
     request = with_data(request)
-    # Of this command's own flags: a run that fetched its data asked for no weights.
-    is_fetching = "images" in request.metrics and request.reading.get("download", False)
+    is_fetching = _fetches_weights(request)
     sizes = _sizes(request)
     started = time.monotonic()
     try:
@@ -103,8 +103,21 @@ def check(request: EvaluationRequest) -> None:
                 f"metrics: {package} is not installed; run "
                 "`pip install 'fedgs[eval,report]'`"
             )
-    # Called for its error alone: weights that are there may be broken.
-    inception.find_weights()
+    # Weights that are there may also be broken.
+    if inception.find_weights() is not None and find_spec(FIDELITY) is None:
+        raise UserError(
+            f"{inception.weights_path()}: it needs torch-fidelity; run `pip install "
+            "torch-fidelity`, or remove the file"
+        )
+
+
+def _fetches_weights(request: EvaluationRequest) -> bool:
+    """Tells whether the weights of a metric are downloaded, which nothing else needs.
+
+    A run that downloaded its data asked for no weights, so the flag is this command's.
+    """
+    is_asked = request.reading.get("download", False)
+    return is_asked and "images" in request.metrics and find_spec(FIDELITY) is not None
 
 
 def with_data(request: EvaluationRequest) -> EvaluationRequest:

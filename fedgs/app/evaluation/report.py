@@ -169,8 +169,8 @@ def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> N
     # reader is told that it is missing.
     if "fid_inception_v3_pool3" not in result and "images" in request.metrics:
         say(
-            "fid_inception_v3_pool3 was not computed: its weights are not in torch hub;"
-            " --download fetches them."
+            "fid_inception_v3_pool3 was not computed: its weights are not in torch hub."
+            " After `pip install torch-fidelity`, --download fetches them."
         )
     if "classifiers" in result:
         found = result["classifiers"]
