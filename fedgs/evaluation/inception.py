@@ -21,7 +21,9 @@ from fedgs.evaluation.downstream import Report
 # The 2015 Inception network of TensorFlow, as torch-fidelity and pytorch-fid host it.
 WEIGHTS_NAME = "weights-inception-2015-12-05-6726825d.pth"
 WEIGHTS_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
-WEIGHTS_SOURCE = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
+WEIGHTS_URL = (
+    f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{WEIGHTS_NAME}"
+)
 FID_IMAGES = 20_000  # synthetic ones, as in GS-WGAN's code
 _NUM_FEATURES = 2048
 _IMAGES_AT_ONCE = 50
@@ -46,30 +48,29 @@ def find_weights() -> Path | None:
         raise UserError(
             f"{weights}: it is not {WEIGHTS_NAME} (SHA-256 {content[:8]}..., not "
             f"{WEIGHTS_SHA256[:8]}...); remove it, or replace it by that of "
-            f"{WEIGHTS_SOURCE}"
+            f"{WEIGHTS_URL}"
         )
     return weights
 
 
 def download_weights() -> None:
-    """Downloads the weights into torch hub's folder, unless they are there.
+    """Downloads the weights into torch hub's folder, unless a file is there.
 
     A file with another hash is not kept, and an interrupted download leaves nothing.
 
     Raises:
         UserError: they cannot be fetched, or those fetched are others.
     """
-    if find_weights() is not None:
-        return
     weights = weights_path()
-    url = f"{WEIGHTS_SOURCE}{WEIGHTS_NAME}"
-    what = f"download = True: {url} cannot be fetched to {weights}"
+    if weights.is_file():
+        return
+    what = f"download = True: {WEIGHTS_URL} cannot be fetched to {weights}"
     remedy = "put the file there yourself, or leave out --download"
     # A wrong hash is a RuntimeError, no network and a full disk are OSErrors.
     with wrap_error((OSError, RuntimeError), what, remedy):
         weights.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(
-            url=url,
+            url=WEIGHTS_URL,
             dst=str(weights),
             hash_prefix=WEIGHTS_SHA256,
             progress=False,

@@ -17,6 +17,7 @@ from evaluation_data import labelled, write_mnist
 from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.evaluation.score_tables import classifier_table
+from fedgs.errors import UserError
 from fedgs.evaluation import classifiers, inception, lenet, quality
 from fedgs.gan.models import build_generator
 from fedgs.runs import sample
@@ -283,6 +284,10 @@ def test_one_classifier_that_fails_costs_no_other_result(fedgs, tmp_path):
     assert found["average"] is None
 
 
+def without_network() -> None:
+    raise UserError("download = True: no network; leave out --download")
+
+
 def test_download_is_of_inceptions_weights_too_and_of_images_alone(
     fedgs, tmp_path, monkeypatch
 ):
@@ -308,6 +313,15 @@ def test_download_is_of_inceptions_weights_too_and_of_images_alone(
     loaded = finished_run(tmp_path / "run", download=True, data_dir=str(tmp_path))
     fedgs(loaded.path, "--metrics", "images", "-n", 40, "--fast")
     assert len(fetched) == 1
+    # What cannot be fetched leaves no file of results.
+    results = tmp_path / "s.evaluations.jsonl"
+    results.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(inception, "download_weights", without_network)
+        code, out, err = fedgs(path, *own, "images")
+    assert (code, out) == (2, "")
+    assert "no network" in err
+    assert not results.exists()
     # Without the package that needs them, there is nothing to fetch.
     monkeypatch.setattr(evaluation, "find_spec", {"torchmetrics": 1}.get)
     assert fedgs(path, *own, "images")[0] == 0

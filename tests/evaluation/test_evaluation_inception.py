@@ -34,7 +34,7 @@ def test_weights_are_downloaded_by_their_hash_or_not_at_all(monkeypatch, tmp_pat
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
     served = tmp_path / inception.WEIGHTS_NAME
     served.write_bytes(b"what somebody else put there")
-    monkeypatch.setattr(inception, "WEIGHTS_SOURCE", f"{tmp_path.as_uri()}/")
+    monkeypatch.setattr(inception, "WEIGHTS_URL", served.as_uri())
     wanted = r"download = True: file:.* cannot be fetched.*leave out --download"
     assert_refused(wanted, inception.download_weights)
     assert not any(path.is_file() for path in (tmp_path / "home").rglob("*"))

@@ -63,11 +63,12 @@ def evaluate(request: EvaluationRequest, as_json: bool) -> dict[str, Any]:
     try:
         with Progress() as progress:
             request, real, synthetic = _load(request, progress)
-            # Scoring takes up to hours, so a full or read-only disk is found first.
-            evaluation_report.check_writable(request)
             if is_fetching:
                 progress.say(f"fetching {inception.WEIGHTS_NAME} unless it is there")
                 inception.download_weights()
+            # Scoring takes up to hours, so a full or read-only disk is found first.
+            # After the download: this makes the file of results, and that may fail.
+            evaluation_report.check_writable(request)
             scoring = Scoring(request, sizes, real, synthetic, progress)
             result = scoring.result()
     except KeyboardInterrupt as error:
