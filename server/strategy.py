@@ -121,7 +121,7 @@ class FederatedGan(SilentStrategy):
         """Logs what is about to run."""
         log(
             INFO,
-            "%s There are %d nodes. Run folder: %s",
+            "%s Nodes: %d. Run folder: %s",
             described(self.config),
             self.config.num_nodes,
             self.folder.path,

@@ -64,7 +64,9 @@ AVERAGED = 0.98  # decay of the averaged refiner
 FREE = 0.8
 ANCHOR = 0.3
 FIELDS = 8  # of an image to a side
-DARKEST = 0.1  # from where on a Gaussian's own field is no reason for a hole
+# A field that a Gaussian draws darker is taken as this dark, and likewise in white: its
+# own hole is no reason for one.
+DARKEST = 0.1
 LEAST_ODDS = 1e-4  # so that no logarithm is infinite
 
 
