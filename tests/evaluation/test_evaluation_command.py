@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from command_line import printed, refused
-from evaluation_data import labelled, write_mnist
+from evaluation_data import labelled, refuse, write_mnist
 from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.evaluation.score_tables import classifier_table
@@ -192,7 +192,7 @@ def test_interrupted_command_continues_by_classifier(fedgs, tmp_path, monkeypatc
     release.set()
     assert code == 1
     assert err.endswith("stopped; continue with the same command\n")
-    assert not (tmp_path / "s.evaluations.jsonl").read_text()
+    assert list(tmp_path.iterdir()) == [path]  # no empty results
     monkeypatch.setattr(classifiers, "train_and_test", original)
     code, _, err = fedgs(path, "--metrics", "classifiers")
     assert code == 0
@@ -436,6 +436,28 @@ def test_bad_argument_is_refused_before_anything_is_written(
 ):
     refused(fedgs("noise", *arguments), named)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("in_the_way", ["s.evaluations.jsonl", "s.evaluation", "out"])
+def test_results_that_cannot_be_written_are_refused_before_the_work(
+    fedgs, tmp_path, monkeypatch, in_the_way
+):
+    path = npz(tmp_path / "s.npz", count=62)
+    obstacle = tmp_path / in_the_way
+    output = ()
+    if in_the_way == "out":
+        output = ("--output", obstacle / "folder")
+    if obstacle.suffix == ".jsonl":
+        obstacle.mkdir()
+    else:
+        obstacle.write_text("kept")
+    monkeypatch.setattr(classifiers, "train_and_test", refuse)
+    error = refused(fedgs(path, "--metrics", "classifiers", *output))
+    assert "cannot be written" in error
+    left = {
+        file for file in tmp_path.iterdir() if file.is_file() or any(file.iterdir())
+    }
+    assert left <= {path, obstacle}
 
 
 def test_bad_source_is_refused(fedgs):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -74,16 +75,22 @@ def places(request: EvaluationRequest) -> tuple[Path, Path]:
 
 
 def check_writable(request: EvaluationRequest) -> None:
-    """Makes the folder of pictures, before the work of which it is to show the result.
+    """Checks that the result can be written, before the work which it is of.
+
+    An evaluation that is stopped leaves neither an empty file nor an empty folder.
 
     Raises:
         UserError: the output cannot be written.
     """
     lines, folder = places(request)
     with _writing(lines):
-        folder.mkdir(parents=True, exist_ok=True)
-        # Opening the file to append is the test, and changes nothing that is in it.
-        lines.open("a").close()
+        lines.parent.mkdir(parents=True, exist_ok=True)
+        if lines.exists():
+            lines.open("a").close()  # changes nothing that is in it
+        TemporaryFile(dir=lines.parent).close()
+        folder.mkdir(exist_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _writing(lines: Path) -> AbstractContextManager[None]:
@@ -105,6 +112,7 @@ def write(
     """
     lines, folder = places(request)
     with _writing(lines):
+        folder.mkdir(exist_ok=True)
         # The line comes last: whoever finds it finds its picture too.
         _write_samples(folder / "samples.png", real, synthetic)
         line = json.dumps(result, allow_nan=False) + "\n"
