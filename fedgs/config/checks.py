@@ -158,7 +158,7 @@ def federation_problems(config: Settings) -> Iterator[Problem]:
     if config.client_selection == "all":
         if num_clients is not None and per_round not in (None, num_clients):
             what = f"client_selection = all means all {num_clients} clients"
-            yield "clients_per_round", f"{what}; leave --clients-per-round out"
+            yield "clients_per_round", f"{what}; leave out --clients-per-round"
     elif per_round is None:
         why = f"client_selection = {config.client_selection} needs"
         yield "clients_per_round", f"{why} --clients-per-round"

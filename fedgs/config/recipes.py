@@ -264,7 +264,7 @@ def refuse_features(config: RunConfig) -> None:
     if isinstance(config, PretrainedSettings) and config.features is not None:
         raise UserError(
             f"features = {config.features!r}: so few clients, or so much noise, pay "
-            "for moments alone; leave --features out, or give a larger "
+            "for moments alone; leave out --features, or give a larger "
             "--target-epsilon, or --phases"
         )
 

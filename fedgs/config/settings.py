@@ -717,7 +717,7 @@ def first_rounds(phases: tuple[Phase, ...], num_rounds: int) -> tuple[int, ...]:
     if None not in rounds and left != 0:
         raise UserError(
             f"num_rounds = {num_rounds}: the phases {names} have {known} rounds; leave "
-            f"--num-rounds out, or give --recipe {WITH_ROUNDS}, which has more of them"
+            f"out --num-rounds, or give --recipe {WITH_ROUNDS}, which has more of them"
         )
     starts = [1]
     for count in rounds:

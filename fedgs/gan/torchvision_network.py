@@ -26,6 +26,7 @@ import difflib
 import hashlib
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -281,46 +282,67 @@ def model_of(name: str, weights: Weights) -> nn.Module:
     """
     from torchvision import models
 
-    problem = f"features = {name!r}: {weights.path}: is damaged, or no such file"
-    remedy = "give a file of tensors, .safetensors or as torch.save writes a state_dict"
-    with wrap_error(Exception, problem, remedy):
-        tensors = read_tensors(weights)
+    tensors = read_tensors(name, weights)
     # It begins with random weights, which must not move anybody's random state.
     with torch.random.fork_rng(devices=[]):
         model = models.get_model(name, weights=None)
-    problem = f"features = {name!r}: {weights.path}: has the weights of another network"
-    with wrap_error(Exception, problem, f"give those of {name}"):
+    try:
         model.load_state_dict(tensors, assign=True)
+    except Exception as error:  # whose text names every layer
+        raise UserError(
+            f"features = {name!r}: {weights.path} has the weights of another network; "
+            f"give those of {name}"
+        ) from error
     if hasattr(model, "transform_input"):
         # GoogLeNet and Inception saw other colours: see torchvision.
         setattr(model, "transform_input", True)  # noqa: B010 - no tensor
     return model.eval().requires_grad_(False)
 
 
-def read_tensors(weights: Weights) -> TensorDict:
-    """Reads tensors, and nothing that is executed.
+def read_tensors(name: str, weights: Weights) -> TensorDict:
+    """Reads the tensors of a network's file, and nothing that is executed.
 
     Raises:
-        Exception: whatever a damaged file raises.
+        UserError: the file is damaged, or holds something else.
     """
+    where = f"features = {name!r}: {weights.path}"
+    remedy = "give a file of tensors, .safetensors or as torch.save writes a state_dict"
     digits = DIGITS.search(weights.path.name)
     if digits is not None and not weights.digest.startswith(digits[1]):
-        raise ValueError(f"its SHA-256 begins with {weights.digest[:8]}")
-    if weights.path.suffix == ".safetensors":
-        tensors = load(weights.content)
-    else:
-        # With `weights_only` it is no pickle that could run code.
-        file = io.BytesIO(weights.content)
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
+        raise UserError(
+            f"{where} is damaged: its SHA-256 begins with {weights.digest[:8]}, and "
+            "its name says otherwise; download it again"
+        )
+    try:
+        tensors = _loaded(weights)
+        is_of_tensors = all(isinstance(value, Tensor) for value in tensors.values())
+    # A damaged file raises anything. The reason is left out: torch's own advises
+    # people to load the file in a way that executes it.
+    except Exception as error:
+        raise UserError(f"{where} cannot be read as tensors; {remedy}") from error
+    if not is_of_tensors:
+        raise UserError(f"{where} holds something else than tensors; {remedy}")
     # In place, because torch.save keeps versions of layers beside the tensors.
-    for name in list(tensors):
-        value = tensors.pop(name)
+    for key in list(tensors):
+        value = tensors.pop(key)
         if value.is_floating_point():
             value = value.float()
             if not value.isfinite().all():
-                raise ValueError(f"{name} is not finite")
-        tensors[OLD_NAME.sub(r"\1\2.", name)] = value
+                raise UserError(
+                    f"{where}: {key} has values that are not finite; {remedy}"
+                )
+        tensors[OLD_NAME.sub(r"\1\2.", key)] = value
     return tensors
+
+
+def _loaded(weights: Weights) -> TensorDict:
+    if weights.path.suffix == ".safetensors":
+        return load(weights.content)
+    file = io.BytesIO(weights.content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are of files that are refused anyway
+        # With `weights_only` it is no pickle that could run code.
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 @torch.no_grad()

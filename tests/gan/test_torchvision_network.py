@@ -19,6 +19,7 @@ from fedgs.config.feature_settings import LAYERS
 from fedgs.config.recipes import feature_means as default_recipe
 from fedgs.config.recipes import moments_for
 from fedgs.config.run_config import ResolvedConfig, RunConfig
+from fedgs.errors import UserError
 from fedgs.files import read_tensors
 from fedgs.gan import refinement, torchvision_network
 from fedgs.gan.torchvision_network import (
@@ -160,13 +161,29 @@ def with_code(path: Path) -> None:
     path.unlink()
 
 
+def a_list(path: Path) -> None:
+    torch.save([1, 2], path.with_suffix(".pth"))
+    path.unlink()
+
+
+def numbers(path: Path) -> None:
+    torch.save({"conv1.0.weight": 1}, path.with_suffix(".pth"))
+    path.unlink()
+
+
 @pytest.mark.parametrize(
-    "spoil", [damage, not_finite, of_another, with_code, Path.unlink]
+    "spoil", [damage, not_finite, of_another, with_code, a_list, numbers, Path.unlink]
 )
+@pytest.mark.filterwarnings("error")
 def test_weights_that_are_not_the_networks_are_refused_and_not_executed(cache, spoil):
     write_network(cache)
     spoil(cache / f"{SMALL}.safetensors")
     assert_refused(f"features = '{SMALL}': .*{cache}.*; (give|put)", chosen)
+    with pytest.raises(UserError) as refusal:
+        chosen()
+    # Torch's own reasons name every layer, or advise to execute the file.
+    assert len(str(refusal.value).replace(str(cache), "")) < 300
+    assert "weights_only" not in str(refusal.value)
     assert not (cache.parents[1] / "executed").exists()
 
 
