@@ -96,6 +96,11 @@ def load_real(
         rng = np.random.default_rng(0)
         rows = rng.permutation(rows)[:most]
     train = LabelledImages(to_float(data.images[rows]), data.labels[rows])
+    if len(test.labels) == 0:
+        raise UserError(
+            f"data = {config.data!r}: no images are held out to test on; give --test "
+            "npz:FILE or folder:PATH, or train with --test-owners 0.2"
+        )
     for split, found in (("training", train), ("test", test)):
         present = np.unique(found.labels)
         if len(present) < 2:

@@ -354,7 +354,7 @@ class _Question(NamedTuple):
             yield _MEANINGS[relation]
         yield (
             "whether a node drops out does not depend on its data, and every node "
-            "enforces B, C and the noise"
+            "keeps to the batch size, the clip bound and the noise of the settings"
         )
         yield from rounds.shared
         if adversary == "release" and rounds.no_amplification:

@@ -63,7 +63,11 @@ def planned_law(
     """
     if selection == "all" or clients_per_round == num_clients:
         law = fixed_law(num_rounds, ratio)
-        why = f"count: every client takes part in all {num_rounds} rounds"
+        if num_rounds == 1:
+            taking_part = "the only round"
+        else:
+            taking_part = f"all {num_rounds} rounds"
+        why = f"count: every client takes part in {taking_part}"
         return law, COUNT_THEOREM, why
     if selection == "balanced":
         # Every lap through the clients uses each of them once.

@@ -322,12 +322,16 @@ def test_noise_of_another_platform_is_stated_for_one_round_and_for_all(fedgs):
             mu = num_rounds**0.5 * sensitivity / 4.8e-5
             expected = mu**2 / 2 + mu * 4.265
             assert found[num_rounds, relation] == pytest.approx(expected, rel=1e-6)
-    assert "2.172e+08" in printed(fedgs(*given))
+    shown = printed(fedgs(*given))
+    assert "2.172e+08" in shown
+    assert "protects nobody" in shown
     # What counts is the noise over the clip.
     scaled = OTHER_PLATFORM | {"noise_std": 2.4, "clip_bound": 2, "num_rounds": 1}
     rows = statements(fedgs("privacy", "plan", *flags(**scaled), "--json"))
     epsilons = {row["relation"]: row["epsilon"] for row in rows}
     assert epsilons["zero-out"] == pytest.approx(epsilon_from_mu(1 / 1.2, 1e-5))
+    shown = printed(fedgs("privacy", "plan", *flags(**scaled)))
+    assert "protects nobody" not in shown
 
 
 @pytest.mark.parametrize(
@@ -338,6 +342,8 @@ def test_noise_of_another_platform_is_stated_for_one_round_and_for_all(fedgs):
         ({"noise_std": -1}, "noise_std"),
         ({"clip_bound": 0}, "clip_bound"),
         ({"num_rounds": 0}, "num_rounds"),
+        ({"noise_std": 1e-200}, "noise_std"),
+        ({"noise_std": 1e300, "clip_bound": 1e-300}, "noise_std"),
         ({"num_clients": 10}, "num_clients"),
         ({"recipe": "gs-wgan"}, "recipe"),
         ({"delta": 1e-5, "at_epsilon": 3}, "delta"),

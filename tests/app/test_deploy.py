@@ -416,6 +416,7 @@ def test_a_dry_run_says_what_a_run_costs_and_sends_nothing(control, fedgs):
     assert code == 0
     assert control.apps == []
     assert control.keys == {}
+    assert re.search(r"time: .*then about \d+ (seconds|minutes) on the server", out)
     # Each guarantee of the run that the same command would submit.
     code, _, _ = fedgs(*SUBMIT, *clients, *flags(**plan))
     assert code == 0

@@ -26,7 +26,8 @@ from fedgs.round import answer, local
 from fedgs.round.preparation import with_noise
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
-from tiny import REFINED, run_config, tiny_config, tiny_data
+from runs import train
+from tiny import FULL_PARTICIPATION, REFINED, run_config, tiny_config, tiny_data
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-hour.md"
 OWNERS, EACH = 30, 8
@@ -363,10 +364,27 @@ def test_memory_counts_what_a_fit_was_seen_to_need(monkeypatch, engine, said):
     """One process fits; the four others of a simulation hold half a gigabyte each."""
     config = tiny_config(**REFINED | {"engine": engine, "num_workers": 2})
     monkeypatch.setattr(forecast, "duration", lambda *_: "about 20 seconds")
-    usage = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=3e9))
-    monkeypatch.setattr(forecast.psutil, "Process", lambda: usage)
+    monkeypatch.setattr(forecast, "most_bytes_held", lambda: 3e9)
     found = forecast.lines(config, tiny_data(config))
     assert found["memory"] == f"about {said}"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        REFINED | {"engine": "local"},
+        FULL_PARTICIPATION | {"discriminator_dim": 4, "generator_dim": 64},
+    ],
+)
+def test_disk_is_that_of_a_finished_run_within_a_third(tmp_path, monkeypatch, settings):
+    monkeypatch.setattr(forecast, "FEW_BYTES", 0)  # else they would be most of it
+    config = tiny_config(**settings, output=str(tmp_path / "run"))
+    folder = RunFolder.create(config)
+    train(folder, data=tiny_data(config))
+    files = [path for path in folder.path.rglob("*") if path.is_file()]
+    found = sum(path.stat().st_size for path in files)
+    assert found > 3e5
+    assert forecast.bytes_on_disk(config) == pytest.approx(found, rel=1 / 3)
 
 
 @pytest.mark.parametrize(

@@ -394,6 +394,12 @@ def test_a_run_is_tested_on_images_of_the_users_own(fedgs, tmp_path):
     assert result_of(fedgs(run.path, *chosen, names_data=False))["num_test"] == 2
 
 
+def test_a_run_that_held_nothing_out_is_refused_with_that_reason(fedgs, tmp_path):
+    run = finished_run(tmp_path / "run", data=own_test(tmp_path / "a.npz"))
+    done = fedgs(run.path, "-n", 20, names_data=False)
+    refused(done, "no images are held out .*--test npz:FILE .*--test-owners")
+
+
 @pytest.mark.parametrize(
     ("test", "named"),
     [

@@ -5,16 +5,18 @@ import dataclasses
 import itertools
 import math
 import os
+import resource
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
-from fedgs.app.commands.privacy_words import legend
+from fedgs.app.commands.privacy_words import ABSURD_EPSILON, legend
 from fedgs.app.commands.run_outcome import in_words, near
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
@@ -26,6 +28,7 @@ from fedgs.data.sources import has_test_split
 from fedgs.errors import first_n
 from fedgs.gan import refinement
 from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.features import KINDS
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import PhaseAt, new_state, phases_of
 from fedgs.methods.base import Hosted, Method, State
@@ -37,9 +40,12 @@ from fedgs.privacy.rounding import upper
 from fedgs.process import keep_freed_memory
 from fedgs.randomness import secret
 from fedgs.round.answer import answer_of, most_signal_to_noise, summed
+from fedgs.round.checkpoint import server_tensors
 from fedgs.round.preparation import clients_needed, copies_in_memory, state_bytes
 
 PROCESS_BYTES = 5e8  # a process with torch
+FLOAT_BYTES = 4
+FEW_BYTES = 5e5  # of all small files of a run: ledger, settings, previews
 # Start and end of a run, by engine
 FEW_SECONDS = 5.0
 FLOWER_SECONDS = 20.0
@@ -49,7 +55,6 @@ FEWEST_STEPS = 4  # of a fit that are timed, of which the shortest counts
 # Noise of a release of features over what it would be if an embedding held nothing but
 # numbers of images: 1.7 to 2.6 where owners have all classes.
 LONGER = 2.0
-ABSURD_EPSILON = 100.0
 OUTSIDE = "No epsilon covers the scores, because they are computed from private images."
 
 
@@ -189,13 +194,22 @@ def duration(config: ResolvedConfig, data: FederatedImages) -> str:
         seconds += seconds_of_release(config, phase, data, server)
         if own.method in OF_TRUNKS:
             seconds += seconds_of_fit(config, own)
-    by = " on idle cores, to judge by a small part of it that was timed here"
+    by = "on idle cores, to judge by a small part of it that was timed here"
+    return f"about {rounded_up(seconds)} {by}"
+
+
+def rounded_up(seconds: float) -> str:
+    """Returns a time in words.
+
+    >>> rounded_up(61), rounded_up(200)
+    ('70 seconds', '4 minutes')
+    """
     # Rounded up, in the largest unit of which there are more than two: an estimate with
     # more digits would promise more than it can keep.
     for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds > 2 * size:
-            return f"about {math.ceil(seconds / size)} {unit}{by}"
-    return f"about {math.ceil(seconds / 10) * 10} seconds{by}"
+            return f"{math.ceil(seconds / size)} {unit}"
+    return f"{math.ceil(seconds / 10) * 10} seconds"
 
 
 def seconds_of_release(
@@ -386,7 +400,17 @@ def show_deployed(config: ResolvedConfig) -> None:
 
     Privacy: public; whoever submits a run sees no data.
     """
-    _show(config, lines_of_settings(config))
+    said = lines_of_settings(config)
+    said["time"] = "depends on the clients' machines and images"
+    fits = [phase.config for phase in phases_of(config)]
+    fits = [own for own in fits if own.method in OF_TRUNKS]
+    if fits:
+        seconds = sum(seconds_of_fit(config, own) for own in fits)
+        said["time"] += (
+            f"; then about {rounded_up(seconds)} on the server, if it is an idle machine "
+            "like this one"
+        )
+    _show(config, said)
     say("This was a dry run: nothing was sent, and no privacy was spent.")
 
 
@@ -442,20 +466,56 @@ def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
         copies = config.num_workers + 1
     said = lines_of_settings(config)
     said["time"] = duration(config, data)
-    # This process holds the images and has just taken steps of the run's own fit, and
-    # keeps what it has freed, so it is as large as the process of a run that fits.
-    own_bytes = psutil.Process().memory_info().rss - data.images.nbytes
+    # This process holds the images and has just taken steps of the run's own fit, so
+    # the most that it has held is what the process of a run that fits will hold.
+    own_bytes = most_bytes_held() - data.images.nbytes
     held = (processes - 1) * PROCESS_BYTES + max(PROCESS_BYTES, own_bytes)
     held += copies * data.images.nbytes
     held += state * copies_in_memory(config)
-    # Three copies: the committed states, the newest ones, and those that the next save
-    # overwrites; and 10 MB for all other files.
-    megabytes = math.ceil(3 * state / 1e6) + 10
     folder = near(Path(config.output))
     said["memory"] = f"about {held / 1e9:.1f} GB"
-    said["disk"] = f"about {megabytes} MB in {folder}"
+    said["disk"] = f"about {math.ceil(bytes_on_disk(config) / 1e6)} MB in {folder}"
     said["evaluation"] = evaluation_note(config, data)
     return said
+
+
+def most_bytes_held() -> int:
+    """Returns the most memory that this process has held so far."""
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on Linux
+    return kibibytes * 1024
+
+
+def bytes_on_disk(config: ResolvedConfig) -> float:
+    """Returns about how large the folder of a finished run is.
+
+    Privacy: public; of the settings alone.
+    """
+    server = new_state(config)
+    generator = sum(map(_num_bytes, server.generator.state_dict().values()))
+    checkpoint = sum(map(_num_bytes, server_tensors(server).values()))
+    for part in server.parts.values():
+        if isinstance(part, Optimizer):
+            for group in part.param_groups:  # Adam has two moments of each value
+                checkpoint += 2 * sum(map(_num_bytes, group["params"]))
+    answers = 0
+    for phase in phases_of(config):
+        own = phase.config
+        if own.method in KINDS:
+            release = refinement.nothing_released(own, LONGER)
+            checkpoint += sum(map(_num_bytes, release.tensors().values()))
+    # A node keeps its last two answers, to send one again that was lost.
+    for round in range(max(1, config.num_rounds - 1), config.num_rounds + 1):
+        shape = config.at_round(round).phase_terms(round).shape
+        answers += FLOAT_BYTES * math.prod(shape)
+    # Three copies of the discriminators: the committed ones, the newest, and those that
+    # the next save overwrites.
+    of_clients = 3 * state_bytes(config)
+    of_nodes = config.num_nodes * answers
+    return 2 * generator + checkpoint + of_nodes + of_clients + FEW_BYTES
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def lines_of_settings(config: ResolvedConfig) -> dict[str, str]:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgs.app.commands.privacy_words import explained, legend
+from fedgs.app.commands.privacy_words import ABSURD_EPSILON, explained, legend
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.cohort_file import selection_costs
+from fedgs.config.fields import LEAST_NOISE, MOST_NOISE
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, reject
@@ -184,6 +185,13 @@ def of_noise_std(
         **numbers,
     )
     multiplier = noise_std / (2 * plan.clip_bound)
+    # The plan's own check would name a setting that nobody gave.
+    if multiplier and not LEAST_NOISE <= multiplier <= MOST_NOISE:
+        raise UserError(
+            f"noise_std = {noise_std:g}: it is out of all proportion to clip_bound = "
+            f"{plan.clip_bound:g}; give --noise-std 0, or {2 * LEAST_NOISE:g} to "
+            f"{2 * MOST_NOISE:g} times --clip-bound"
+        )
     plan = dataclasses.replace(plan, noise_multiplier=multiplier)
     stated: list[Statement] = []
     for num_rounds in sorted({1, plan.num_rounds}):
@@ -299,6 +307,16 @@ def show(statements: Sequence[Statement]) -> None:
     say("A row holds only under these conditions; brackets name the adversaries:")
     for condition in conditions_of(statements):
         say(f"- {condition}")
+    if any(_protects_nobody(row) for row in statements):
+        say(
+            f"An epsilon above {ABSURD_EPSILON:g} protects nobody: the releases may "
+            "tell for certain whether somebody's data are in them."
+        )
+
+
+def _protects_nobody(row: Statement) -> bool:
+    """Tells whether a guarantee holds, and is worth nothing."""
+    return row.guarantee and (row.epsilon or 0.0) > ABSURD_EPSILON
 
 
 def _caveat(row: Statement) -> str:

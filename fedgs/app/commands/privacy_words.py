@@ -11,6 +11,7 @@ from fedgs.privacy.accountant import CHANGES
 from fedgs.privacy.rounding import upper
 from fedgs.runs.data_card import to_outsiders
 
+ABSURD_EPSILON = 100.0  # a larger one protects nobody
 MOST_EXPONENT = 100.0  # beyond it a factor is no number to print
 # What an epsilon is about, by adversary.
 SEEN_BY = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedgs.app.commands.forecast import target
+from fedgs.app.commands.privacy_words import ABSURD_EPSILON
 from fedgs.app.commands.terminal import say
 from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig
@@ -26,7 +27,6 @@ from fedgs.privacy.rounding import upper
 
 POWER_FILE = Path(__file__).with_name("power.json")
 CLASSES = 10  # of the table's data
-MOST_EPSILON = 100.0  # a larger one protects nobody
 YES = "always found"
 ALIKE = "always found, or taken for a bug that looks like it"
 PERHAPS = "sometimes found"
@@ -247,7 +247,7 @@ class _Plan:
         factor = level * _noise_of_group(self.config) / self.size
         epsilon = epsilon_of(self.config, self.config.noise_multiplier / factor)
         text = f"{clients} clients in each group"
-        if epsilon is None or epsilon > MOST_EPSILON:
+        if epsilon is None or epsilon > ABSURD_EPSILON:
             return text
         return f"{text}, or epsilon {upper(epsilon, 2)} with {self.size} clients"
 
