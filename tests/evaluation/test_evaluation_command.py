@@ -394,8 +394,13 @@ def test_a_run_is_tested_on_images_of_the_users_own(fedgs, tmp_path):
     assert result_of(fedgs(run.path, *chosen, names_data=False))["num_test"] == 2
 
 
-def test_a_run_that_held_nothing_out_is_refused_with_that_reason(fedgs, tmp_path):
-    run = finished_run(tmp_path / "run", data=own_test(tmp_path / "a.npz"))
+def test_a_share_of_so_few_images_that_it_is_none_is_named_as_the_reason(
+    fedgs, tmp_path
+):
+    images, labels = labelled(60, 5, side=16)
+    path = tmp_path / "a.npz"
+    np.savez(path, images=images, labels=labels, clients=np.arange(60))
+    run = finished_run(tmp_path / "run", data=f"npz:{path}", test_fraction=0.1)
     done = fedgs(run.path, "-n", 20, names_data=False)
     refused(done, "no images are held out .*--test npz:FILE .*--test-owners")
 

@@ -407,8 +407,8 @@ def show_deployed(config: ResolvedConfig) -> None:
     if fits:
         seconds = sum(seconds_of_fit(config, own) for own in fits)
         said["time"] += (
-            f"; then about {rounded_up(seconds)} on the server, if it is an idle machine "
-            "like this one"
+            f"; then about {rounded_up(seconds)} on the server, if it is an idle "
+            "machine like this one"
         )
     _show(config, said)
     say("This was a dry run: nothing was sent, and no privacy was spent.")
