@@ -224,6 +224,16 @@ def test_colour_of_sixteen_bits_is_not_cut_to_eight(tmp_path, kind, settings):
     refused(r"ann/1\.png: it has 16 bits per channel", source, **ONE, **settings)
 
 
+def test_transparent_pixels_of_sixteen_bits_are_refused(tmp_path):
+    path = tmp_path / "ann/1.png"
+    path.parent.mkdir()
+    source = f"folder:{tmp_path}"
+    Image.fromarray(DEEP).save(path, transparency=65535)  # the value of no pixel
+    assert image_of(source, window="0,4095").any()
+    Image.fromarray(DEEP).save(path, transparency=int(DEEP[0, 0]))
+    refused("transparent pixels", source, window="0,4095", **ONE)
+
+
 def test_colour_of_sixteen_bits_from_a_program_is_not_cut_to_eight():
     import torch.utils.data
 

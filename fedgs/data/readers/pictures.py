@@ -199,6 +199,9 @@ def opened_picture(opened: Image.Image, where: str) -> Picture:
         )
     if mode in DEEP_MODES:
         values = np.asarray(picture)
+        see_through = picture.info.get("transparency")  # a value of pixels
+        if see_through is not None and (values == see_through).any():
+            raise _transparent(where)
         kind = f"{8 * values.dtype.itemsize} bits"
         return Picture(values=values[None], declared=None, kind=kind)
     if mode not in (*GREY_MODES, *COLOUR_MODES):
@@ -211,9 +214,7 @@ def opened_picture(opened: Image.Image, where: str) -> Picture:
         channels = np.asarray(picture.convert("RGBA"))
         alpha = channels[..., 3]
         if alpha.min() < 255:
-            raise UserError(
-                f"{where}: it has transparent pixels; flatten it onto its background"
-            )
+            raise _transparent(where)
     channels = np.asarray(picture.convert("RGB"))
     values = np.moveaxis(channels, 2, 0)
     return Picture(
@@ -221,6 +222,13 @@ def opened_picture(opened: Image.Image, where: str) -> Picture:
         declared=BYTE_RANGE,
         kind="8 bits",
         range_of=BYTE_VALUES,
+    )
+
+
+def _transparent(where: str) -> UserError:
+    """Returns the error of a picture with transparent pixels."""
+    return UserError(
+        f"{where}: it has transparent pixels; flatten it onto its background"
     )
 
 
