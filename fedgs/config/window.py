@@ -12,6 +12,8 @@ from fedgs.config.fields import shortened
 from fedgs.errors import UserError
 
 REMEDY = "give --window LOW,HIGH, two numbers, the lower one first, as in 0,4095"
+# A division by less may overflow, and no device tells such values apart.
+SMALLEST_WIDTH = 1e-12
 
 
 def read_window(text: str | None) -> tuple[float, float] | None:
@@ -20,7 +22,8 @@ def read_window(text: str | None) -> tuple[float, float] | None:
     Privacy: public, as settings are.
 
     Raises:
-        UserError: the text is no pair of finite numbers in rising order.
+        UserError: the text is no pair of finite numbers in rising order, or they are
+            too close together or too far apart to compute with.
     """
     if text is None:
         return None
@@ -34,4 +37,10 @@ def read_window(text: str | None) -> tuple[float, float] | None:
         raise UserError(f"window = {shortened(text)!r}: {REMEDY}")
     low = limits[0]
     high = limits[1]
+    width = high - low
+    if width < SMALLEST_WIDTH or not math.isfinite(width):
+        raise UserError(
+            f"window = {shortened(text)!r}: it is {width:g} wide; give --window "
+            f"LOW,HIGH with a finite width of at least {SMALLEST_WIDTH:g}"
+        )
     return low, high

@@ -13,7 +13,7 @@ from fedgs.config.run_config import RunConfig
 from fedgs.data.picture_rules import PictureRules
 from fedgs.data.readers.arrays import from_arrays
 from fedgs.data.readers.pictures import PictureReader, opened_picture
-from fedgs.data.records import Records
+from fedgs.data.records import Records, warn_of_mixed_colours
 from fedgs.errors import UserError, first_n, wrap_error
 
 _REMEDY = "give whole pictures or arrays, and one value for each of them"
@@ -178,11 +178,12 @@ def _pictures(
             f"{where}: {num_pictures} of {len(images)} images are pictures and the "
             "others arrays; give all in one form"
         )
-    return _stacked(where, images)
+    return _stacked(config, images)
 
 
-def _stacked(where: str, images: list[NDArray[Any]]) -> NDArray[Any]:
+def _stacked(config: RunConfig, images: list[NDArray[Any]]) -> NDArray[Any]:
     """Returns images of one shape, or grey and RGB ones of one size, as one array."""
+    where = f"data = {config.data!r}"
     shapes = {image.shape for image in images}
     some_shape = next(iter(shapes), ())
     size = some_shape[1:]
@@ -196,5 +197,8 @@ def _stacked(where: str, images: list[NDArray[Any]]) -> NDArray[Any]:
         )
     # Grey is RGB with three equal channels.
     if are_grey_and_rgb:
+        if config.image_channels is None:
+            num_grey = sum(image.shape == grey for image in images)
+            warn_of_mixed_colours(where, num_grey, len(images) - num_grey)
         images = [np.broadcast_to(image, colour) for image in images]
     return np.stack(images)

@@ -21,8 +21,16 @@ BYTE_RANGE = (0.0, 255.0)
 # dead pixels, decide nothing.
 DARKEST_PERCENTILE = 1
 BRIGHTEST_PERCENTILE = 99
+GREY, COLOUR = "grey", "in colour"
 MOST_SIDE = 8192  # pixels of a picture
 RESIZE_CHUNK = 4096  # images in float32 at a time: bounds the memory
+# How black and white are found, in reports.
+BYTE_VALUES = "0 to 255"
+FLOAT_VALUES = "0 to 1"
+OWN_WINDOW = "own window"
+OWN_TABLE = "own look-up table"
+ALL_BITS = "range of bits"
+NOBODY_SAYS = ""  # it is refused unless the settings say it
 SAY_THE_RANGE = "give --window LOW,HIGH, as 0,65535, or --normalize"
 
 
@@ -37,6 +45,7 @@ class Picture:
         declared: the values that are black and white by the file; None where it says
             nothing, as of 16 bits.
         kind: the format of the values, as "8 bits".
+        range_of: how the file says which values are black and white.
         is_inverted: whether the lower value is white.
         patient: the number of the person that the file names; "" for nobody.
     """
@@ -44,6 +53,7 @@ class Picture:
     values: NDArray[Any]
     declared: tuple[float, float] | None
     kind: str
+    range_of: str = NOBODY_SAYS
     is_inverted: bool = False
     patient: str = ""
 
@@ -91,6 +101,18 @@ class PictureRules:
         """Whether the rules, and not a file, say which values are black and white."""
         return self.normalize or self.window is not None
 
+    def range_of(self, own: str) -> str:
+        """Returns how black and white of a picture are found, for reports.
+
+        Args:
+            own: how the file says it.
+        """
+        if self.normalize:
+            return "--normalize"
+        if self.window is not None:
+            return "--window"
+        return own
+
     def in_bytes(
         self,
         values: NDArray[Any],
@@ -117,6 +139,10 @@ class PictureRules:
         if self.normalize:
             percentiles = (DARKEST_PERCENTILE, BRIGHTEST_PERCENTILE)
             lowest, highest = np.percentile(values, percentiles)
+            if lowest == highest:
+                # Thin strokes on a plain ground: all but a hundredth has one value.
+                lowest = values.min()
+                highest = values.max()
             limits = (float(lowest), float(highest))
         if limits is None:
             raise UserError(
@@ -129,10 +155,11 @@ class PictureRules:
             return values
         if low == high:  # a picture of one value
             return np.zeros(values.shape, np.uint8)
-        share = (values.astype(np.float64) - low) / (high - low)
-        # Values outside of the limits are as black, or as white, as those at them.
-        scaled = 255 * share.clip(0, 1)
-        return np.rint(scaled).astype(np.uint8)
+        # Values outside of the limits are as black, or as white, as those at them. They
+        # are cut off first, so that no large one overflows.
+        inside = values.astype(np.float64).clip(low, high)
+        share = (inside - low) / (high - low)
+        return np.rint(255 * share).astype(np.uint8)
 
     def squared(self, images: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:
         """Returns images of one size as squares.
@@ -194,23 +221,48 @@ class Found:
     Attributes:
         sizes: number of pictures of each (width, height).
         kinds: number of pictures of each format of values, as "8 bits".
+        ranges: number of pictures of each way in which black and white were found.
+        inverted: number of pictures whose lower value is white.
+        colours: number of pictures that are `COLOUR` and that are `GREY`.
+        examples: what names the first picture of each of these two in errors.
     """
 
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
+    ranges: Counter[str] = field(default_factory=Counter)
+    inverted: int = 0
+    colours: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
 
-    def note(self, values: NDArray[Any], kind: str, count: int = 1) -> None:
+    def note(
+        self,
+        picture: Picture,
+        range_of: str,
+        is_colour: bool,
+        where: str,
+        count: int = 1,
+    ) -> None:
         """Counts pictures of one shape.
 
         Args:
-            values: the values of one picture, shape (C, H, W).
-            kind: the kind of its values.
+            picture: one of them.
+            range_of: how its black and white were found.
+            is_colour: whether its channels differ.
+            where: names it in errors.
             count: number of pictures like it.
         """
-        height = values.shape[1]
-        width = values.shape[2]
+        height = picture.values.shape[1]
+        width = picture.values.shape[2]
         self.sizes[width, height] += count
-        self.kinds[kind] += count
+        self.kinds[picture.kind] += count
+        self.ranges[range_of] += count
+        if picture.is_inverted:
+            self.inverted += count
+        colour = GREY
+        if is_colour:
+            colour = COLOUR
+        self.colours[colour] += count
+        self.examples.setdefault(colour, where)
 
 
 def resize(images: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedgs.config.fields import Problem, refuse
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import IMAGE_SIZES
-from fedgs.data.picture_rules import Found, resize
+from fedgs.data.picture_rules import COLOUR, GREY, Found, resize
 from fedgs.errors import UserError, first_n
 
 DARK, LIGHT, UNCLEAR = "dark", "light", "unclear"
@@ -65,11 +65,13 @@ def gathered(
     num_classes: int,
     background: str,
     found: Found | None = None,
+    may_mix: bool = True,
 ) -> Records:
     """Collects users' images; warns about users without any, who stay owners.
 
-    All become RGB where one is. Memory that is not used is not touched, so a capacity
-    above the need costs nothing.
+    Grey images become RGB where one is in colour, with a warning, unless that is
+    refused. Readers make all alike where `image_channels` is set. Memory that is not
+    used is not touched, so a capacity above the need costs nothing.
 
     Privacy: reads private data; output private.
 
@@ -81,14 +83,17 @@ def gathered(
         num_classes: number of labels.
         background: what the data's format declares.
         found: what the pictures were, counted while they are read.
+        may_mix: whether some images may be grey and others in colour.
 
     Raises:
-        UserError: there is no image at all, or two of them differ in size.
+        UserError: there is no image at all, two of them differ in size, or some are in
+            colour against `may_mix`.
     """
     images: NDArray[np.uint8] = NO_IMAGES
     labels = np.empty(capacity, np.int64)
     sizes: dict[str | int, int] = {}
     end = 0
+    num_grey = 0
     for user, more, numbers in parts:
         sizes[user] = sizes.get(user, 0) + len(more)
         if not len(more):
@@ -104,12 +109,18 @@ def gathered(
             shape = more.shape[1:]
             images = np.empty((capacity, *shape), np.uint8)
             images[:end] = all_grey
+        if more.shape[1] == 1:
+            num_grey += len(more)
         part = slice(end, end + len(more))
         images[part] = more
         labels[part] = numbers
         end = part.stop
     if not end:
         raise UserError(f"data = {data!r}: it has no images; give other data")
+    if images.shape[1] == 3 and num_grey:
+        if not may_mix:
+            raise _mixed_colours(data, found)
+        warn_of_mixed_colours(f"data = {data!r}", num_grey, end - num_grey)
     users = np.array(list(sizes))
     owners = np.repeat(users, list(sizes.values()))
     is_of_class = labels[:end] != LEFT_OUT
@@ -145,6 +156,40 @@ def _warn_of_users_without(
     warnings.warn(
         f"data = {data!r}: {count} of {len(users)} users have no images of these "
         f"classes and contribute nothing ({first_n(users[is_without])})",
+        DataWarning,
+        stacklevel=3,
+    )
+
+
+def _mixed_colours(data: str, found: Found | None) -> UserError:
+    """Returns the error of pictures of which some are grey and others in colour."""
+    assert found is not None  # noqa: S101 - by readers of files
+    num_grey = found.colours[GREY]
+    num_colour = found.colours[COLOUR]
+    rarer = GREY
+    if num_colour <= num_grey:
+        rarer = COLOUR
+    return UserError(
+        f"data = {data!r}: it mixes files, {num_colour} in colour and {num_grey} grey "
+        f"({found.examples[rarer]} is {rarer}); give --image-channels 3 to read all as "
+        "RGB, or --image-channels 1 to take grey files only"
+    )
+
+
+def warn_of_mixed_colours(where: str, num_grey: int, num_colour: int) -> None:
+    """Warns that grey images become RGB because others are in colour.
+
+    It is no error: data sets in colour, as CIFAR-10, contain a few grey pictures.
+
+    Args:
+        where: the setting and its value.
+        num_grey: number of grey images.
+        num_colour: number of the others.
+    """
+    warnings.warn(
+        f"{where}: it mixes pictures, {num_colour} in colour and {num_grey} grey, so "
+        "all are read as RGB; give --image-channels 3 if that is right, or "
+        "--image-channels 1 to take grey pictures only",
         DataWarning,
         stacklevel=3,
     )

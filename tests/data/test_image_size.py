@@ -2,16 +2,22 @@
 
 import io
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from torch.utils.data import Dataset
 
 from command_line import flags, printed, refused
 from fedgs import library
 from fedgs.config.recipes import RECIPES
+from fedgs.config.run_config import RunConfig
+from fedgs.data.given import read_given
 from fedgs.data.load import load_test_data
+from fedgs.data.records import DataWarning
+from fedgs.errors import UserError
 from fedgs.round.preparation import planned_run, resolve_deployed
 from fedgs.runs.run_folder import RunFolder
 from loading import configured, load, write_mnist
@@ -86,13 +92,64 @@ def test_grey_pictures_stay_grey(write, tmp_path):
     assert load(write(tmp_path, GREY)).images.shape == (12, 1, 32, 32)
 
 
-@pytest.mark.parametrize("write", [write_folder, write_parquet])
-def test_all_are_rgb_where_one_is_in_colour(write, tmp_path):
-    """CIFAR-10 has such grey pictures, whose three channels are equal."""
-    images = load(write(tmp_path, [*GREY[:-1], COLOUR[-1]])).images
-    assert images.shape == (12, 3, 32, 32)
+def write_items(pixels):
+    """A program's own pictures, read at once."""
+    items = type("Items", (Dataset,), {"__getitem__": pixels.__getitem__})
+    items.__len__ = lambda self: len(pixels)
+    return items()
+
+
+def are_rgb_but_grey(images):
+    """Whether all images have three channels, and all but the last are grey."""
     grey = sum(bool((image == image[:1]).all()) for image in images)
-    assert grey == 11
+    return images.shape == (12, 3, 32, 32) and grey == 11
+
+
+def test_grey_pictures_beside_colour_are_rgb_with_a_warning(tmp_path):
+    """CIFAR-10 has such grey pictures, whose three channels are equal."""
+    data = write_parquet(tmp_path, [*GREY[:-1], COLOUR[-1]])
+    with pytest.warns(DataWarning, match="1 in colour and 11 grey, .*image-channels 3"):
+        assert are_rgb_but_grey(load(data).images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DataWarning)
+        assert are_rgb_but_grey(load(data, image_channels=3).images)
+
+
+@pytest.mark.parametrize("make", [Image.fromarray, lambda pixels: pixels])
+def test_grey_items_of_a_program_beside_colour_are_rgb_with_a_warning(make):
+    arrays = [*GREY[:-1, None], COLOUR[-1].transpose(2, 0, 1)]
+    if make is Image.fromarray:
+        arrays = [*GREY[:-1], COLOUR[-1]]
+    items = write_items([make(pixels) for pixels in arrays])
+    config = RunConfig(data="given")
+    with pytest.warns(DataWarning, match="1 in colour and 11 grey, .*image-channels 3"):
+        assert are_rgb_but_grey(read_given(config, items).images)
+    config = RunConfig(data="given", image_channels=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DataWarning)
+        assert are_rgb_but_grey(read_given(config, items).images)
+
+
+@pytest.mark.parametrize(
+    ("num_grey", "rarer", "words"),
+    [
+        (11, "eve/1/11.png is in colour", "1 in colour and 11 grey"),
+        (1, "ann/0/00.png is grey", "11 in colour and 1 grey"),
+    ],
+)
+def test_a_folder_of_grey_and_colour_needs_the_setting(
+    fedgs, tmp_path, monkeypatch, num_grey, rarer, words
+):
+    monkeypatch.chdir(tmp_path)
+    data = write_folder(tmp_path / "in", [*GREY[:num_grey], *COLOUR[num_grey:]])
+    asked = ("data", "inspect", data)
+    refused(fedgs(*asked), words, rarer, "--image-channels 3", "--image-channels 1")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["in"]
+    assert load(data, image_channels=3).images.shape == (12, 3, 32, 32)
+    with pytest.raises(UserError, match=r"in colour; give .* remove it"):
+        load(data, image_channels=1)
+    shown = printed(fedgs(*asked, "--image-channels", "3"))
+    assert f"{12 - num_grey} in colour, {num_grey} grey" in shown
 
 
 @pytest.mark.parametrize("side", [16, 28, 64])

@@ -1,8 +1,11 @@
 """Pictures as hospitals have them: any size, 16 bits, DICOM; what is done to each."""
 
+import io
 import json
 import re
+import struct
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -135,11 +138,109 @@ def test_a_picture_of_one_value_is_black_by_its_own_values(write, tmp_path):
     assert not image_of(write(tmp_path, DEEP * 0 + 9), normalize=True).any()
 
 
+def test_thin_strokes_on_a_plain_ground_are_not_black_by_their_own_values(
+    write, tmp_path
+):
+    strokes = BLANK + 100
+    strokes[3, 3:6] = 300  # less than a hundredth of the picture
+    strokes[3, 6] = 200
+    found = image_of(write(tmp_path, strokes), normalize=True)
+    assert found[3, 2:8].tolist() == [0, 255, 255, 255, 128, 0]
+
+
 @pytest.mark.parametrize(
-    "window", ["5", "9,1", "1,1", "0,inf", "a,b", "0,1,2", "0,nan"]
+    "window",
+    ["5", "9,1", "1,1", "0,inf", "a,b", "0,1,2", "0,nan", "0,1e-320", "-1e308,1e308"],
 )
 def test_no_window(window):
-    assert_refused("window = ", RunConfig, window=window)
+    assert_refused("window = .*give --window", RunConfig, window=window)
+
+
+@pytest.mark.parametrize("settings", [{"window": "0,1e-9"}, {"normalize": True}])
+def test_large_values_do_not_overflow(tmp_path, settings):
+    floats = np.zeros((28, 28))
+    floats[:, 0] = 1e300
+    source = arrays_of(tmp_path, floats)
+    assert (image_of(source, **settings) == 255 * (floats > 0)).all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": "0,9"}, {"normalize": True}])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_called_so(tmp_path, settings, value):
+    source = arrays_of(tmp_path, np.full((28, 28), value))
+    said = refused("image 0 has values that are not finite", source, **ONE, **settings)
+    assert "--normalize" not in said
+
+
+# Files that Pillow reads, but cannot write.
+DEEP_RGB = RNG.integers(65536, size=(28, 28, 3), dtype=np.uint16)
+
+
+def deep_png(pixels, kind):
+    """A PNG of 16 bits per channel; of kind 2, RGB, 4, grey and alpha, or 6, RGBA."""
+
+    def chunk(name, content):
+        length = struct.pack(">I", len(content))
+        check = struct.pack(">I", zlib.crc32(name + content))
+        return length + name + content + check
+
+    height, width, _ = pixels.shape
+    header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)
+    rows = [b"\0" + row.astype(">u2").tobytes() for row in pixels]
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"".join(rows)))
+    return b"\x89PNG\r\n\x1a\n" + content + chunk(b"IEND", b"")
+
+
+def deep_tiff(pixels):
+    """An uncompressed RGB TIFF of 16 bits per channel."""
+    height, width, _ = pixels.shape
+    start = 8 + 2 + 8 * 12 + 4  # of the bits of channels, after 8 entries
+    entries = [(256, width), (257, height), (259, 1), (262, 2), (277, 3)]
+    entries += [(273, start + 6), (279, pixels.nbytes)]
+    packed = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries]
+    packed.append(struct.pack("<HHII", 258, 3, 3, start))
+    packed.sort(key=lambda entry: struct.unpack("<H", entry[:2]))
+    directory = struct.pack("<H", 8) + b"".join(packed) + bytes(4)
+    bits = struct.pack("<HHH", 16, 16, 16)
+    return b"II*\0" + struct.pack("<I", 8) + directory + bits + pixels.tobytes()
+
+
+OPAQUE = np.full((28, 28, 1), 65535, np.uint16)
+DEEP_COLOURS = {
+    "RGB": deep_png(DEEP_RGB, 2),
+    "grey and alpha": deep_png(np.dstack([DEEP_RGB[..., :1], OPAQUE]), 4),
+    "RGBA": deep_png(np.dstack([DEEP_RGB, OPAQUE]), 6),
+    "TIFF": deep_tiff(DEEP_RGB),
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": "0,4095"}, {"normalize": True}])
+@pytest.mark.parametrize("kind", DEEP_COLOURS)
+def test_colour_of_sixteen_bits_is_not_cut_to_eight(tmp_path, kind, settings):
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann/1.png").write_bytes(DEEP_COLOURS[kind])
+    Image.open(tmp_path / "ann/1.png").load()  # it is a whole file
+    source = f"folder:{tmp_path}"
+    refused(r"ann/1\.png: it has 16 bits per channel", source, **ONE, **settings)
+
+
+def test_transparent_pixels_of_sixteen_bits_are_refused(tmp_path):
+    path = tmp_path / "ann/1.png"
+    path.parent.mkdir()
+    source = f"folder:{tmp_path}"
+    Image.fromarray(DEEP).save(path, transparency=65535)  # the value of no pixel
+    assert image_of(source, window="0,4095").any()
+    Image.fromarray(DEEP).save(path, transparency=int(DEEP[0, 0]))
+    refused("transparent pixels", source, window="0,4095", **ONE)
+
+
+def test_colour_of_sixteen_bits_from_a_program_is_not_cut_to_eight():
+    import torch.utils.data
+
+    opened = Image.open(io.BytesIO(DEEP_COLOURS["RGB"]))
+    items = type("Made", (torch.utils.data.Dataset,), {"__len__": lambda self: 1})
+    items.__getitem__ = lambda self, index: (opened, 0)
+    assert_refused("image 0: it has 16 bits", read_given, RunConfig(), items())
 
 
 @pytest.mark.parametrize(
@@ -199,9 +300,56 @@ def test_a_dicom_in_colour_and_one_without_a_suffix(tmp_path):
     colour = RNG.integers(256, size=(28, 28, 3), dtype=np.uint8)
     dicom_files.write(tmp_path / "ann/1.dcm", colour)
     dicom_files.write(tmp_path / "ann/IM0002", DEEP)
-    images = load(f"folder:{tmp_path}", **ONE).images
+    images = load(f"folder:{tmp_path}", image_channels=3, **ONE).images
     assert (images[0] == colour.transpose(2, 0, 1)).all()
     assert (images[1, 0] == images[1, 2]).all()
+
+
+@pytest.mark.parametrize("kind", ["MONOCHROME2", "MONOCHROME1"])
+def test_a_dicom_with_a_negative_slope_has_black_below_white(tmp_path, kind):
+    fields = {"RescaleSlope": -2, "RescaleIntercept": 100}
+    fields["PhotometricInterpretation"] = kind
+    units = 100 - 2.0 * DEEP
+    expected = displayed(units, 100 - 2 * 4095, 100)
+    windowed = displayed(units, -4000 - 0.5 - 999 / 2, -4000 - 0.5 + 999 / 2)
+    if kind == "MONOCHROME1":
+        expected = 255 - expected
+        windowed = 255 - windowed
+    assert (dicom_image(tmp_path, DEEP, **fields) == expected).all()
+    fields |= {"WindowCenter": -4000, "WindowWidth": 1000}
+    found = dicom_image(tmp_path, DEEP, **fields).astype(int)
+    assert abs(found - windowed).max() <= 1
+
+
+def bare_content(made):
+    """The content of a file, without its preamble and mark."""
+    file = io.BytesIO()
+    made.save_as(file, enforce_file_format=True)
+    return file.getvalue()[132:]
+
+
+def without_meta(made, syntax):
+    """The content of a file that does not even say how it is stored."""
+    made.file_meta.TransferSyntaxUID = syntax
+    content = bare_content(made)
+    (length,) = struct.unpack("<I", content[8:12])
+    return content[12 + length :]
+
+
+@pytest.mark.parametrize("syntax", [None, "implicit", "explicit"])
+def test_a_dicom_without_preamble_is_read_by_its_name(tmp_path, syntax):
+    made = dicom_files.dataset(DEEP, PatientID="secret")
+    content = bare_content(made)
+    if syntax == "implicit":
+        content = without_meta(made, pydicom.uid.ImplicitVRLittleEndian)
+    elif syntax == "explicit":
+        content = without_meta(made, pydicom.uid.ExplicitVRLittleEndian)
+    assert content[:2] == (b"\x08\0" if syntax else b"\x02\0")
+    path = tmp_path / "ann/1.DCM"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    found = image_of(f"folder:{tmp_path}")
+    assert (found == displayed(DEEP.astype(float), 0, 4095)).all()
 
 
 # ------------------------------------------------------------------ bad files
@@ -212,18 +360,102 @@ def half(path):
     path.write_bytes(content[: len(content) // 2])
 
 
-def compressed(path):
-    """A file of JPEG Lossless, for which pydicom alone has no codec."""
+def damaged(kind, syntax):
+    """Returns what writes pixels of which the codec is there, cut short."""
+
+    def spoil(path):
+        file = io.BytesIO()
+        Image.fromarray(WIDE).save(file, kind)
+        content = file.getvalue()[: len(file.getvalue()) // 4]
+        made = dicom_files.dataset(WIDE, BitsStored=8, HighBit=7)
+        made.file_meta.TransferSyntaxUID = syntax
+        made.PixelData = pydicom.encaps.encapsulate([content])
+        made["PixelData"].VR = "OB"
+        made.save_as(path, enforce_file_format=True)
+
+    return spoil
+
+
+def lacking(*names):
+    """Returns what writes a file whose header lacks elements."""
+    return lambda path: dicom_files.write(path, DEEP, **dict.fromkeys(names))
+
+
+def having(**fields):
+    return lambda path: dicom_files.write(path, DEEP, **fields)
+
+
+def bare_and_compressed(path):
     made = dicom_files.dataset(DEEP)
-    made.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLosslessSV1
-    made.PixelData = pydicom.encaps.encapsulate([b"\xff\xd8\xff\xc3" + bytes(64)])
+    made.PixelData = pydicom.encaps.encapsulate([bytes(8)])
     made["PixelData"].VR = "OB"
-    made.save_as(path, enforce_file_format=True)
+    path.write_bytes(without_meta(made, pydicom.uid.JPEGBaseline8Bit))
+
+
+def compressed(syntax):
+    """Returns what writes a file for which pydicom alone has no codec."""
+
+    def spoil(path):
+        made = dicom_files.dataset(DEEP)
+        made.file_meta.TransferSyntaxUID = syntax
+        pixels = b"\xff\xd8\xff\xc3" + bytes(64)
+        made.PixelData = pydicom.encaps.encapsulate([pixels])
+        made["PixelData"].VR = "OB"
+        made.save_as(path, enforce_file_format=True)
+
+    return spoil
 
 
 BAD = {
     "truncated": (half, {}, "cannot be read as DICOM"),
-    "compressed": (compressed, {}, "JPEG Lossless.* pylibjpeg"),
+    "compressed": (
+        compressed(pydicom.uid.JPEGLosslessSV1),
+        {},
+        "JPEG Lossless.* install its codec .*pylibjpeg",
+    ),
+    "compressed from 12 bits": (
+        compressed(pydicom.uid.JPEGExtended12Bit),
+        {},
+        "JPEG Extended.* install its codec .*pylibjpeg",
+    ),
+    "a damaged JPEG": (
+        damaged("JPEG", pydicom.uid.JPEGBaseline8Bit),
+        {},
+        "JPEG Baseline.* codec that is installed; .*damaged .*; get it again",
+    ),
+    "a damaged JPEG 2000": (
+        damaged("JPEG2000", pydicom.uid.JPEG2000),
+        {},
+        "JPEG 2000.* codec that is installed; .*damaged .*; get it again",
+    ),
+    "without rows": (lacking("Rows"), {}, "its header lacks Rows, .*; get it again"),
+    "without colours": (
+        lacking("PhotometricInterpretation", "BitsStored"),
+        {},
+        "its header lacks PhotometricInterpretation, BitsStored, .*; get it again",
+    ),
+    "without a width": (having(WindowCenter=9), {}, "its header lacks WindowWidth"),
+    "of one value": (
+        having(RescaleSlope=0, RescaleIntercept=1),
+        {},
+        "RescaleSlope = 0, .*; get it again",
+    ),
+    "of nearly one value": (
+        having(RescaleSlope="1e-30", RescaleIntercept=100),
+        {"window": "0,4095"},
+        r"RescaleSlope\) with equal ends, .*; get it again",
+    ),
+    "of an empty rescale": (
+        having(RescaleSlope="", RescaleIntercept=1),
+        {},
+        "its header lacks RescaleSlope",
+    ),
+    "bare and compressed": (bare_and_compressed, {}, "TransferSyntaxUID"),
+    "of no known mark": (
+        lambda path: path.write_bytes(b"text" * 99),
+        {},
+        "no mark of DICOM, and cannot be read as a picture",
+    ),
     "empty": (lambda path: path.write_bytes(b""), {}, "is empty"),
     "in colour": (
         lambda path: dicom_files.write(path, np.dstack([WIDE, WIDE, 255 - WIDE])),
@@ -320,8 +552,38 @@ def test_inspect_says_what_was_done(fedgs, tmp_path):
     assert pictures["values"] == {"8 bits": 1, "DICOM, 12 bits": 1}
     assert (pictures["not_square"], pictures["fit"]) == (1, "crop")
     assert (pictures["window"], pictures["normalize"]) == (None, False)
+    assert (pictures["in_colour"], pictures["grey"]) == (0, 2)
+    ranges = {"0 to 255": 1, "range of bits": 1}
+    assert (pictures["black_and_white"], pictures["inverted"]) == (ranges, 0)
     shown = printed(fedgs(*asked, "--normalize"))
     assert re.search("not square .*1 .--fit crop", shown)
     assert "--normalize" in shown
     (tmp_path / "in/bob/1.dcm").write_bytes(b"")
     refused_by_command(fedgs(*asked), ".*1.dcm: it is empty")
+
+
+def test_inspect_says_how_black_and_white_were_found(fedgs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    window = {"WindowCenter": 40, "WindowWidth": 400}
+    inverted = {"PhotometricInterpretation": "MONOCHROME1"}
+    table = dicom_files.table(np.arange(4096) // 4, bits=10)
+    save(tmp_path / "in/ann/1.png", DEEP.astype(np.uint8))
+    dicom_files.write(tmp_path / "in/ann/2.dcm", DEEP, **window)
+    dicom_files.write(tmp_path / "in/ann/3.dcm", DEEP, **window, **inverted)
+    dicom_files.write(tmp_path / "in/ann/4.dcm", DEEP, **inverted)
+    dicom_files.write(tmp_path / "in/ann/5.dcm", DEEP, VOILUTSequence=[table])
+    asked = ["data", "inspect", f"folder:{tmp_path / 'in'}"]
+    shown = printed(fedgs(*asked))
+    ways = "1 by 0 to 255, 2 by own window, 1 by range of bits, 1 by own look"
+    assert re.search(f"black and white .*{ways}-up table; 2 inverted", shown)
+    assert re.search("picture sizes +│ 5 of 28 x 28 ", shown)
+    assert re.search("colour +│ 0 in colour, 5 grey", shown)
+    shown = printed(fedgs(*asked, "--window", "0,4095"))
+    assert re.search("black and white .*5 by --window 0,4095; 2 inverted", shown)
+    shown = printed(fedgs(*asked, "--normalize"))
+    assert re.search("black and white .*5 by --normalize .*1st and 99th", shown)
+    for side in (1, 2, 3):
+        save(tmp_path / f"in/ann/{side}.png", WIDE[:side, :side])
+    shown = printed(fedgs(*asked, "--image-size", "28"))
+    assert "1 of 1 x 1, 4 of 28 x 28, 1 of 2 x 2, ... (4 sizes)" in shown

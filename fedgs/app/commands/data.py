@@ -18,7 +18,7 @@ from fedgs.data import sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import split_records
-from fedgs.data.picture_rules import Found
+from fedgs.data.picture_rules import COLOUR, GREY, Found
 from fedgs.data.records import Records
 from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.runs.sample_files import save_images
@@ -26,6 +26,7 @@ from fedgs.runs.sample_files import save_images
 # Rows and columns of the contact sheet
 SHEET_CLIENTS = 12
 SHEET_IMAGES = 10
+MOST_SIZES = 3  # of pictures, in the table
 
 
 def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
@@ -115,6 +116,10 @@ def _pictures(config: RunConfig, found: Found | None) -> dict[str, Any] | None:
     return {
         "sizes": sizes,
         "values": dict(found.kinds),
+        "in_colour": found.colours[COLOUR],
+        "grey": found.colours[GREY],
+        "black_and_white": dict(found.ranges),
+        "inverted": found.inverted,
         "not_square": not_square,
         "fit": config.fit,
         "window": config.window,
@@ -181,14 +186,28 @@ def _shown_pictures(pictures: dict[str, Any] | None) -> dict[str, str]:
     if pictures is None:
         return {}
     sizes = pictures["sizes"]
-    shown = {
-        "picture sizes": f"{first_n(sizes)} ({len(sizes)} of them)",
-        "picture values": first_n(f"{n} of {k}" for k, n in pictures["values"].items()),
-        "not square": f"{pictures['not_square']} (--fit {pictures['fit']})",
-        "black and white": "as each file says",
-    }
+    shown_sizes = _counted(sizes, MOST_SIZES)
+    if len(sizes) > MOST_SIZES:
+        shown_sizes += f" ({len(sizes)} sizes)"
+    # All kinds, of which there are few: the rarest may be a mistake.
+    ranges = pictures["black_and_white"]
+    shown_ranges = _counted(ranges, len(ranges), by="by")
     if pictures["window"] is not None:
-        shown["black and white"] = f"--window {pictures['window']}"
+        shown_ranges += f" {pictures['window']}"
     if pictures["normalize"]:
-        shown["black and white"] = "1st and 99th percentile of each (--normalize)"
-    return shown
+        shown_ranges += " (1st and 99th percentile of each)"
+    if pictures["inverted"]:
+        shown_ranges += f"; {pictures['inverted']} inverted (MONOCHROME1)"
+    values = pictures["values"]
+    return {
+        "picture sizes": shown_sizes,
+        "picture values": _counted(values, len(values)),
+        "colour": f"{pictures['in_colour']} in colour, {pictures['grey']} grey",
+        "not square": f"{pictures['not_square']} (--fit {pictures['fit']})",
+        "black and white": shown_ranges,
+    }
+
+
+def _counted(counts: dict[str, int], most: int, by: str = "of") -> str:
+    """Lists numbers of pictures, as "3 of 40 x 30, 1 of 28 x 28"."""
+    return first_n((f"{count} {by} {name}" for name, count in counts.items()), most)

@@ -14,7 +14,13 @@ import psutil
 from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
-from fedgs.data.picture_rules import Found, PictureRules
+from fedgs.data.picture_rules import (
+    BYTE_VALUES,
+    FLOAT_VALUES,
+    Found,
+    Picture,
+    PictureRules,
+)
 from fedgs.data.records import Records
 from fedgs.errors import UserError, raise_if_any, wrap_error
 
@@ -24,6 +30,7 @@ _COLUMNS = {  # kinds of numpy's types, and what they are called
 }
 _KNOWN_ARRAYS = {"images", *_COLUMNS}
 _PIXELS = (1, 2, 3)  # the axes of one image
+_LARGEST_VALUE = 1e300  # differences of larger ones may overflow
 _RANGES = (
     "give uint8 in [0, 255] or floats in [0, 1], or say which values are black and "
     "white: --window LOW,HIGH or --normalize"
@@ -139,9 +146,17 @@ def from_arrays(
     raise_if_any(where, _column_problems(arrays, num_classes))
     found = Found()
     kind = f"{8 * pictures.dtype.itemsize} bits"
+    own_range = BYTE_VALUES
     if pictures.dtype.kind == "f":
         kind = "floats"
-    found.note(pictures[0], kind, len(pictures))
+        own_range = FLOAT_VALUES
+    found.note(
+        Picture(values=pictures[0], declared=None, kind=kind),
+        range_of=rules.range_of(own_range),
+        is_colour=pictures.shape[1] == 3,
+        where=where,
+        count=len(pictures),
+    )
     images = _in_bytes(pictures, rules)
     unlabelled = np.zeros(len(images), np.int64)
     labels = arrays.get("labels", unlabelled)
@@ -202,24 +217,34 @@ def _pixel_problems(images: NDArray[Any], rules: PictureRules) -> Iterator[str]:
     """Yields what is wrong with images: integers in [0, 255], floats in [0, 1].
 
     By the rules of a window, or of each image's own values, all finite ones are right.
+    No value is quoted, because it is a private pixel's.
     """
     if images.dtype.kind not in "iuf":
         yield f"images has dtype {images.dtype}; {_RANGES}"
     lowest = images.min(axis=_PIXELS)
     highest = images.max(axis=_PIXELS)
+    # If an image contains NaN, its smallest and its largest value are NaN.
+    is_finite = np.isfinite(lowest) & np.isfinite(highest)
+    if not is_finite.all():
+        worst = is_finite.argmin()
+        yield (
+            f"image {worst} has values that are not finite (NaN or infinity); replace "
+            "them, or leave the image out"
+        )
     least = 0.0
     most = 255.0
     if images.dtype.kind == "f":
         most = 1.0
     if rules.has_own_range:
-        least = -np.finfo(np.float64).max
-        most = np.finfo(np.float64).max
-    is_in_range = (lowest >= least) & (highest <= most)  # NaN is not
-    is_bad = ~is_in_range
-    if is_bad.any():
-        worst = is_bad.argmax()
-        values = f"[{lowest[worst]}, {highest[worst]}]"
-        yield f"image {worst} has values in {values}; {_RANGES}"
+        least = -_LARGEST_VALUE
+        most = _LARGEST_VALUE
+    is_in_range = (lowest >= least) & (highest <= most)
+    if not is_in_range.all():
+        worst = is_in_range.argmin()
+        remedy = _RANGES
+        if rules.has_own_range:
+            remedy = "scale them down"
+        yield f"image {worst} has values outside of [{least:g}, {most:g}]; {remedy}"
     # Black and white, or floats that were cast.
     if most == 255 and highest.max() == 1:
         yield f"images are integers and none is above 1; {_RANGES}"

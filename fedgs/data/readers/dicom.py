@@ -10,6 +10,7 @@ Source: DICOM PS3.3, C.7.6.3 (pixels), C.11.1 (rescale), C.11.2 (window).
 
 import contextlib
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,30 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedgs.data.picture_rules import Picture
+from fedgs.data.picture_rules import ALL_BITS, OWN_TABLE, OWN_WINDOW, Picture
 from fedgs.errors import UserError, imported, wrap_error
 
 DICOM_EXTRA = "'fedgs[dicom]'"
 PREAMBLE = 128  # bytes before the mark of the format
 MARK = b"DICM"
+# The first group of a file that begins without preamble and mark: of the file, or of
+# the picture. No format of other pictures that is read begins with one of them.
+FIRST_GROUPS = (b"\x02\x00", b"\x08\x00")
+SUFFIX = ".dcm"
 GREY = ("MONOCHROME1", "MONOCHROME2")
 INVERTED = "MONOCHROME1"  # its lowest value is white
 # pydicom makes RGB of what JPEG stores.
 COLOURED = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
-DECOMPRESS = (
-    "install its codec with `pip install 'pylibjpeg[all]'`, or unpack the file with "
-    "`gdcmconv --raw IN OUT`"
+UNPACK = "unpack the file with `gdcmconv --raw IN OUT`"
+# Without them nothing says what the bytes of the pixels mean.
+NEEDED = (
+    "PhotometricInterpretation",
+    "Rows",
+    "Columns",
+    "SamplesPerPixel",
+    "BitsAllocated",
+    "BitsStored",
+    "PixelRepresentation",
 )
 
 
@@ -37,6 +49,14 @@ def is_dicom(content: bytes) -> bool:
     """Tells whether the content of a file has the mark of DICOM."""
     end = PREAMBLE + len(MARK)
     return content[PREAMBLE:end] == MARK
+
+
+def is_bare_dicom(content: bytes, name: str) -> bool:
+    """Tells whether a file without the mark is DICOM by its name and its first group.
+
+    Some old devices and archives leave the preamble and the mark out.
+    """
+    return name.lower().endswith(SUFFIX) and content.startswith(FIRST_GROUPS)
 
 
 def has_mark(path: Path) -> bool:
@@ -52,7 +72,7 @@ def read_dicom(content: bytes, where: str, is_raw: bool) -> Picture:
     Privacy: reads private data; output private.
 
     Args:
-        content: the content of the file.
+        content: the content of the file, with the mark of DICOM or without it.
         where: names the file in errors.
         is_raw: whether to leave out the window of the file, because the settings say
             which of the values of the device are black and white.
@@ -64,20 +84,24 @@ def read_dicom(content: bytes, where: str, is_raw: bool) -> Picture:
     pydicom = imported("pydicom", where, DICOM_EXTRA)
     remedy = "get it again, or remove it"
     with wrap_error(Exception, f"{where}: it cannot be read as DICOM", remedy):
-        dataset = pydicom.dcmread(io.BytesIO(content))
+        dataset = pydicom.dcmread(io.BytesIO(content), force=True)  # without a mark
         _check(dataset, where)
+        _complete_syntax(dataset, where)
         pixels = _unpacked(dataset, where)
         if dataset.PhotometricInterpretation not in GREY:
             return Picture(
                 values=np.moveaxis(pixels, 2, 0),
                 declared=(0, 2**dataset.BitsStored - 1),
+                range_of=ALL_BITS,
                 kind=f"DICOM, {dataset.BitsStored} bits, colour",
                 patient=_patient(dataset),
             )
-        values, declared = _grey(dataset, pixels, is_raw)
+        _check_rescale(dataset, where)
+        values, declared, range_of = _grey(dataset, pixels, where, is_raw)
         return Picture(
             values=values[None],
             declared=declared,
+            range_of=range_of,
             kind=f"DICOM, {dataset.BitsStored} bits",
             is_inverted=dataset.PhotometricInterpretation == INVERTED,
             patient=_patient(dataset),
@@ -88,6 +112,7 @@ def _check(dataset: Any, where: str) -> None:
     """Refuses a file that holds no picture, or several, or one of other colours."""
     if "PixelData" not in dataset:
         raise UserError(f"{where}: it contains no picture (PixelData); get it again")
+    _check_present(dataset, where, NEEDED)
     frames = int(dataset.get("NumberOfFrames") or 1)
     if frames != 1:
         raise UserError(
@@ -106,6 +131,59 @@ def _check(dataset: Any, where: str) -> None:
         raise UserError(f"{where}: it has {count} pixels; give at most {most}")
 
 
+def _check_present(dataset: Any, where: str, names: tuple[str, ...]) -> None:
+    """Refuses a file whose header lacks an element, or has it without a value."""
+    missing = [name for name in names if dataset.get(name) in (None, "")]
+    if missing:
+        raise UserError(
+            f"{where}: its header lacks {', '.join(missing)}, without which its pixels "
+            "cannot be read; get it again, or remove it"
+        )
+
+
+def _check_rescale(dataset: Any, where: str) -> None:
+    """Refuses a rescale that makes all values one, or none."""
+    for name in ("RescaleSlope", "RescaleIntercept"):
+        if name not in dataset:
+            continue
+        _check_present(dataset, where, (name,))
+        value = float(dataset.get(name))
+        is_flat = name == "RescaleSlope" and value == 0
+        if is_flat or not math.isfinite(value):
+            raise _flat(where, f"{name} = {value:g}")
+
+
+def _flat(where: str, rescale: str) -> UserError:
+    """Returns the error of a file by whose rescale black is white."""
+    return UserError(
+        f"{where}: it has {rescale}, by which black and white cannot be told apart; "
+        "get it again, or remove it"
+    )
+
+
+def _complete_syntax(dataset: Any, where: str) -> None:
+    """Sets how the pixels are stored where a file without a mark does not say it.
+
+    pydicom has found out how the header is stored, and pixels that are not compressed
+    are stored in the same way.
+    """
+    if "TransferSyntaxUID" in dataset.file_meta:
+        return
+    if dataset["PixelData"].is_undefined_length:
+        raise UserError(
+            f"{where}: its pixels are compressed, and it does not say how "
+            "(TransferSyntaxUID); get it again, or remove it"
+        )
+    uid = imported("pydicom.uid", where, DICOM_EXTRA)
+    is_implicit, is_little = dataset.original_encoding
+    syntax = uid.ExplicitVRLittleEndian
+    if is_implicit:
+        syntax = uid.ImplicitVRLittleEndian
+    elif not is_little:
+        syntax = uid.ExplicitVRBigEndian
+    dataset.file_meta.TransferSyntaxUID = syntax
+
+
 def _unpacked(dataset: Any, where: str) -> NDArray[Any]:
     """Returns the stored values, (H, W) or (H, W, 3)."""
     syntax = dataset.file_meta.TransferSyntaxUID
@@ -113,36 +191,64 @@ def _unpacked(dataset: Any, where: str) -> NDArray[Any]:
         pixels: NDArray[Any] = dataset.pixel_array
         return pixels
     problem = f"{where}: its pixels, compressed as {syntax.name}, cannot be unpacked"
-    with wrap_error(Exception, problem, DECOMPRESS):
+    remedy = f"install its codec with `pip install 'pylibjpeg[all]'`, or {UNPACK}"
+    if _has_codec(dataset):
+        problem += " by the codec that is installed; they are probably damaged"
+        remedy = f"get it again, or {UNPACK}"
+    with wrap_error(Exception, problem, remedy):
         pixels = dataset.pixel_array
     return pixels
+
+
+def _has_codec(dataset: Any) -> bool:
+    """Tells whether a codec is installed for pixels that are compressed like these."""
+    decoders = imported("pydicom.pixels", "a DICOM file", DICOM_EXTRA)
+    uid = imported("pydicom.uid", "a DICOM file", DICOM_EXTRA)
+    syntax = dataset.file_meta.TransferSyntaxUID
+    try:
+        codecs = set(decoders.get_decoder(syntax).available_plugins)
+    except NotImplementedError:  # of a kind that pydicom never unpacks
+        return False
+    # Of this kind, Pillow unpacks 8 bits only.
+    if syntax == uid.JPEGExtended12Bit and dataset.BitsStored > 8:
+        codecs.discard("pillow")
+    return bool(codecs)
 
 
 def _grey(
     dataset: Any,
     pixels: NDArray[Any],
+    where: str,
     is_raw: bool,
-) -> tuple[NDArray[Any], tuple[float, float]]:
-    """Returns values (H, W), and which of them are black and white.
+) -> tuple[NDArray[Any], tuple[float, float], str]:
+    """Returns values (H, W), which of them are black and white, and who says so.
 
-    Without a window of the file these are the ends of what its bits can store.
+    Without a window of the file these are the ends of what its bits can store. Black is
+    never above white: a negative slope of the rescale turns the ends around.
     """
     display = imported("pydicom.pixels", "a DICOM file", DICOM_EXTRA)
     values = display.apply_rescale(pixels, dataset)
+    ends = display.apply_rescale(_stored_ends(dataset), dataset)
+    lowest = float(ends.min())
+    highest = float(ends.max())
+    if lowest == highest:
+        raise _flat(where, "a rescale (RescaleSlope) with equal ends")
     has_window = dataset.get("WindowCenter") is not None
     if is_raw or not (dataset.get("VOILUTSequence") or has_window):
-        stored = _stored_ends(dataset)
-        black, white = display.apply_rescale(stored, dataset)
-        return values, (float(black), float(white))
+        return values, (lowest, highest), ALL_BITS
     if dataset.get("VOILUTSequence"):
         bits = dataset.VOILUTSequence[0].LUTDescriptor[2]
         shown = display.apply_voi(values, dataset)
-        return shown, (0, 2**bits - 1)
+        return shown, (0, 2**bits - 1), OWN_TABLE
+    _check_present(dataset, where, ("WindowWidth",))
     # What is far outside the window becomes the ends of the display.
     far = np.array([-1e12, 1e12])
     black, white = display.apply_windowing(far, dataset)
     shown = display.apply_windowing(values, dataset)
-    return shown, (float(black), float(white))
+    if black > white:  # what is below the window is black all the same
+        shown = black + white - shown
+        black, white = white, black
+    return shown, (float(black), float(white)), OWN_WINDOW
 
 
 def _stored_ends(dataset: Any) -> NDArray[np.int64]:

@@ -44,7 +44,8 @@ def read(config: RunConfig) -> Records:
 
     Raises:
         UserError: another layout, a class without a label, a picture that cannot be
-            used, named by its file, or pictures of two sizes without `image_size`.
+            used, named by its file, pictures of two sizes without `image_size`, or grey
+            ones and others in colour without `image_channels`.
     """
     root = Path(config.data.removeprefix("folder:")).expanduser()
     where = f"data = {config.data!r}"
@@ -72,6 +73,8 @@ def read(config: RunConfig) -> Records:
         num_classes=number_of_classes(config, numbers.values()),
         background=DARK,
         found=reader.found,
+        # One stray file in colour would change the images of all owners.
+        may_mix=False,
     )
 
 

@@ -1,8 +1,8 @@
 """Picture files, as images that can be trained on: PNG, JPEG, DICOM.
 
-Grey and RGB pictures of 8 bits are read as they are; of 16 bits where the settings say
-which values are black and white; DICOM files say it themselves. What would need a guess
-is refused: a transparent background, or who the patient of a file is.
+Grey and RGB pictures of 8 bits are read as they are; grey ones of 16 bits where the
+settings say which values are black and white; DICOM files say it themselves. What would
+need a guess is refused: a transparent background, or who the patient of a file is.
 """
 
 import io
@@ -16,12 +16,13 @@ from PIL import Image, ImageOps
 
 from fedgs.data.picture_rules import (
     BYTE_RANGE,
+    BYTE_VALUES,
     Found,
     Picture,
     PictureRules,
     resize,
 )
-from fedgs.data.readers.dicom import is_dicom, read_dicom
+from fedgs.data.readers.dicom import SUFFIX, is_bare_dicom, is_dicom, read_dicom
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_bytes
 
@@ -109,7 +110,14 @@ class PictureReader:
                 although `channels` is 1, or a file of another patient than the owner's
                 other files.
         """
+        name = ""
+        if isinstance(source, Path):
+            name = source.name
         problem = f"{where}: it cannot be read as a picture"
+        if name.lower().endswith(SUFFIX):
+            problem = (
+                f"{where}: it has no mark of DICOM, and cannot be read as a picture"
+            )
         with (
             wrap_error(Exception, problem, REMOVE),
             warnings.catch_warnings(action="ignore"),  # of metadata that nothing uses
@@ -121,7 +129,7 @@ class PictureReader:
                 content = read_bytes(content)
             if not content:
                 raise UserError(f"{where}: it is empty; {REMOVE}")
-            if is_dicom(content):
+            if is_dicom(content) or is_bare_dicom(content, name):
                 picture = read_dicom(content, where, self.rules.has_own_range)
             else:
                 with Image.open(io.BytesIO(content)) as opened:
@@ -143,17 +151,25 @@ class PictureReader:
                 is 1.
         """
         rules = self.rules
-        self.found.note(picture.values, picture.kind)
         pixels = rules.in_bytes(picture.values, picture.declared, where)
         if picture.is_inverted:
             pixels = np.uint8(255) - pixels
+        is_grey = bool((pixels == pixels[:1]).all())
+        self.found.note(
+            picture,
+            range_of=rules.range_of(picture.range_of),
+            is_colour=not is_grey,
+            where=where,
+        )
         if rules.channels == 3:  # grey ones are repeated, colour stays
             repeats = 3 // len(pixels)
             pixels = np.repeat(pixels, repeats, axis=0)
-        elif (pixels == pixels[:1]).all():
+        elif is_grey:
             pixels = pixels[:1]
         elif rules.channels == 1:
-            raise UserError(f"{where}: it is in colour; give --image-channels 3")
+            raise UserError(
+                f"{where}: it is in colour; give --image-channels 3, or remove it"
+            )
         square = rules.squared(pixels[None], where)
         if rules.side is not None and square.shape[2] != rules.side:
             square = resize(square, rules.side)
@@ -166,16 +182,26 @@ def opened_picture(opened: Image.Image, where: str) -> Picture:
     Privacy: reads private data; output private.
 
     Raises:
-        UserError: transparent, or of a format that is neither grey nor RGB.
+        UserError: transparent, or of a format that is neither grey nor RGB, or in
+            colour of 16 bits.
     """
+    _check_depth(opened, where)
     # A photograph's orientation tag is followed.
     picture = ImageOps.exif_transpose(opened)
     mode = picture.mode
     if mode in GREY_MODES and not picture.has_transparency_data:
         values = np.asarray(picture.convert("L"))
-        return Picture(values=values[None], declared=BYTE_RANGE, kind="8 bits")
+        return Picture(
+            values=values[None],
+            declared=BYTE_RANGE,
+            kind="8 bits",
+            range_of=BYTE_VALUES,
+        )
     if mode in DEEP_MODES:
         values = np.asarray(picture)
+        see_through = picture.info.get("transparency")  # a value of pixels
+        if see_through is not None and (values == see_through).any():
+            raise _transparent(where)
         kind = f"{8 * values.dtype.itemsize} bits"
         return Picture(values=values[None], declared=None, kind=kind)
     if mode not in (*GREY_MODES, *COLOUR_MODES):
@@ -188,9 +214,36 @@ def opened_picture(opened: Image.Image, where: str) -> Picture:
         channels = np.asarray(picture.convert("RGBA"))
         alpha = channels[..., 3]
         if alpha.min() < 255:
-            raise UserError(
-                f"{where}: it has transparent pixels; flatten it onto its background"
-            )
+            raise _transparent(where)
     channels = np.asarray(picture.convert("RGB"))
     values = np.moveaxis(channels, 2, 0)
-    return Picture(values=values, declared=BYTE_RANGE, kind="8 bits")
+    return Picture(
+        values=values,
+        declared=BYTE_RANGE,
+        kind="8 bits",
+        range_of=BYTE_VALUES,
+    )
+
+
+def _transparent(where: str) -> UserError:
+    """Returns the error of a picture with transparent pixels."""
+    return UserError(
+        f"{where}: it has transparent pixels; flatten it onto its background"
+    )
+
+
+def _check_depth(opened: Image.Image, where: str) -> None:
+    """Refuses a PNG or TIFF of 16 bits per channel of which Pillow keeps 8.
+
+    Pillow has no colour, and no transparency, of 16 bits, and says nothing.
+    """
+    if opened.mode in DEEP_MODES:
+        return
+    # Until a file is unpacked, its tiles say how it stores pixels, as "RGB;16B".
+    for tile in getattr(opened, "tile", ()):
+        stored_as = str(tile[3])
+        if ";16" in stored_as:
+            raise UserError(
+                f"{where}: it has 16 bits per channel, and is in colour or has "
+                "transparency; give 8 bits per channel, or grey of 16 bits alone"
+            )
