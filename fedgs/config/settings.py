@@ -168,7 +168,7 @@ class Settings:
         None,
         "Data",
         "Number of colour channels: 1 for grey, 3 for RGB. Default: 1 if all pictures"
-        " are grey, else 3.",
+        " are grey, 3 if all are in colour.",
         traits=("images",),
         at_least=1,
         at_most=3,
