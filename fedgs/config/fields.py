@@ -23,9 +23,9 @@ Problem = tuple[str, str]
 SHOWN_CHARACTERS = 60
 MOST_CHARACTERS = 200  # of a value that may be the name of a file
 # Limits of a noise: its square is a number.
-LEAST_NOISE = 1e-100
-MOST_NOISE = 1e100
-NOISE: Any = {"zero_or_at_least": LEAST_NOISE, "at_most": MOST_NOISE}
+SMALLEST_NOISE = 1e-100
+LARGEST_NOISE = 1e100
+NOISE: Any = {"zero_or_at_least": SMALLEST_NOISE, "at_most": LARGEST_NOISE}
 _hints_of = lru_cache(typing.get_type_hints)
 
 # Tags: what a setting influences.

@@ -21,7 +21,8 @@ BYTE_RANGE = (0.0, 255.0)
 # dead pixels, decide nothing.
 DARKEST_PERCENTILE = 1
 BRIGHTEST_PERCENTILE = 99
-GREY, COLOUR = "grey", "in colour"
+IN_GREY = "grey"
+IN_COLOUR = "in colour"
 MOST_SIDE = 8192  # pixels of a picture
 RESIZE_CHUNK = 4096  # images in float32 at a time: bounds the memory
 # How black and white are found, in reports.
@@ -223,7 +224,7 @@ class Found:
         kinds: number of pictures of each format of values, as "8 bits".
         ranges: number of pictures of each way in which black and white were found.
         inverted: number of pictures whose lower value is white.
-        colours: number of pictures that are `COLOUR` and that are `GREY`.
+        colours: number of pictures that are `IN_COLOUR` and that are `IN_GREY`.
         examples: what names the first picture of each of these two in errors.
     """
 
@@ -258,9 +259,9 @@ class Found:
         self.ranges[range_of] += count
         if picture.is_inverted:
             self.inverted += count
-        colour = GREY
+        colour = IN_GREY
         if is_colour:
-            colour = COLOUR
+            colour = IN_COLOUR
         self.colours[colour] += count
         self.examples.setdefault(colour, where)
 

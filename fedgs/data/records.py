@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedgs.config.fields import Problem, refuse
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import IMAGE_SIZES
-from fedgs.data.picture_rules import COLOUR, GREY, Found, resize
+from fedgs.data.picture_rules import IN_COLOUR, IN_GREY, Found, resize
 from fedgs.errors import UserError, first_n
 
 DARK, LIGHT, UNCLEAR = "dark", "light", "unclear"
@@ -164,11 +164,11 @@ def _warn_of_users_without(
 def _mixed_colours(data: str, found: Found | None) -> UserError:
     """Returns the error of pictures of which some are grey and others in colour."""
     assert found is not None  # noqa: S101 - by readers of files
-    num_grey = found.colours[GREY]
-    num_colour = found.colours[COLOUR]
-    rarer = GREY
+    num_grey = found.colours[IN_GREY]
+    num_colour = found.colours[IN_COLOUR]
+    rarer = IN_GREY
     if num_colour <= num_grey:
-        rarer = COLOUR
+        rarer = IN_COLOUR
     return UserError(
         f"data = {data!r}: it mixes files, {num_colour} in colour and {num_grey} grey "
         f"({found.examples[rarer]} is {rarer}); give --image-channels 3 to read all as "

@@ -18,7 +18,7 @@ from fedgs.data import sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import split_records
-from fedgs.data.picture_rules import COLOUR, GREY, Found
+from fedgs.data.picture_rules import IN_COLOUR, IN_GREY, Found
 from fedgs.data.records import Records
 from fedgs.errors import UserError, first_n, wrap_error
 from fedgs.runs.sample_files import save_images
@@ -116,8 +116,8 @@ def _pictures(config: RunConfig, found: Found | None) -> dict[str, Any] | None:
     return {
         "sizes": sizes,
         "values": dict(found.kinds),
-        "in_colour": found.colours[COLOUR],
-        "grey": found.colours[GREY],
+        "in_colour": found.colours[IN_COLOUR],
+        "grey": found.colours[IN_GREY],
         "black_and_white": dict(found.ranges),
         "inverted": found.inverted,
         "not_square": not_square,

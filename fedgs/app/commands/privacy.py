@@ -13,7 +13,7 @@ from fedgs.app.commands.privacy_words import ABSURD_EPSILON, explained, legend
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.cohort_file import selection_costs
-from fedgs.config.fields import LEAST_NOISE, MOST_NOISE
+from fedgs.config.fields import LARGEST_NOISE, SMALLEST_NOISE
 from fedgs.config.recipes import configure
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, reject
@@ -186,11 +186,11 @@ def of_noise_std(
     )
     multiplier = noise_std / (2 * plan.clip_bound)
     # The plan's own check would name a setting that nobody gave.
-    if multiplier and not LEAST_NOISE <= multiplier <= MOST_NOISE:
+    if multiplier and not SMALLEST_NOISE <= multiplier <= LARGEST_NOISE:
         raise UserError(
             f"noise_std = {noise_std:g}: it is out of all proportion to clip_bound = "
-            f"{plan.clip_bound:g}; give --noise-std 0, or {2 * LEAST_NOISE:g} to "
-            f"{2 * MOST_NOISE:g} times --clip-bound"
+            f"{plan.clip_bound:g}; give --noise-std 0, or {2 * SMALLEST_NOISE:g} to "
+            f"{2 * LARGEST_NOISE:g} times --clip-bound"
         )
     plan = dataclasses.replace(plan, noise_multiplier=multiplier)
     stated: list[Statement] = []
