@@ -57,13 +57,14 @@ BETAS = (0.5, 0.99)
 # it a step's own noise would count as a distance, and pictures of one kind be nearer.
 MEMORY = 0.95
 AVERAGED = 0.98  # decay of the averaged refiner
-# Of colours: how far the mean of a field may go from the Gaussian's, in log odds, and
-# how much what is beyond counts beside the features. Means of features hardly see a
-# flat black or cyan field in some of the images, and where a channel is saturated the
-# sigmoid has no slope to come back by. So a refiner made such holes.
-FREE = 0.8
+# Of colours: how far the mean of a field may go from the Gaussian's, in log odds, by
+# the number of fields to a side of an image, and how much what is beyond counts beside
+# the features. Means of features hardly see a flat black or cyan field in some of the
+# images, and where a channel is saturated the sigmoid has no slope to come back by. So
+# a refiner made such holes. Small fields have more freedom, for edges, but without them
+# a hole with bright dots has a mean that is allowed.
+FREE = {8: 0.8, 16: 2.0}
 ANCHOR = 0.3
-FIELDS = 8  # of an image to a side
 # A field that a Gaussian draws darker is taken as this dark, and likewise in white: its
 # own hole is no reason for one.
 DARKEST = 0.1
@@ -160,12 +161,14 @@ def strayed(config: FeatureConfig, images: Images, gaussian: Images) -> Tensor:
     """
     if config.image_channels == 1:
         return images.new_zeros(())
-    side = config.image_size // FIELDS  # of a field
-    found = F.avg_pool2d(images, side)
-    expected = F.avg_pool2d(gaussian, side).clamp(DARKEST, 1 - DARKEST)
-    change = _log_odds(found) - _log_odds(expected)
-    beyond = F.relu(change.abs() - FREE)
-    squares = beyond.square().sum()
+    squares = images.new_zeros(())
+    for fields, free in FREE.items():
+        side = math.ceil(config.image_size / fields)  # of a field
+        found = F.avg_pool2d(images, side)
+        expected = F.avg_pool2d(gaussian, side).clamp(DARKEST, 1 - DARKEST)
+        change = _log_odds(found) - _log_odds(expected)
+        beyond = F.relu(change.abs() - free)
+        squares = squares + beyond.square().sum()
     return ANCHOR / 2 * squares * config.num_classes / len(images)
 
 

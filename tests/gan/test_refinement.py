@@ -199,7 +199,7 @@ def test_what_strays_far_in_colour_costs_and_textures_do_not():
     side = config.image_size
     gaussian = torch.full((6, 3, side, side), 0.5)
     images = gaussian.clone()
-    wide = side // refinement.FIELDS
+    wide = side // 8
     field = slice(0, wide)
 
     def cost() -> float:
@@ -208,8 +208,8 @@ def test_what_strays_far_in_colour_costs_and_textures_do_not():
     images[0, :, field, field] = 0.65  # log odds of 0.62
     assert cost() == 0
     images[0, :, field, field] = 0.5
-    images[0, :, 0, field] = 0.1
-    images[0, :, 1, field] = 0.9  # its mean is that of grey
+    images[0, :, 0, field] = 0.15
+    images[0, :, 1, field] = 0.85  # its mean is that of grey
     assert wide == 2
     assert cost() == pytest.approx(0, abs=1e-9)
     costs = []
@@ -224,6 +224,19 @@ def test_what_strays_far_in_colour_costs_and_textures_do_not():
     assert cost() == 0
     images[0, 0, field, field] = 1.0
     assert cost() > 0
+
+
+def test_a_black_field_with_bright_dots_costs_as_a_hole_does(tune):
+    config, _ = after_moments(image_channels=3)
+    side = config.image_size
+    gaussian = torch.full((6, 3, side, side), 0.25)
+    images = gaussian.clone()
+    images[0, :, 0:2, 0:2] = 0.0
+    images[0, :, 0, 0] = 1.0  # the field's mean is as it was
+    dotted = float(refinement.strayed(config, images, gaussian))
+    images[0, :, 0, 0] = 0.0
+    hole = float(refinement.strayed(config, images, gaussian))
+    assert hole / 2 < dotted < hole
 
 
 @pytest.mark.parametrize(
