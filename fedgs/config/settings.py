@@ -132,8 +132,8 @@ class Settings:
     test_fraction: float = option(
         0.0,
         "Data",
-        "Share of each owner's images to keep for evaluation. Default: 0; of `fedgs "
-        "train`, 0.1 if the data have no test split and test_owners is 0.",
+        "Share of each owner's images to keep for evaluation. Default: 0.1 in `fedgs "
+        "train` without test split and test_owners, else 0.",
         traits=("owners", "clients", "reading", "of_client"),
         at_least=0,
         below=1,
@@ -142,7 +142,7 @@ class Settings:
         0.0,
         "Data",
         "Share of owners to keep for evaluation, by a hash of their names. Default: "
-        "0; of `fedgs train`, 0.2 for chest-xray.",
+        "0.2 in `fedgs train` of chest-xray, else 0.",
         traits=("owners", "clients", "reading", "of_client"),
         at_least=0,
         below=1,

@@ -40,7 +40,7 @@ def test_floats_and_bytes_are_the_same_images(tmp_path, shape):
     [
         ({"labels": None}, "contains images; give 'images' and 'labels'"),
         ({"images": FLOATS[:, :8, :8]}, "of 8 pixels; give at least 16"),
-        ({"images": FLOATS * 255}, r"values in \[127.5, 127.5\]; give"),
+        ({"images": FLOATS * 255}, r"values outside of \[0, 1\]; give"),
         (None, "does not exist; write it with `fedgs sample"),
     ],
 )
