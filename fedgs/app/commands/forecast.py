@@ -7,7 +7,7 @@ import math
 import os
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -491,19 +491,19 @@ def bytes_on_disk(config: ResolvedConfig) -> float:
     Privacy: public; of the settings alone.
     """
     server = new_state(config)
-    generator = sum(map(_num_bytes, server.generator.state_dict().values()))
-    checkpoint = sum(map(_num_bytes, server_tensors(server).values()))
+    generator = _num_bytes(server.generator.state_dict().values())
+    checkpoint = _num_bytes(server_tensors(server).values())
     for part in server.parts.values():
         if isinstance(part, Optimizer):
             for group in part.param_groups:  # Adam has two moments of each value
-                checkpoint += 2 * sum(map(_num_bytes, group["params"]))
-    answers = 0
+                checkpoint += 2 * _num_bytes(group["params"])
     for phase in phases_of(config):
         own = phase.config
         if own.method in KINDS:
             release = refinement.nothing_released(own, LONGER)
-            checkpoint += sum(map(_num_bytes, release.tensors().values()))
+            checkpoint += _num_bytes(release.tensors().values())
     # A node keeps its last two answers, to send one again that was lost.
+    answers = 0
     for round in range(max(1, config.num_rounds - 1), config.num_rounds + 1):
         shape = config.at_round(round).phase_terms(round).shape
         answers += FLOAT_BYTES * math.prod(shape)
@@ -514,8 +514,8 @@ def bytes_on_disk(config: ResolvedConfig) -> float:
     return 2 * generator + checkpoint + of_nodes + of_clients + FEW_BYTES
 
 
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def lines_of_settings(config: ResolvedConfig) -> dict[str, str]:

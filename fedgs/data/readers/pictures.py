@@ -191,12 +191,7 @@ def opened_picture(opened: Image.Image, where: str) -> Picture:
     mode = picture.mode
     if mode in GREY_MODES and not picture.has_transparency_data:
         values = np.asarray(picture.convert("L"))
-        return Picture(
-            values=values[None],
-            declared=BYTE_RANGE,
-            kind="8 bits",
-            range_of=BYTE_VALUES,
-        )
+        return _of_bytes(values[None])
     if mode in DEEP_MODES:
         values = np.asarray(picture)
         see_through = picture.info.get("transparency")  # a value of pixels
@@ -217,6 +212,11 @@ def opened_picture(opened: Image.Image, where: str) -> Picture:
             raise _transparent(where)
     channels = np.asarray(picture.convert("RGB"))
     values = np.moveaxis(channels, 2, 0)
+    return _of_bytes(values)
+
+
+def _of_bytes(values: NDArray[np.uint8]) -> Picture:
+    """Returns a picture of 8 bits, which says itself what is black and white."""
     return Picture(
         values=values,
         declared=BYTE_RANGE,
