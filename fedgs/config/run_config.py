@@ -389,6 +389,7 @@ class ResolvedConfig(RunConfig):
     num_clients: int = again(RunConfig, "num_clients")
     clients_per_round: int = again(RunConfig, "clients_per_round")
     noise_multiplier: float = again(RunConfig, "noise_multiplier")
+    test_owners: float = again(RunConfig, "test_owners")
     seed: int = again(RunConfig, "seed")
     # No setting, so not in `to_flat`: config.json has it beside them.
     counted: str = entry("")  # settings that private data decided

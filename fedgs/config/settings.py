@@ -138,11 +138,12 @@ class Settings:
         at_least=0,
         below=1,
     )
-    test_owners: float = option(
+    test_owners: float | None = option(
         0.0,
         "Data",
         "Share of owners to keep for evaluation, by a hash of their names. Default: "
-        "0.2 in `fedgs train` of chest-xray, else 0.",
+        "0.2 in `fedgs train` of chest-xray, and where most owners have so few images "
+        "that 0.1 of them is none; else 0.",
         traits=("owners", "clients", "reading", "of_client"),
         at_least=0,
         below=1,

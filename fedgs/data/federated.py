@@ -4,7 +4,7 @@ Images are uint8 in memory, (record, channel, height, width), 0 = background, an
 float32 in [0, 1] one client at a time.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,8 @@ class FederatedImages:
             such owners are cut into shards; "" where the data name none.
         test_owners: names of the owners of whom no client has an image; a cohort may
             name them.
-        test_owner_records: the records of these owners, 1-D int64.
+        test_owner_records: the records of these owners, 1-D int64; None where no owner
+            is held out whole, empty where the share of them comes to none.
 
     Raises:
         ValueError: there is no client, or a record is not there or belongs to two.
@@ -81,9 +82,7 @@ class FederatedImages:
     client_cohorts: tuple[CohortOfClient | None, ...] = ()
     owners: str = ""
     test_owners: tuple[str, ...] = ()
-    test_owner_records: NDArray[np.int64] = field(
-        default_factory=lambda: np.empty(0, np.int64)
-    )
+    test_owner_records: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         """Checks what the rest of the package relies on."""
@@ -92,7 +91,9 @@ class FederatedImages:
         if not self.client_records:
             raise ValueError("there must be at least one client")
         # A held-out image that is in training as well would make a score worthless.
-        held_out = (*self.client_test_records, self.test_owner_records)
+        held_out = self.client_test_records
+        if self.test_owner_records is not None:
+            held_out = (*held_out, self.test_owner_records)
         owned = np.concatenate(self.client_records + held_out)
         is_there = (owned >= 0) & (owned < count)
         is_of_type = owned.dtype == np.int64

@@ -71,6 +71,7 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
     Raises:
         UserError: the partition does not suit the data.
     """
+    config = partition.with_test_owners(config, records)
     # First, by owner: the partition then deals only what may be trained on.
     is_held_out = partition.held_out(config, records)
     train = np.flatnonzero(~is_held_out)
@@ -104,7 +105,7 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
         whose = "kept"
     elif records.clients is not None:
         whose = "cut"
-    of_test_owners = held[:0]  # none
+    of_test_owners = None
     if config.test_owners:
         of_test_owners = _kept(records, held)
     return FederatedImages(

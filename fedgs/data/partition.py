@@ -14,12 +14,14 @@ Source:
     ICML 2019, section 4 (label skew by a Dirichlet draw per class over clients).
 """
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedgs.config.fields import Problem, refuse
+from fedgs.config.recipes import OWNERS_HELD_OUT
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.records import LEFT_OUT, Records
@@ -271,6 +273,32 @@ def check_num_clients(config: RunConfig, most: int, who_has: str, what: str) -> 
         refuse(config, [("num_clients", problem)])
 
 
+def with_test_owners(config: RunConfig, records: Records) -> RunConfig:
+    """Returns settings that say which share of owners is held out.
+
+    If the share is left to the data, it is `OWNERS_HELD_OUT` where most owners that
+    have images have so few that `test_fraction` of them is none. Then it takes the
+    place of `test_fraction`. Else it is 0.
+
+    Privacy: reads private data; the share is published, as other numbers of the data.
+
+    Args:
+        config: uses `test_owners`, `test_fraction`.
+        records: the source's.
+    """
+    if config.test_owners is not None:
+        return config
+    owners = 0.0
+    fraction = config.test_fraction
+    if records.clients is not None:
+        _, counts = np.unique(records.clients, return_counts=True)
+        has_none = np.rint(fraction * counts) == 0
+        if has_none.mean() > 0.5:
+            owners = OWNERS_HELD_OUT
+            fraction = 0.0
+    return dataclasses.replace(config, test_owners=owners, test_fraction=fraction)
+
+
 def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
     """Tells for every record whether it is held out.
 
@@ -280,8 +308,8 @@ def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
     Privacy: reads private data; output private.
 
     Args:
-        config: uses `test_owners`, `test_fraction`, `privacy_unit`, and the names of
-            all in errors.
+        config: uses `test_owners`, which is set, `test_fraction`, `privacy_unit`, and
+            the names of all in errors.
         records: the source's.
 
     Returns:
@@ -364,9 +392,10 @@ def owners_held_out(
     Returns:
         Shape (n,).
     """
+    share = config.test_owners or 0.0
     is_held_out = np.zeros(len(owners), bool)
     # A stream for each owner: one stream for all would depend on who else is there.
     for index, owner in enumerate(owners):
         draw = stream(HELD_OUT_SEED, f"held-out-owner/{owner}").random()
-        is_held_out[index] = draw < config.test_owners
+        is_held_out[index] = draw < share
     return is_held_out

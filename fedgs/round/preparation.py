@@ -148,6 +148,7 @@ def resolve(
     # Before the data fill in what was left open: afterwards nobody could tell it from
     # what the user gave.
     counted = ",".join(_counted(config))
+    config = _with_test_owners(config, data)
     config = _with_partition(_with_participants(config, data.num_clients), data)
     channels, side, _ = data.images.shape[1:]
     config = dataclasses.replace(
@@ -177,6 +178,8 @@ def _counted(config: RunConfig) -> Iterator[str]:
         yield "image_size"
     if config.image_channels is None:
         yield "image_channels"
+    if config.test_owners is None:
+        yield "test_owners"
 
 
 def _check_public(config: ResolvedConfig, data: FederatedImages) -> None:
@@ -285,7 +288,9 @@ def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:
     of owners, not of images.
 
     Of a source that is published as one whose owners have one or two images each, it is
-    `OWNERS_HELD_OUT` of the owners: a share of so few images would be none.
+    `OWNERS_HELD_OUT` of the owners: a share of so few images would be none. Whether the
+    user's own data are such, they tell when they are read; not where the number of
+    clients is given, which is then that of all owners.
 
     Privacy: public. It depends on the name of the source and on no image of it.
 
@@ -298,13 +303,16 @@ def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:
     is_refused = config.privacy_unit == "record" or config.partitioner is not None
     is_scored = config.data == GIVEN or has_test_split(config.data)
     fraction = 0.0
-    owners = 0.0
+    owners: float | None = 0.0
+    kind = config.data.partition(":")[0]
     if is_refused or is_scored:
         pass
     elif has_few_images_each(config.data):
         owners = OWNERS_HELD_OUT
     else:
         fraction = HELD_OUT
+        if kind in ("folder", "npz") and config.num_clients is None:
+            owners = None
     return dataclasses.replace(config, test_fraction=fraction, test_owners=owners)
 
 
@@ -324,6 +332,15 @@ def _with_participants(config: RunConfig, num_clients: int) -> RunConfig:
         num_clients=num_clients,
         clients_per_round=per_round,
     )
+
+
+def _with_test_owners(config: RunConfig, data: FederatedImages) -> RunConfig:
+    """Returns the settings with the shares that were held out of the data."""
+    if config.test_owners is not None:
+        return config
+    if data.test_owner_records is None:
+        return dataclasses.replace(config, test_owners=0.0)
+    return dataclasses.replace(config, test_owners=OWNERS_HELD_OUT, test_fraction=0.0)
 
 
 def _with_partition(config: RunConfig, data: FederatedImages) -> RunConfig:

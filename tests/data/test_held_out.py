@@ -6,14 +6,14 @@ import pytest
 from clients.deployed_client import own_images
 from experiments.baselines import baseline_run
 from fedgs import library
-from fedgs.config.recipes import HELD_OUT, overridden, recipe
+from fedgs.config.recipes import HELD_OUT, OWNERS_HELD_OUT, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients
 from fedgs.data.federated import to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.data.records import Records
 from fedgs.errors import UserError
-from fedgs.round.preparation import with_held_out
+from fedgs.round.preparation import fitted_to_data, resolve, with_held_out
 from loading import configured, load, refused
 from refusals import assert_refused
 
@@ -223,6 +223,61 @@ def test_a_cohort_may_name_owners_held_out(tmp_path):
     (tmp_path / "own.csv").write_text("\n".join(["owner,cohort", *rows]) + "\n")
     data = load(source, test_owners=0.2, cohorts=str(tmp_path / "own.csv"))
     assert len(data.client_cohorts) == data.num_clients
+
+
+def by_default(source, **given):
+    """Returns settings and data of a run whose user gave these settings."""
+    config = overridden(recipe("moments"), {"data": source, **given})
+    config = with_held_out(config, given)
+    fitted, data = fitted_to_data(config, given)
+    resolved, _ = resolve(fitted, data)  # the data are not read again
+    return resolved, data
+
+
+# The owners' numbers of images, and whether a tenth of most of them is none.
+MOST_HAVE_FEW = {
+    "one each": ([1] * 30, True),
+    "six each": ([6] * 12, False),
+    "half have few": ([1] * 10 + [6] * 10, False),
+    "more than half have few": ([5] * 11 + [6] * 2, True),
+}
+
+
+@pytest.mark.parametrize("case", MOST_HAVE_FEW)
+def test_owners_are_held_out_by_default_where_most_have_few_images(tmp_path, case):
+    counts, is_by_owners = MOST_HAVE_FEW[case]
+    names = np.repeat(PEOPLE[: len(counts)], counts)
+    pixels = np.resize(PIXELS, (len(names), 28, 28))
+    labels = np.arange(len(names)) % 2
+    path = tmp_path / "mine.npz"
+    np.savez(path, images=pixels, labels=labels, clients=names)
+    config, data = by_default(f"npz:{path}")
+    if is_by_owners:
+        assert (config.test_owners, config.test_fraction) == (OWNERS_HELD_OUT, 0)
+        assert config.num_clients == len(counts) - len(data.test_owners)
+    else:
+        assert (config.test_owners, config.test_fraction) == (0, HELD_OUT)
+        assert config.num_clients == len(counts)
+    # The images decided it, so every epsilon says so.
+    assert f"test_owners = {config.test_owners}, which was counted" in str(
+        config.public_conditions
+    )
+    # An evaluation, by the settings of the run, meets no image of it.
+    test, _ = load_test_data(config)
+    assert len(test) == len(names) - data.sizes.sum()
+
+
+def test_what_the_user_gives_is_not_left_to_the_images(tmp_path):
+    source = people(tmp_path)
+    for name, share in (("test_fraction", 0.3), ("test_owners", 0.0)):
+        config, _ = by_default(source, **{name: share})
+        assert getattr(config, name) == share
+        assert config.num_clients == len(PEOPLE)
+        assert "test_owners" not in config.counted
+    # The number of clients is that of all owners, so all of them take part.
+    config, _ = by_default(source, num_clients=len(PEOPLE))
+    assert (config.test_owners, config.num_clients) == (0, len(PEOPLE))
+    assert "test_owners" not in config.counted
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ def describe(
     per_class = np.bincount(data.labels[own], minlength=data.num_classes)
     # Empty if nothing is held out.
     held_out = sum(len(records) for records in data.client_test_records)
-    held_out += len(data.test_owner_records)
+    if data.test_owner_records is not None:
+        held_out += len(data.test_owner_records)
     num_images = int(sizes.sum())
     return {
         "data": config.data,

@@ -95,8 +95,8 @@ def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
     """Returns what a run can be evaluated on, or what to do so that it can."""
     if has_test_split(config.data):
         return "The run can be evaluated on the data's own test images."
-    if config.test_owners:
-        return _note_on_owners(config, data)
+    if data.test_owner_records is not None:
+        return _note_on_owners(config, data, len(data.test_owner_records))
     if not config.test_fraction:
         return (
             "No images are held out, so the run can be evaluated only on other images "
@@ -121,9 +121,14 @@ def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
     )
 
 
-def _note_on_owners(config: ResolvedConfig, data: FederatedImages) -> str:
-    """Returns what a run that holds out whole owners can be evaluated on."""
-    count = len(data.test_owner_records)
+def _note_on_owners(config: ResolvedConfig, data: FederatedImages, count: int) -> str:
+    """Returns what a run that holds out whole owners can be evaluated on.
+
+    Args:
+        config: the run's configuration.
+        data: the run's data.
+        count: the number of images of these owners.
+    """
     if count == 0:
         return (
             f"Evaluation will not be possible, because test_owners "
