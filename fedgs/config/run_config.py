@@ -405,8 +405,8 @@ class ResolvedConfig(RunConfig):
         values = ", ".join(f"{name} = {getattr(self, name)}" for name in names)
         return (
             *super().public_conditions,
-            f"public: {values}, which was counted in the private data and not given, "
-            "so this is about data sets that agree in it",
+            f"public: {values}, taken from the private data and not given, "
+            "so this is about data sets that agree in this",
         )
 
     @property

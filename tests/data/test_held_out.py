@@ -231,6 +231,10 @@ def by_default(source, **given):
     config = with_held_out(config, given)
     fitted, data = fitted_to_data(config, given)
     resolved, _ = resolve(fitted, data)  # the data are not read again
+    # A recipe that is not fitted reads them there, and finds the same.
+    direct, _ = resolve(config)
+    assert direct.test_owners == resolved.test_owners
+    assert direct.test_fraction == resolved.test_fraction
     return resolved, data
 
 
@@ -259,7 +263,7 @@ def test_owners_are_held_out_by_default_where_most_have_few_images(tmp_path, cas
         assert (config.test_owners, config.test_fraction) == (0, HELD_OUT)
         assert config.num_clients == len(counts)
     # The images decided it, so every epsilon says so.
-    assert f"test_owners = {config.test_owners}, which was counted" in str(
+    assert f"test_owners = {config.test_owners}, taken from the private data" in str(
         config.public_conditions
     )
     # An evaluation, by the settings of the run, meets no image of it.

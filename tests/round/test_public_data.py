@@ -127,8 +127,10 @@ def test_numbers_that_the_private_data_decided_are_in_every_row(tmp_path):
     given = {"data": write_tiny_npz(tmp_path / "private.npz")}
     text = counted(**given)
     assert text.startswith("public: num_clients = 6, num_classes = 3, ")
-    assert "about data sets that agree in it" in text
-    assert "num_classes = 3, which was counted" in counted(**given, num_clients=6)
+    assert "about data sets that agree in this" in text
+    assert "num_classes = 3, taken from the private data" in counted(
+        **given, num_clients=6
+    )
     assert counted(**given, num_clients=6, num_classes=3) == ""
 
 
