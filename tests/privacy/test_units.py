@@ -273,7 +273,7 @@ def counted(tmp_path_factory) -> Path:
     return library.train(data=data, output=folder / "run", **given).path
 
 
-PUBLIC = "num_clients = 6, num_classes = 3, taken from the private data"
+PUBLIC = "num_classes = 3, test_owners = 0.0, taken from the private data"
 OF_FILE = "the images of a file of the run's owner belong to nobody"
 
 
