@@ -142,8 +142,7 @@ class Settings:
         0.0,
         "Data",
         "Share of owners to keep for evaluation, by a hash of their names. Default: "
-        "0.2 in `fedgs train` of chest-xray, and where most owners have so few images "
-        "that 0.1 of them is none; else 0.",
+        "0.2 in `fedgs train` if most have up to 5 images, else 0.",
         traits=("owners", "clients", "reading", "of_client"),
         at_least=0,
         below=1,

@@ -254,7 +254,7 @@ def test_ctrl_c_speaks_at_once_and_a_second_one_ends(
 
 
 def test_what_cannot_be_evaluated_is_said_before_an_epsilon_is_spent():
-    data = SimpleNamespace(client_test_records=([], []))
+    data = SimpleNamespace(client_test_records=([], []), test_owner_records=None)
     for share, said in (
         (0.0, "give --test-owners or"),
         (0.05, "not be possible, because test_fraction 0.05"),

@@ -87,7 +87,7 @@ def test_private_selection_states_its_epsilon_and_cost(select):
             assert (found.selection, found.cost) == ("private", selection.cost(K))
             assert found.selection_id == summary["id"] != ""
     assert "unbounded" in out  # for the server
-    assert "public: num_clients = 6, num_classes = 3, image_channels = 1, which" in out
+    assert "public: num_clients = 6, num_classes = 3, image_channels = 1, taken" in out
     assert "NOT PRIVATE" not in out
 
 

@@ -232,7 +232,7 @@ def test_a_size_that_is_given_is_not_counted_in_the_data(tmp_path):
     given |= {"image_size": 28, "image_channels": 3, "seed": 0}
     resolved, _ = planned_run(*library.planned(**given))
     assert resolved.image_size == 28
-    assert resolved.counted == "num_clients,num_classes"
+    assert resolved.counted == "num_clients,num_classes,test_owners"
 
 
 # ------------------------------------------------------------------ asked for
