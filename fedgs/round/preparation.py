@@ -304,13 +304,14 @@ def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:
     is_scored = config.data == GIVEN or has_test_split(config.data)
     fraction = 0.0
     owners: float | None = 0.0
-    kind = config.data.partition(":")[0]
     if is_refused or is_scored:
         pass
     elif has_few_images_each(config.data):
         owners = OWNERS_HELD_OUT
     else:
         fraction = HELD_OUT
+        # Only the user's own data are not known in advance, so they decide it.
+        kind = config.data.partition(":")[0]
         if kind in ("folder", "npz") and config.num_clients is None:
             owners = None
     return dataclasses.replace(config, test_fraction=fraction, test_owners=owners)
