@@ -12,7 +12,8 @@ from experiments.comparison.options import OF_DATA, CompareRequest
 from fedgs.app.flags import JsonOption, request_flags, settings_flags
 
 
-@settings_flags(*OF_DATA)
+# Without --data there are three data sets, and each method's recipe has its own nodes.
+@settings_flags(*OF_DATA, defaults={"data": None, "clients_per_node": None})
 @request_flags(CompareRequest)
 def compare(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Train all methods at several epsilons, and print a table of their scores.

@@ -21,7 +21,7 @@ import typer
 from fedgs.app.streams import BROKEN_PIPE, lost
 from fedgs.app.tables import folded
 from fedgs.config.method_settings import field_type, settings_of
-from fedgs.config.recipes import RECIPES
+from fedgs.config.recipes import DEFAULT, RECIPES, recipe
 from fedgs.config.tree import assigned
 from fedgs.errors import UserError, reason_of, refused_by_system
 
@@ -177,6 +177,18 @@ def _as_set(found: "re.Match[str]") -> str:
     return f"--set {name}={value.strip()}"
 
 
+def defaults_of(name: str) -> dict[str, Any]:
+    """Returns what the help of a command says is the default of each setting.
+
+    Args:
+        name: the recipe that the command takes if the user names none.
+    """
+    defaults = dict(vars(recipe(name)))
+    if name == DEFAULT:
+        defaults["num_rounds"] = None  # follows from the clients and the noise
+    return defaults
+
+
 def run_command(command: Command, words: Sequence[str] | None = None) -> int:
     """Runs a module's one command, with a flag for each parameter; see `run_app`."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -193,7 +205,7 @@ def settings_flags(
 
     Args:
         *chosen: groups and names of RunConfig's fields.
-        defaults: that the help says in place of RunConfig's.
+        defaults: that the help says in place of RunConfig's; None says none.
         has_set: whether `--set` gives all other settings.
     """
     known = defaults or {}

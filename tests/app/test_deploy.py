@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from clients import client_command
 from clients.client_command import ClientOptions
 from clients.deployed_client import OWN_SETTINGS
-from command_line import flags, plain_flags
+from command_line import flags, plain_flags, printed, refused
 from fedgs.app.cli.deploy_flags import CLIENT_DATA
 from fedgs.app.commands.forecast import stated
 from fedgs.config.phases import Phase
@@ -428,6 +428,21 @@ def test_a_dry_run_says_what_a_run_costs_and_sends_nothing(control, fedgs):
     code, _, error = fedgs(*SUBMIT, *clients, "--resume", "digits-1", "--dry-run")
     assert code == 2
     assert "dry_run = True" in error
+
+
+def test_a_deployment_has_no_other_engine(control, fedgs, tmp_path):
+    where = ["--client", "a", "--set", "num_classes=10"]
+    refused(
+        fedgs(*SUBMIT, *where, "--set", "engine=local"), "engine = 'local': .*leave"
+    )
+    refused(fedgs(*SUBMIT, *where, "--engine", "flower"), "The setting engine")
+    assert not control.apps
+    # A file of all settings names the engine of simulations.
+    path = tmp_path / "all.toml"
+    path.write_text(printed(fedgs("settings", "moments")))
+    of_images = ["--node-sizes", "30", "--image-size", "28"]
+    printed(fedgs(*SUBMIT, *where, *of_images, "--config", path))
+    assert control.app["config"]["engine"] == "flower"
 
 
 def test_submit_registers_starts_and_follows_a_run(certs, control, fedgs, monkeypatch):

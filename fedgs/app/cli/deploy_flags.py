@@ -13,12 +13,14 @@ from fedgs.app.flags import (
     ConfigOption,
     JsonOption,
     RecipeOption,
+    defaults_of,
     request_flags,
     settings_flags,
 )
 from fedgs.cohorts.selection_settings import Thresholds
 from fedgs.config.method_settings import settings_with
 from fedgs.config.plugins import GROUP_MEANS
+from fedgs.config.recipes import ALL, DEFAULT
 from fedgs.errors import UserError, reject
 from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
@@ -30,14 +32,16 @@ app = typer.Typer(
 OF_CLIENT = settings_with("of_client")
 # What the submitter decides about a run: where the data lie is each client's own
 # matter. The server sees no data, so the number of classes has to be given.
+# It runs through Flower in any case, so there is no engine to choose.
 SUBMITTED = (
-    *(name for name in MOST_USED if name not in OF_CLIENT),
+    *(name for name in MOST_USED if name not in {*OF_CLIENT, "engine"}),
     *("node_sizes", "num_classes"),
 )
 COMPARING = tuple(name for name in OF_DEBUG if name not in OF_CLIENT)
 # The same of a selection of clients, which decides noise and rounds.
 SELECTING = ("image_size", "num_classes", "num_clients", "clients_per_node")
 SELECTING += ("node_sizes", "relation", "output", "seed")
+OF_COUNTS = ALL | {"clients_per_node": 1}  # what the help says is their default
 # How a client reads its own data. Where they lie is a flag of `ClientOptions`.
 CLIENT_DATA = tuple(name for name in OF_CLIENT if name != "data")
 
@@ -103,7 +107,7 @@ def client(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
 
 
 @app.command()
-@settings_flags(*SUBMITTED, has_set=True)
+@settings_flags(*SUBMITTED, defaults=defaults_of(DEFAULT), has_set=True)
 @request_flags(Submission)
 def submit(
     recipe: RecipeOption = None,
@@ -140,7 +144,7 @@ def submit(
 
 
 @app.command()
-@settings_flags(*SUBMITTED, *COMPARING, has_set=True)
+@settings_flags(*SUBMITTED, *COMPARING, defaults=defaults_of(GROUP_MEANS), has_set=True)
 @request_flags(Submission, Compared)
 def debug(
     config: ConfigOption = None,
@@ -184,7 +188,7 @@ def debug(
 
 
 @app.command()
-@settings_flags(*SELECTING, has_set=True)
+@settings_flags(*SELECTING, defaults=OF_COUNTS, has_set=True)
 @request_flags(Submission, Thresholds)
 def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Divide owners into cohorts by how well a classifier does on their images.

@@ -31,6 +31,7 @@ from fedgs.app.flags import (
     JsonOption,
     RecipeOption,
     RunArgument,
+    defaults_of,
     eager,
     request_flags,
     run_app,
@@ -38,13 +39,8 @@ from fedgs.app.flags import (
 )
 from fedgs.app.tables import folded
 from fedgs.cohorts.selection_settings import Selection
-from fedgs.config.recipes import (
-    DEFAULT,
-    HELD_OUT,
-    configure,
-    recipe,
-    settings_in,
-)
+from fedgs.config.plugins import GROUP_MEANS
+from fedgs.config.recipes import DEFAULT, HELD_OUT, configure, recipe, settings_in
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import reject
 
@@ -64,8 +60,10 @@ data_app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_flags.app, name="privacy")
 app.add_typer(deploy_flags.app, name="deploy")
-# The recipe of all commands that train one run, whose defaults the help shows.
-CHOSEN = replace(recipe(DEFAULT), test_fraction=HELD_OUT)
+# What the help of `train` says: this is the fraction if the data have no test split.
+OF_TRAIN = defaults_of(DEFAULT) | {"test_fraction": HELD_OUT}
+# How images are read follows from the run, or from what is evaluated.
+OF_EVALUATION = dict.fromkeys((*READING, *SHAPE))
 # Of a selection of clients, beside how its data are read.
 SELECTING = ("output", "engine", "seed", "num_clients", "num_workers")
 FORMAT_WARNING = warnings.formatwarning  # Python's own, before `main` replaces it
@@ -107,7 +105,7 @@ def _format_warning(
 
 
 @app.command(epilog=f"The defaults are those of the recipe {DEFAULT}.")
-@settings_flags(*MOST_USED, defaults=vars(CHOSEN), has_set=True)
+@settings_flags(*MOST_USED, defaults=OF_TRAIN, has_set=True)
 def train(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
@@ -197,7 +195,7 @@ def publish(
 
 
 @app.command()
-@settings_flags(*READING, *SHAPE)
+@settings_flags(*READING, *SHAPE, defaults=OF_EVALUATION)
 @request_flags(EvaluationRequest)
 def evaluate(
     as_json: JsonOption = False,
@@ -321,7 +319,7 @@ def inspect_data(
 
 
 @app.command()
-@settings_flags(*MOST_USED, *OF_DEBUG, has_set=True)
+@settings_flags(*MOST_USED, *OF_DEBUG, defaults=defaults_of(GROUP_MEANS), has_set=True)
 @request_flags(Compared, PlantedBug, OwnSuspects, has_defaults=False)
 def debug(
     config: ConfigOption = None,
@@ -347,7 +345,7 @@ def debug(
 
 
 @app.command()
-@settings_flags("Data", *SELECTING, has_set=True)
+@settings_flags("Data", *SELECTING, defaults={"engine": "flower"}, has_set=True)
 @request_flags(PlantedBug, Selection, has_defaults=False)
 def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     """Select clients on whose images a federated classifier is good, or bad.

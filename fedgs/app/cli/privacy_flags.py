@@ -7,7 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from fedgs.app.flags import ConfigOption, JsonOption, RecipeOption, settings_flags
+from fedgs.app.flags import (
+    ConfigOption,
+    JsonOption,
+    RecipeOption,
+    defaults_of,
+    settings_flags,
+)
+from fedgs.config.recipes import DEFAULT
 from fedgs.errors import UserError, reject
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy_label import privacy_label
@@ -29,6 +36,8 @@ PLANNED = (
     "delta",
     "adversary",
 )
+# What the help says of `rounds`, to which the user has to give the target.
+OF_ROUNDS = defaults_of(DEFAULT) | {"target_epsilon": None}
 OF_BASELINE = "RUN is a run of `fedgs baseline`, which has no such question; leave out"
 AtEpsilonOption = Annotated[
     float | None,
@@ -130,7 +139,7 @@ def of_runs(
 
 
 @app.command()
-@settings_flags(*PLANNED, "clip_bound", has_set=True)
+@settings_flags(*PLANNED, "clip_bound", defaults=defaults_of(DEFAULT), has_set=True)
 def plan(
     recipe: RecipeOption = None,
     config: ConfigOption = None,
@@ -170,7 +179,7 @@ def plan(
 
 
 @app.command()
-@settings_flags(*PLANNED, has_set=True)
+@settings_flags(*PLANNED, defaults=OF_ROUNDS, has_set=True)
 def rounds(
     recipe: RecipeOption = None,
     config: ConfigOption = None,

@@ -97,7 +97,11 @@ def submit(
         reject(given, "a resumed run keeps its own settings; leave out")
     else:
         names = _names(submission)
-        given = {"engine": "flower", "nodes": ",".join(names), **settings}
+        engine = settings.get("engine")
+        if engine not in (None, "flower"):
+            problem = "clients on other machines take part through Flower; leave it out"
+            raise UserError(f"engine = {engine!r}: {problem}")
+        given = {**settings, "engine": "flower", "nodes": ",".join(names)}
         configured = configure(recipe, config, given)
         if is_fitted(configured):
             chosen = settings_in(config, configured.phases) | given
