@@ -57,8 +57,8 @@ class ClientOptions(Access):
     peers: Path | None = flag(
         None,
         "Folder with the public keys (NAME.pub) of the other clients. With it, this "
-        "client takes part only in runs with --secure-aggregation, whose masks hide "
-        "its answers.",
+        "client takes part only in runs with secure_aggregation, whose masks hide its "
+        "answers.",
     )
     min_peers: int | None = flag(
         None,

@@ -142,6 +142,14 @@ def test_help_explains_every_argument_and_every_flag():
             assert getattr(parameter, "help", None), (command.name, parameter.name)
 
 
+def test_help_names_only_flags_that_exist():
+    known = {flag for command in commands_below(FEDGS) for flag in flags_of(command)}
+    for command in commands_below(FEDGS):
+        texts = [getattr(parameter, "help", None) for parameter in command.params]
+        named = FLAG.findall(" ".join(text or "" for text in [command.help, *texts]))
+        assert {*named} <= known | OF_OTHERS, command.name
+
+
 def test_every_section_that_the_code_cites_is_there():
     anchors = {name_of(page): page.anchors for page in PAGES}
     cited = 0

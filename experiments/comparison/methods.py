@@ -32,7 +32,12 @@ _CHOSEN_BY_DIGITS.append("wgan-gp")
 IN_VIEW: Mapping[str, list[str]] = {
     "mnist": _CHOSEN_BY_DIGITS,
     "mnist-by-writer": _CHOSEN_BY_DIGITS,
-    "fashion-mnist": ["moments", "moments-parts"],
+    "fashion-mnist": [
+        "moments",
+        "moments-parts",
+        "feature-means",
+        "feature-means-gs-wgan",
+    ],
 }
 
 # BDP-GAN's noise by steps, reduced and published, and by epsilon: that of

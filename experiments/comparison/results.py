@@ -215,7 +215,7 @@ def page(rows: Sequence[Row]) -> str:
     lost = losses(rows) or ["nowhere, by accuracy"]
     parts = [
         methods.markdown(),
-        "## Where fedgs' own methods lose\n",
+        "## Where fedgs' own methods lose to others of these\n",
         _items(lost),
     ]
     # By dict.fromkeys, which keeps the order of the grid.

@@ -20,7 +20,7 @@ COST_FILE = "cpu-seconds.json"  # in the run folder: of training, all threads
 _COST_NAMES = ("cpu_seconds", "wall_seconds", "peak_memory_bytes")
 TRIALS = 50_000  # of the audit: seconds
 _MOST_DRAWS = 1e7
-NODES = "no curator: nodes add noise; --adversary server covers the server as well"
+NODES = "no curator: nodes add noise; adversary = server covers the server as well"
 KEPT = ("label", "relation", "epsilon", "delta", "theorem")
 OTHER_CLAIMS = ("amplification", "as published")  # theorems of rows that are not shown
 

@@ -92,18 +92,18 @@ _AMPLIFIED = (
     "fakes; the whole round is sampled, and then rounds are composed; the sensitivity "
     "is 2C sqrt(B) under either relation, because another client answers in the place "
     "of one that is not drawn",
-    "sampling (a), which --amplification promises: nobody outside the server learns "
-    "who was selected, nor anything that tells it; so nobody publishes private/, the "
-    "ledger, metrics with times, or which node answered; whether a node answers does "
-    "not depend on which client it hosts",
+    "sampling (a), which the setting amplification promises: nobody outside the "
+    "server learns who was selected, nor anything that tells it; so nobody publishes "
+    "private/, the ledger, metrics with times, or which node answered; whether a node "
+    "answers does not depend on which client it hosts",
     "sampling (b): what a discriminator is does not depend on who was selected: it "
     "trains in every round or never, and an answer changes no bit of its state",
     "sampling: T, m, B, C and the noise were fixed in advance, and all attempts of a "
     "round ask the same clients",
 )
 _ASK = (
-    "it was not requested; --amplification requests it, and promises that nobody "
-    "learns who was selected"
+    "it was not requested; the setting amplification requests it, and promises that "
+    "nobody learns who was selected"
 )
 
 

@@ -249,7 +249,10 @@ FROZEN = rounds(10, frozen)
 REPEAT = frozen(10, attempt=2, participants=(5,))
 FORTY = [frozen(t, noise_std=40.0 + t) for t in range(1, 41)]
 NOT_AMPLIFIED = {
-    "it was not requested; --amplification": [run(FROZEN, **ASK), run(FROZEN, **OTHER)],
+    "it was not requested; the setting": [
+        run(FROZEN, **ASK),
+        run(FROZEN, **OTHER),
+    ],
     "discriminator_training = selected": [run([*FROZEN, event(11)], **ASK)],
     "selection = balanced": [run([*FROZEN, frozen(11, **BALANCED)], **ASK)],
     "a repeated round asked other clients": [run([*FROZEN, REPEAT], **ASK)],

@@ -179,7 +179,7 @@ def _privacy(page: Page) -> Section:
         "An epsilon holds against one adversary, for one relation and one unit, under "
         "its conditions; without them it says nothing. Whatever an adversary knows "
         "already, the odds of telling two neighbouring data sets apart change by at "
-        "most a factor exp(ε), but for a probability δ."
+        "most a factor exp(ε), except with a small probability that δ measures."
     ]
     # A baseline's numbers stand beside those of federated runs but are of another kind.
     has_baselines = len(page.trained) < len(page.runs)

@@ -36,7 +36,7 @@ class Patients:
     """Who the owners of DICOM files are, by what the files themselves say.
 
     An owner of two patients would be one client for both; a patient who is two owners
-    would be protected half as well as the guarantee says. Neither is told from a name.
+    would be protected less than the guarantee says. Neither is told from a name.
 
     Privacy: private. No error shows what identifies a person.
     """
