@@ -175,11 +175,11 @@ def _kept(records: Records, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Loads the test images that belong to `config.data`, fitted like the data.
 
-    It is the source's own test split where it has one (MNIST's for `mnist` and
-    `mnist-by-writer`, Fashion-MNIST's, the split `test` of a Hugging Face data set,
-    `..._test.h5` beside TFF's `..._train.h5`), else what all owners hold out by
-    `test_fraction`, or all that the owners of `test_owners` have. It is never
-    corrupted.
+    It is what all owners hold out by `test_fraction`, or all that the owners of
+    `test_owners` have. If nothing is held out, it is the source's own test split, if it
+    has one (MNIST's for `mnist` and `mnist-by-writer`, Fashion-MNIST's, the split
+    `test` of a Hugging Face data set, `..._test.h5` beside TFF's `..._train.h5`). It is
+    never corrupted.
 
     Privacy: a benchmark's own split is public; what owners hold out is private.
 
@@ -190,13 +190,13 @@ def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.i
     Raises:
         UserError: the data has no test images, or it is missing or malformed.
     """
-    records = sources.load_test_records(config)
-    if records is not None:
-        numbers = np.arange(len(records.labels))
-    elif config.test_fraction or config.test_owners:
+    if config.test_fraction or config.test_owners:
         records = sources.load_records(config)
         is_held_out = partition.held_out(config, records)
         numbers = np.flatnonzero(is_held_out)
+    elif (found := sources.load_test_records(config)) is not None:
+        records = found
+        numbers = np.arange(len(records.labels))
     else:
         raise UserError(
             f"data = {config.data!r}: it has no test split, and nothing was held out; "

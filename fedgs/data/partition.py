@@ -226,10 +226,17 @@ def _named(
         config,
         most=len(groups),
         who_has=f"data = {config.data} has",
-        what="clients",
+        what=f"clients{_beside_held_out(config)}",
     )
     kept = slice(config.num_clients)  # all of them where it is unset
     return groups[kept], tuple(names[kept])
+
+
+def _beside_held_out(config: RunConfig) -> str:
+    """Returns words for an error that counts owners, if some are held out."""
+    if not config.test_owners:
+        return ""
+    return f" beside those that test_owners = {config.test_owners:g} holds out"
 
 
 def _num_clients(config: RunConfig, num_records: int) -> int:

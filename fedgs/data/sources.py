@@ -110,16 +110,24 @@ def _guarded(config: RunConfig) -> AbstractContextManager[None]:
     return wrap_error(Exception, f"data = {config.data!r}: it cannot be read", _REMEDY)
 
 
-def has_test_split(data: str) -> bool:
-    """Tells whether a source may have test images of its own, of no client.
+def has_test_split(config: RunConfig) -> bool:
+    """Tells whether a source has test images of its own, of no client.
 
-    >>> has_test_split("mnist"), has_test_split("npz:a.npz")
-    (True, False)
+    Privacy: public. Whether there is such a split says nothing of an image.
+
+    Args:
+        config: the settings that say what is read.
+
+    >>> [has_test_split(RunConfig(data=data)) for data in ("mnist", "npz:a.npz")]
+    [True, False]
     """
-    if data in FOLDERS or data == "fonts":
+    if config.data in FOLDERS or config.data == "fonts":
         return True
-    kind = data.partition(":")[0]
-    return kind in ("femnist", "hf")
+    kind = config.data.partition(":")[0]
+    with _guarded(config):
+        if kind == "femnist":
+            return femnist.test_file(config) is not None
+        return kind == "hf" and hugging_face.has_test_split(config)
 
 
 def has_few_images_each(data: str) -> bool:
@@ -178,6 +186,28 @@ def with_absolute_path(data: str) -> str:
     if kind == "hf" and not path.is_dir():  # a name of the hub
         return data
     return f"{kind}:{path.absolute()}{mark}{query}"
+
+
+def place_of(config: RunConfig) -> tuple[str, str]:
+    """Returns where images lie, the same for all spellings of a path, and options.
+
+    Options stand after ? and say how to read the images of a place.
+
+    >>> place_of(RunConfig(data="npz:/data/../a.npz"))
+    ('npz:/a.npz', '')
+    """
+    data = with_absolute_path(config.data)
+    kind, _, where = data.partition(":")
+    options = ""
+    if kind == "hf":
+        where, _, options = where.partition("?")
+        data = f"{kind}:{where}"
+    if kind == "chest-xray":
+        with contextlib.suppress(UserError):  # whoever reads it says what is wrong
+            where = str(chest_xray.archive_folder(config).absolute())
+    if Path(where).is_absolute():
+        data = f"{kind}:{Path(where).resolve()}"
+    return data, options
 
 
 def read_idx(path: Path, dtype: str, num_dims: int) -> NDArray[Any]:

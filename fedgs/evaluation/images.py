@@ -17,7 +17,7 @@ from fedgs.data.federated import to_float
 from fedgs.data.load import load_data, load_test_data
 from fedgs.data.readers.arrays import from_arrays, read_arrays
 from fedgs.data.records import Records
-from fedgs.data.sources import load_records, with_absolute_path
+from fedgs.data.sources import load_records, place_of
 from fedgs.errors import UserError, wrap_error
 from fedgs.runs import sample
 from fedgs.runs.run_folder import RunFolder
@@ -118,12 +118,12 @@ def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledIma
         return LabelledImages(images, labels)
     where = f"test = {source!r}"
     remedy = "give --test npz:FILE or folder:PATH"
-    is_trained_on = with_absolute_path(source) == with_absolute_path(config.data)
+    own = dataclasses.replace(config, data=source, num_classes=None)
+    is_trained_on = place_of(own) == place_of(config)
     kind = source.partition(":")[0]
     if is_trained_on or kind not in ("npz", "folder"):
         raise UserError(f"{where}: {remedy}, of images that no run was trained on")
     with wrap_error(UserError, f"{where}: it cannot be used", remedy):
-        own = dataclasses.replace(config, data=source, num_classes=None)
         found = _floats(load_records(own))
     check_labels(where, found, classes)
     return found

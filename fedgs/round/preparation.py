@@ -301,12 +301,12 @@ def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:
     if {"test_fraction", "test_owners"} & {*given}:
         return config
     is_refused = config.privacy_unit == "record" or config.partitioner is not None
-    is_scored = config.data == GIVEN or has_test_split(config.data)
+    is_scored = config.data == GIVEN or has_test_split(config)
     fraction = 0.0
     owners: float | None = 0.0
     if is_refused or is_scored:
         pass
-    elif has_few_images_each(config.data):
+    elif has_few_images_each(config.data) and config.num_clients is None:
         owners = OWNERS_HELD_OUT
     else:
         fraction = HELD_OUT

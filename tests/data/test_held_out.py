@@ -6,6 +6,7 @@ import pytest
 from clients.deployed_client import own_images
 from experiments.baselines import baseline_run
 from fedgs import library
+from fedgs.app.commands.forecast import evaluation_note
 from fedgs.config.recipes import HELD_OUT, OWNERS_HELD_OUT, overridden, recipe
 from fedgs.config.run_config import RunConfig
 from fedgs.data.corruption import corrupt, corrupted, corrupted_clients
@@ -93,7 +94,8 @@ def test_data_without_owners_is_held_out_as_a_whole():
         ({"data": "npz:a.npz"}, (), HELD_OUT),
         ({"data": "npz:a.npz", "test_fraction": 0.3}, ("test_fraction",), 0.3),
         ({"data": "npz:a.npz"}, ("test_fraction",), 0),
-        *[({"data": data}, (), 0) for data in ("mnist", "fonts", "femnist:a", "hf:a")],
+        *[({"data": data}, (), 0) for data in ("mnist", "fonts", "hf:a")],
+        ({"data": "femnist:a"}, (), HELD_OUT),  # no test file lies beside it
         ({"data": "given"}, (), 0),
         ({"data": "npz:a.npz", "privacy_unit": "record"}, (), 0),
         ({"data": "hf:a?partitioner=IidPartitioner"}, (), 0),
@@ -269,6 +271,52 @@ def test_owners_are_held_out_by_default_where_most_have_few_images(tmp_path, cas
     # An evaluation, by the settings of the run, meets no image of it.
     test, _ = load_test_data(config)
     assert len(test) == len(names) - data.sizes.sum()
+
+
+def test_what_is_held_out_counts_before_the_test_split_of_the_data():
+    every, _ = load_test_data(configured("fonts"))
+    for name in ("test_owners", "test_fraction"):
+        data = load("fonts", **{name: 0.2})
+        test, labels = load_test_data(configured("fonts", **{name: 0.2}))
+        count = 59_829 - data.sizes.sum()
+        assert len(test) == len(labels) == count != len(every)
+
+
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [
+        (np.zeros(72, int), "to train on have one class only"),
+        (np.arange(72) % 2, "evaluated on 0.1 of every owner's images"),
+    ],
+)
+def test_a_note_says_whether_scores_will_be_possible(tmp_path, labels, named):
+    np.savez(tmp_path / "own.npz", images=PIXELS, clients=OWNERS, labels=labels)
+    config, data = by_default(f"npz:{tmp_path / 'own.npz'}")
+    assert named in evaluation_note(config, data)
+
+
+def test_a_note_says_if_all_that_is_held_out_is_of_one_class(tmp_path):
+    held = set(load(people(tmp_path), test_owners=0.2).test_owners)
+    labels = [0 if name in held else index % 2 for index, name in enumerate(PEOPLE)]
+    path = tmp_path / "own.npz"
+    np.savez(path, images=PIXELS[: len(PEOPLE)], labels=labels, clients=PEOPLE)
+    config, data = by_default(f"npz:{path}")
+    note = evaluation_note(config, data)
+    assert "what test_owners 0.2 holds out has one class only" in note
+    assert "Give a larger --test-owners" in note
+
+
+def test_radiographs_of_a_given_number_of_patients_have_no_default():
+    config = overridden(recipe("moments"), {"data": "chest-xray"})
+    assert with_held_out(config, ()).test_owners == OWNERS_HELD_OUT
+    config = overridden(config, {"num_clients": 40})
+    assert with_held_out(config, ("num_clients",)).test_owners == 0
+
+
+def test_an_error_that_counts_owners_names_those_held_out(tmp_path):
+    words = "clients beside those that test_owners = 0.2 holds out; give --num-clients"
+    source = people(tmp_path)
+    assert_refused(words, load, source, test_owners=0.2, num_clients=len(PEOPLE))
 
 
 def test_what_the_user_gives_is_not_left_to_the_images(tmp_path):

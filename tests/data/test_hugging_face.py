@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedgs.config.recipes import HELD_OUT
 from fedgs.data.load import load_test_data
+from fedgs.data.sources import has_test_split
+from fedgs.round.preparation import with_held_out
 from loading import configured, load, refused
 from refusals import assert_refused
 
@@ -93,6 +96,16 @@ def test_split_test_is_the_test_split_and_is_not_partitioned(source):
         images, labels = load_test_data(configured(name))
         assert labels.tolist() == LABELS[:8]
         assert (np.rint(images[:, 0] * 255) == PIXELS[:8]).all()
+
+
+def test_whether_there_is_a_test_split_decides_what_is_held_out(source, tmp_path):
+    alone = write(tmp_path)
+    named = f"{alone}?test_split=no"  # which the user says is there
+    found = [has_test_split(configured(name)) for name in (source, alone, named)]
+    assert found == [True, False, True]
+    config = configured(alone, num_clients=4)
+    assert with_held_out(config, ()).test_fraction == HELD_OUT
+    assert with_held_out(configured(source), ()).test_fraction == 0
 
 
 def test_folders_of_pictures_are_labelled_by_name(tmp_path):

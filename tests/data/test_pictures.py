@@ -15,11 +15,15 @@ from command_line import plain_flags, printed
 from command_line import refused as refused_by_command
 from fedgs.config.run_config import RunConfig
 from fedgs.data.given import read_given
+from fedgs.errors import UserError
 from loading import configured, load, refused, write_npz
 from refusals import assert_refused
 
 pydicom = pytest.importorskip("pydicom")
-import dicom_files  # noqa: E402 - needs pydicom
+from pydicom.dataset import Dataset  # noqa: E402 - needs pydicom
+from pydicom.uid import ImplicitVRLittleEndian  # noqa: E402
+
+import dicom_files  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedgs.data.records.DataWarning")
 RNG = np.random.default_rng(0)
@@ -234,6 +238,32 @@ def test_transparent_pixels_of_sixteen_bits_are_refused(tmp_path):
     refused("transparent pixels", source, window="0,4095", **ONE)
 
 
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "WEBP", "PNG"])
+def test_a_file_of_several_pictures_is_refused(tmp_path, kind):
+    path = tmp_path / "ann/1.png"
+    path.parent.mkdir()
+    others = [Image.fromarray(WIDE[:, :28] // (2 + page)) for page in range(2)]
+    first = Image.fromarray(WIDE[:, :28])
+    first.save(path, kind, save_all=True, append_images=others)
+    refused("ann/1.png: it contains 3 pictures", f"folder:{tmp_path}", **ONE)
+
+
+def test_the_first_view_of_a_telephone_is_its_photograph(tmp_path):
+    path = tmp_path / "ann/1.jpg"
+    path.parent.mkdir()
+    first = Image.fromarray(np.full((28, 28), 90, np.uint8)).convert("RGB")
+    second = Image.fromarray(WIDE[:, :28]).convert("RGB")
+    first.save(path, "MPO", save_all=True, append_images=[second])
+    assert set(image_of(f"folder:{tmp_path}").flat) == {90}
+
+
+def test_a_program_that_draws_is_no_picture(tmp_path):
+    (tmp_path / "ann").mkdir()
+    program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 28 28\nshowpage\n"
+    (tmp_path / "ann/1.png").write_bytes(program)
+    refused("ann/1.png: it cannot be read as a picture", f"folder:{tmp_path}", **ONE)
+
+
 def test_colour_of_sixteen_bits_from_a_program_is_not_cut_to_eight():
     import torch.utils.data
 
@@ -294,6 +324,122 @@ def test_a_dicom_of_signed_values_and_one_with_a_table(tmp_path):
     table = dicom_files.table(np.arange(4096)[::-1] // 4, bits=10)
     found = dicom_image(tmp_path, DEEP, VOILUTSequence=[table])
     assert (found == displayed((4095 - DEEP) // 4, 0, 1023)).all()
+
+
+FULL = np.arange(4096)
+
+
+def table_of(values, bits, stored="words", first=0):
+    made = dicom_files.table(values, bits)  # of words
+    if stored == "numbers":
+        made.add_new("LUTData", "US", values.tolist())
+    elif stored == "bytes":
+        made.LUTData = values.astype("u1").tobytes()
+    made["LUTDescriptor"].VR = "SS" if first < 0 else "US"
+    made.LUTDescriptor = [len(values), first, bits]
+    return made
+
+
+@pytest.mark.parametrize("stored", ["words", "bytes", "numbers"])
+def test_a_table_of_entries_of_8_bits_is_read_however_they_lie(tmp_path, stored):
+    table = table_of(FULL // 16, bits=8, stored=stored)
+    found = dicom_image(tmp_path, DEEP, VOILUTSequence=[table])
+    assert (found == DEEP // 16).all()
+
+
+def test_a_table_ends_at_its_first_and_last_entry(tmp_path):
+    table = table_of(np.arange(256), bits=8, first=1000)
+    found = dicom_image(tmp_path, DEEP, VOILUTSequence=[table])
+    assert (found == (DEEP.astype(int) - 1000).clip(0, 255)).all()
+
+
+@pytest.mark.parametrize("is_implicit", [False, True])
+def test_a_table_may_begin_below_0_also_where_the_header_has_no_types(
+    tmp_path, is_implicit
+):
+    table = table_of(FULL * 16, bits=16, first=-1024)
+    made = dicom_files.dataset(
+        DEEP, RescaleSlope=1, RescaleIntercept=-1024, VOILUTSequence=[table]
+    )
+    if is_implicit:
+        made.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian
+    path = tmp_path / "ann/1.dcm"
+    path.parent.mkdir()
+    made.save_as(path, enforce_file_format=True)
+    found = image_of(f"folder:{tmp_path}")
+    assert (found == displayed(DEEP * 16.0, 0, 65535)).all()
+
+
+def test_a_table_of_the_device_counts_before_the_window(tmp_path):
+    table = table_of(FULL[::-1], bits=12)
+    found = dicom_image(tmp_path, DEEP, ModalityLUTSequence=[table])
+    assert (found == displayed(4095.0 - DEEP, 0, 4095)).all()
+    fields = {"WindowCenter": 1000, "WindowWidth": 400}
+    windowed = dicom_image(tmp_path, DEEP, ModalityLUTSequence=[table], **fields)
+    direct = dicom_image(tmp_path, 4095 - DEEP, **fields)
+    assert (windowed == direct).all()
+
+
+def test_an_enhanced_dicom_of_one_frame_has_its_rescale_and_window_in_groups(tmp_path):
+    rescale = {"RescaleSlope": 2, "RescaleIntercept": -1024}
+    window = {"WindowCenter": 40, "WindowWidth": 400}
+    expected = dicom_image(tmp_path, DEEP, **rescale, **window)
+    group = Dataset()
+    group.PixelValueTransformationSequence = [as_dataset(rescale)]
+    per_frame = Dataset()
+    per_frame.FrameVOILUTSequence = [as_dataset(window)]
+    found = dicom_image(
+        tmp_path,
+        DEEP,
+        NumberOfFrames=1,
+        SharedFunctionalGroupsSequence=[group],
+        PerFrameFunctionalGroupsSequence=[per_frame],
+    )
+    assert (found == expected).all()
+
+
+def as_dataset(fields):
+    made = Dataset()
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["MONOCHROME2", "MONOCHROME1"])
+def test_padding_says_nothing_of_black_and_white(tmp_path, kind):
+    signed = DEEP.astype(np.int16) // 2 - 500
+    fields = {"PhotometricInterpretation": kind}
+    black = signed.max() if kind == "MONOCHROME1" else signed[1:].min()
+    filled = signed.copy()
+    filled[0] = black  # what is padding is as black as the blackest beside it
+    expected = dicom_image(tmp_path, filled, {"normalize": True}, **fields)
+    signed[0] = -2000
+    padded = dicom_image(
+        tmp_path, signed, {"normalize": True}, PixelPaddingValue=-2000, **fields
+    )
+    assert padded[0].max() == 0
+    if kind == "MONOCHROME2":
+        assert (padded == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"Rows": 14}, r"pixels have the shape \(2, 14, 28\).* one\s+picture each"),
+        ({"RescaleSlope": 2}, "lacks RescaleIntercept"),
+        ({"RescaleIntercept": 2}, "lacks RescaleSlope"),
+        ({"VOILUTSequence": [table_of(FULL[:9], 4)]}, "9 entries of 4 bits"),
+    ],
+)
+def test_a_dicom_that_contradicts_itself_is_refused_by_name(tmp_path, fields, named):
+    with pytest.raises(UserError, match=f"1.dcm.*{named}"):
+        dicom_image(tmp_path, DEEP, **fields)
+
+
+def test_a_grey_dicom_of_three_samples_is_refused(tmp_path):
+    colour = RNG.integers(256, size=(28, 28, 3), dtype=np.uint8)
+    with pytest.raises(UserError, match=r"1.dcm.*shape \(28, 28, 3\).*\(28, 28\)"):
+        dicom_image(tmp_path, colour, PhotometricInterpretation="MONOCHROME2")
 
 
 def test_a_dicom_in_colour_and_one_without_a_suffix(tmp_path):

@@ -17,6 +17,8 @@ from evaluation_data import labelled, refuse, write_mnist
 from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.evaluation.score_tables import classifier_table
+from fedgs.config.run_config import RunConfig
+from fedgs.data.sources import place_of
 from fedgs.errors import UserError
 from fedgs.evaluation import classifiers, inception, lenet, quality
 from fedgs.gan.models import build_generator
@@ -257,7 +259,9 @@ def test_a_run_is_compared_with_its_data_as_it_reads_them(tmp_path, monkeypatch)
     settings = {"background": "light", "image_channels": 3, "data_dir": "x"}
     settings |= {"test_fraction": 0.25, "num_classes": 7}
     config = tiny_config(data=f"npz:{tmp_path}/a.npz", **settings)
-    for data in (config.data, "npz:a.npz"):
+    (tmp_path / "alias.npz").symlink_to(tmp_path / "a.npz")
+    spellings = (config.data, "npz:a.npz", "npz:x/../a.npz", "npz:alias.npz")
+    for data in spellings:
         same = evaluation.reading_of(config, data)
         assert {name: getattr(same, name) for name in settings} == settings
         assert same.image_size == config.image_size
@@ -363,6 +367,29 @@ def test_a_run_is_not_tested_on_its_training_data(
 ):
     run = finished_run(tmp_path / "run", data="digits", test_fraction=own)
     refused(fedgs(run.path, *arguments, names_data=False), named)
+
+
+@pytest.mark.parametrize("spelling", ["npz:{}/x/../a.npz", "npz:{}/alias.npz"])
+def test_another_spelling_of_the_data_is_no_other_data(fedgs, tmp_path, spelling):
+    images, labels = labelled(60, 5, side=16)
+    np.savez(tmp_path / "a.npz", images=images, labels=labels)
+    (tmp_path / "alias.npz").symlink_to(tmp_path / "a.npz")
+    settings = {"test_fraction": 0.1, "num_clients": 2, "partition": "iid"}
+    run = finished_run(tmp_path / "run", data=f"npz:{tmp_path / 'a.npz'}", **settings)
+    data = spelling.format(tmp_path)
+    chosen = ("--data", data, "--test-fraction", "0.5")
+    refused(fedgs(run.path, *chosen, names_data=False), "test_fraction = 0.5: the run")
+    done = fedgs(run.path, "--test", data, names_data=False)
+    refused(done, "test = .*of images that no run was trained on")
+
+
+def test_a_run_on_a_folder_of_an_archive_has_the_data_of_its_data_dir(tmp_path):
+    (tmp_path / "ChestXRay/NORMAL").mkdir(parents=True)
+    places = []
+    for data in ("chest-xray", f"chest-xray:{tmp_path}/x/../ChestXRay"):
+        config = RunConfig(data=data, data_dir=str(tmp_path))
+        places.append(place_of(config))
+    assert places[0] == places[1]
 
 
 def test_a_run_is_tested_on_a_part_of_what_it_held_out(fedgs, tmp_path):

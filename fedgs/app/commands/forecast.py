@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -93,48 +94,71 @@ def _public(config: ResolvedConfig) -> str:
 
 def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
     """Returns what a run can be evaluated on, or what to do so that it can."""
-    if has_test_split(config.data):
-        return "The run can be evaluated on the data's own test images."
+    if problem := _why_without_scores(config, data):
+        return f"Evaluation will not be possible, because {problem}. {OUTSIDE}"
     if data.test_owner_records is not None:
-        return _note_on_owners(config, data, len(data.test_owner_records))
+        return _note_on_owners(data, len(data.test_owner_records))
+    if not config.test_fraction and has_test_split(config):
+        return "The run can be evaluated on the data's own test images."
     if not config.test_fraction:
         return (
             "No images are held out, so the run can be evaluated only on other images "
             "(`fedgs evaluate RUN --test npz:FILE`). To hold some out, give "
             f"--test-owners or --test-fraction. {OUTSIDE}"
         )
-    held_out = data.client_test_records
-    # A share of an owner's few images is rounded down, so it may hold out none.
-    if held_out and not sum(map(len, held_out)):
-        return (
-            "Evaluation will not be possible, because test_fraction "
-            f"{config.test_fraction:g} of so few images is less than one. Give "
-            f"--test-owners, or a larger --test-fraction. {OUTSIDE}"
-        )
-    if held_out:
+    whose = "the"
+    if data.client_test_records:
         whose = "every owner's"
-    else:
-        whose = "the"
     return (
         f"The run can be evaluated on {config.test_fraction:g} of {whose} images, "
         f"which it does not see (--test-fraction 0 trains on all). {OUTSIDE}"
     )
 
 
-def _note_on_owners(config: ResolvedConfig, data: FederatedImages, count: int) -> str:
+def _why_without_scores(config: ResolvedConfig, data: FederatedImages) -> str:
+    """Returns why an evaluation would refuse the data, with a remedy; "" else.
+
+    Classifiers are trained on what the run sees and tested on what is held out, so both
+    need two classes.
+    """
+    trained_on = np.concatenate(data.client_records)
+    if _has_one_class(data, trained_on):
+        return (
+            "the images to train on have one class only, and scores need two "
+            "(--test-fraction 0 trains on all)"
+        )
+    if data.test_owner_records is not None:
+        held_out = data.test_owner_records
+        share = f"test_owners {config.test_owners:g}"
+        few = "owners"
+        remedy = "Give a larger --test-owners"
+    elif data.client_test_records:
+        held_out = np.concatenate(data.client_test_records)
+        share = f"test_fraction {config.test_fraction:g}"
+        few = "images"
+        remedy = "Give --test-owners, or a larger --test-fraction"
+    else:
+        return ""
+    # A share of few is rounded down, so it may hold out none.
+    if not len(held_out):
+        return f"{share} of so few {few} is less than one. {remedy}"
+    if _has_one_class(data, held_out):
+        return f"what {share} holds out has one class only. {remedy}"
+    return ""
+
+
+def _has_one_class(data: FederatedImages, records: NDArray[np.int64]) -> bool:
+    labels = data.labels[records]
+    return len(np.unique(labels)) == 1
+
+
+def _note_on_owners(data: FederatedImages, count: int) -> str:
     """Returns what a run that holds out whole owners can be evaluated on.
 
     Args:
-        config: the run's configuration.
         data: the run's data.
         count: the number of images of these owners.
     """
-    if count == 0:
-        return (
-            f"Evaluation will not be possible, because test_owners "
-            f"{config.test_owners:g} of so few owners is less than one. Give a larger "
-            f"--test-owners. {OUTSIDE}"
-        )
     owners = f"{len(data.test_owners)} owners"
     if not data.test_owners:  # the data name none, so each image is its own owner's
         owners = f"{count} images"

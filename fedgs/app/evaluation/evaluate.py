@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -247,19 +248,18 @@ def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
 
     The images, or owners, of a share are a part of those of a larger one.
     """
-    # Options after ? say how to read a source. The source itself decides whether the
-    # run may have seen its images.
-    data = sources.with_absolute_path(request.data)
-    source, _, _ = data.partition("?")
-    own_source, _, _ = run.data.partition("?")
-    if source != own_source:
+    place, options = sources.place_of(_source_of(request.data, request.reading, run))
+    own_place, own_options = sources.place_of(run)
+    # The place alone decides whether the run may have seen its images.
+    if place != own_place:
         return
     shares = {name: getattr(run, name) for name in HOLDING_OUT}
     has_held_out = any(shares.values())
-    if has_held_out and data != run.data:
+    if has_held_out and options != own_options:
         raise UserError(
-            f"data = {data}: the run read its data in another way ({run.data}), so you "
-            "would test on images that it was trained on; leave out --data"
+            f"data = {request.data}: the run read its data in another way "
+            f"({run.data}), so you would test on images that it was trained on; leave "
+            "out --data"
         )
     for name, share in shares.items():
         flag = f"--{name.replace('_', '-')}"
@@ -289,9 +289,15 @@ def reading_of(run: RunConfig, data: str) -> RunConfig:
     Of other data only the folder is taken from the run.
     """
     names = [*SHAPE, "data_dir"]
-    if sources.with_absolute_path(data) == run.data:
+    if sources.place_of(_source_of(data, {}, run)) == sources.place_of(run):
         names += READING
     return RunConfig(**{name: getattr(run, name) for name in names})
+
+
+def _source_of(data: str, reading: Mapping[str, Any], run: RunConfig) -> RunConfig:
+    """Returns settings that say where images lie, by default in the run's folder."""
+    data_dir = reading.get("data_dir", run.data_dir)
+    return RunConfig(data=data, data_dir=data_dir)
 
 
 def _num_used(request: EvaluationRequest, real: RealImages) -> int:

@@ -42,8 +42,8 @@ class EvaluationRequest:
     )
     count: int | None = flag(
         None,
-        "Number of synthetic images. Default: as many as the run trained on, at most "
-        "60000.",
+        "Number of synthetic images. Default: as many as are real, but from 10000 to "
+        "60000, and 10000 for `--metrics cnn`.",
         names=("-n", "--count"),
         at_most=100_000,  # all are in memory, and each is compared with many
     )

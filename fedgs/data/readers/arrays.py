@@ -219,7 +219,9 @@ def _pixel_problems(images: NDArray[Any], rules: PictureRules) -> Iterator[str]:
     By the rules of a window, or of each image's own values, all finite ones are right.
     No value is quoted, because it is a private pixel's.
     """
-    if images.dtype.kind not in "iuf":
+    if images.dtype.kind == "b":
+        yield "images has dtype bool; save black as 0 and white as 255, as uint8"
+    elif images.dtype.kind not in "iuf":
         yield f"images has dtype {images.dtype}; {_RANGES}"
     lowest = images.min(axis=_PIXELS)
     highest = images.max(axis=_PIXELS)

@@ -83,9 +83,9 @@ def read(config: RunConfig) -> Records:
         UserError: another layout, a file whose name and folder contradict each other or
             occur twice, or a picture that cannot be used, named by its file.
     """
-    root = _root(config)
-    files = sorted(_files(root))
-    raise_if_any(f"data = {config.data!r}", _problems(root, files))
+    archive = archive_folder(config)
+    files = sorted(_files(archive))
+    raise_if_any(f"data = {config.data!r}", _problems(archive, files))
     rules = PictureRules.of(config)
     if rules.side is None:
         rules = replace(rules, side=SIDE)
@@ -110,7 +110,7 @@ def read(config: RunConfig) -> Records:
     )
 
 
-def _root(config: RunConfig) -> Path:
+def archive_folder(config: RunConfig) -> Path:
     """Returns the folder that holds the archive's classes or splits."""
     _, _, where = config.data.partition(":")
     if where:

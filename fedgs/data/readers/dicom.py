@@ -86,8 +86,10 @@ def read_dicom(content: bytes, where: str, is_raw: bool) -> Picture:
     with wrap_error(Exception, f"{where}: it cannot be read as DICOM", remedy):
         dataset = pydicom.dcmread(io.BytesIO(content), force=True)  # without a mark
         _check(dataset, where)
+        _lift_groups(dataset)
         _complete_syntax(dataset, where)
         pixels = _unpacked(dataset, where)
+        _check_shape(dataset, pixels, where)
         if dataset.PhotometricInterpretation not in GREY:
             return Picture(
                 values=np.moveaxis(pixels, 2, 0),
@@ -141,12 +143,42 @@ def _check_present(dataset: Any, where: str, names: tuple[str, ...]) -> None:
         )
 
 
+def _lift_groups(dataset: Any) -> None:
+    """Moves to the top what an enhanced file says of its only frame elsewhere.
+
+    Source: DICOM PS3.3, C.7.6.16.2.9 (rescale) and C.7.6.16.2.10 (window).
+    """
+    for groups in (
+        "SharedFunctionalGroupsSequence",
+        "PerFrameFunctionalGroupsSequence",
+    ):
+        for group in dataset.get(groups) or ():
+            for name in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+                for item in group.get(name) or ():
+                    for element in item:
+                        dataset.setdefault(element.tag, element)
+
+
+def _check_shape(dataset: Any, pixels: NDArray[Any], where: str) -> None:
+    """Refuses pixels that are more or fewer than those of one picture."""
+    shape = (dataset.Rows, dataset.Columns)
+    if dataset.PhotometricInterpretation not in GREY:
+        shape = (*shape, 3)
+    if pixels.shape != shape:
+        raise UserError(
+            f"{where}: its pixels have the shape {pixels.shape}, and its header says "
+            f"{shape} (Rows, Columns, PhotometricInterpretation); give files of one "
+            "picture each, or get it again"
+        )
+
+
 def _check_rescale(dataset: Any, where: str) -> None:
-    """Refuses a rescale that makes all values one, or none."""
-    for name in ("RescaleSlope", "RescaleIntercept"):
-        if name not in dataset:
-            continue
-        _check_present(dataset, where, (name,))
+    """Refuses half a rescale, and one that makes all values one, or none."""
+    names = ("RescaleSlope", "RescaleIntercept")
+    if not any(name in dataset for name in names):
+        return
+    _check_present(dataset, where, names)
+    for name in names:
         value = float(dataset.get(name))
         is_flat = name == "RescaleSlope" and value == 0
         if is_flat or not math.isfinite(value):
@@ -227,19 +259,26 @@ def _grey(
     never above white: a negative slope of the rescale turns the ends around.
     """
     display = imported("pydicom.pixels", "a DICOM file", DICOM_EXTRA)
-    values = display.apply_rescale(pixels, dataset)
-    ends = display.apply_rescale(_stored_ends(dataset), dataset)
-    lowest = float(ends.min())
-    highest = float(ends.max())
+    stored = _without_padding(dataset, pixels)
+    if dataset.get("ModalityLUTSequence"):
+        table = dataset.ModalityLUTSequence[0]
+        least, _ = _stored_ends(dataset)
+        values, highest = _looked_up(dataset, table, stored, least, where)
+        lowest = 0.0
+    else:
+        values = display.apply_rescale(stored, dataset)
+        ends = display.apply_rescale(_stored_ends(dataset), dataset)
+        lowest = float(ends.min())
+        highest = float(ends.max())
     if lowest == highest:
         raise _flat(where, "a rescale (RescaleSlope) with equal ends")
     has_window = dataset.get("WindowCenter") is not None
     if is_raw or not (dataset.get("VOILUTSequence") or has_window):
         return values, (lowest, highest), ALL_BITS
     if dataset.get("VOILUTSequence"):
-        bits = dataset.VOILUTSequence[0].LUTDescriptor[2]
-        shown = display.apply_voi(values, dataset)
-        return shown, (0, 2**bits - 1), OWN_TABLE
+        table = dataset.VOILUTSequence[0]
+        shown, white = _looked_up(dataset, table, values, lowest, where)
+        return shown, (0, white), OWN_TABLE
     _check_present(dataset, where, ("WindowWidth",))
     # What is far outside the window becomes the ends of the display.
     far = np.array([-1e12, 1e12])
@@ -249,6 +288,78 @@ def _grey(
         shown = black + white - shown
         black, white = white, black
     return shown, (float(black), float(white)), OWN_WINDOW
+
+
+def _without_padding(dataset: Any, pixels: NDArray[Any]) -> NDArray[Any]:
+    """Returns stored values whose padding is as black as the blackest of the picture.
+
+    Devices fill what they have not seen with a value far outside, which would count
+    where a picture's own values say what is black and white.
+
+    Source: DICOM PS3.3, C.7.5.1.1.2.
+    """
+    first = dataset.get("PixelPaddingValue")
+    if first is None:
+        return pixels
+    last = dataset.get("PixelPaddingRangeLimit")
+    if last is None:
+        last = first
+    is_padding = (pixels >= min(first, last)) & (pixels <= max(first, last))
+    if is_padding.all():
+        return pixels
+    seen = pixels[~is_padding]
+    black = seen.min()
+    if dataset.PhotometricInterpretation == INVERTED:
+        black = seen.max()
+    return np.where(is_padding, black, pixels)
+
+
+def _looked_up(
+    dataset: Any,
+    table: Any,
+    values: NDArray[Any],
+    lowest: float,
+    where: str,
+) -> tuple[NDArray[np.int64], float]:
+    """Returns what a look-up table of the file makes of values, and its white.
+
+    pydicom's own look-up counts entries in 8 bits where entries have 8 bits.
+
+    Args:
+        dataset: the file.
+        table: an item of one of its sequences of tables.
+        values: shape (H, W).
+        lowest: the smallest value that there may be.
+        where: names the file in errors.
+
+    Source: DICOM PS3.3, C.11.1.1 and C.11.2.1.1.
+    """
+    _check_present(table, where, ("LUTDescriptor", "LUTData"))
+    count, first, bits = (int(number) for number in table.LUTDescriptor)
+    count = count or 2**16  # which 16 bits cannot say
+    # Without types in the header, pydicom reads a table that begins below 0 as if it
+    # began far above.
+    if first >= 2**15 and lowest < 0:
+        first -= 2**16
+    entries = _entries(dataset, table.LUTData, count)
+    if len(entries) < count or not 8 <= bits <= 16:
+        raise UserError(
+            f"{where}: its look-up table (LUTDescriptor) says {count} entries of "
+            f"{bits} bits, and has {len(entries)}; get it again, or remove it"
+        )
+    numbers = np.rint(values).astype(np.int64) - first
+    return entries[numbers.clip(0, count - 1)], float(2**bits - 1)
+
+
+def _entries(dataset: Any, data: Any, count: int) -> NDArray[np.int64]:
+    """Returns the entries of a look-up table, which may lie two in a word."""
+    _, is_little = dataset.original_encoding
+    word = "<u2" if is_little else ">u2"
+    if not isinstance(data, bytes):
+        data = np.atleast_1d(np.asarray(data, word)).tobytes()
+    if len(data) < 2 * count:
+        return np.frombuffer(data, "u1").astype(np.int64)
+    return np.frombuffer(data, word).astype(np.int64)
 
 
 def _stored_ends(dataset: Any) -> NDArray[np.int64]:

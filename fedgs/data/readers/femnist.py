@@ -115,11 +115,18 @@ def read_test(config: RunConfig) -> Records | None:
     Raises:
         UserError: as `read`.
     """
+    file = test_file(config)
+    if file is None:
+        return None
+    return _hdf5(config, file)
+
+
+def test_file(config: RunConfig) -> Path | None:
+    """Returns TFF's test file beside the training file that the settings name."""
     path = Path(config.data.removeprefix("femnist:")).expanduser()
     beside = path.with_name(path.name.replace("_train.", "_test."))
-    has_test_file = beside != path and beside.is_file()
-    if path.suffix == ".h5" and has_test_file:
-        return _hdf5(config, beside)
+    if path.suffix == ".h5" and beside != path and beside.is_file():
+        return beside
     return None
 
 

@@ -86,6 +86,23 @@ def read_test(config: RunConfig) -> Records | None:
     return read_dataset(config, dataset, without_clients)
 
 
+def has_test_split(config: RunConfig) -> bool:
+    """Tells whether `hf:NAME` has test images; True if the data cannot be found.
+
+    Whoever reads the data says then what is wrong.
+    """
+    source = _source(config)
+    if source.test_split != HubSource.test_split:
+        return True  # the user has named it
+    try:
+        load_split(config, source, source.test_split)
+    except SplitMissing:
+        return False
+    except UserError:
+        pass
+    return True
+
+
 def _source(config: RunConfig) -> HubSource:
     source = config.hub
     assert source is not None  # noqa: S101 - the reader of `hf:NAME` alone

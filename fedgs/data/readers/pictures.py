@@ -30,6 +30,9 @@ GREY_MODES = ("1", "L")
 DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # of PNG: 16 bits
 COLOUR_MODES = ("RGB", "RGBA", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 REMOVE = "replace or remove it"
+# Of files. Others, such as EPS, are programs that somebody would have to run.
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+PHOTOGRAPH = "MPO"  # a JPEG of telephones, with more views of the scene behind it
 
 
 class Patients:
@@ -132,7 +135,7 @@ class PictureReader:
             if is_dicom(content) or is_bare_dicom(content, name):
                 picture = read_dicom(content, where, self.rules.has_own_range)
             else:
-                with Image.open(io.BytesIO(content)) as opened:
+                with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
                     picture = opened_picture(opened, where)
         if owner is not None and picture.patient:
             self.patients.check(owner, picture.patient, where)
@@ -182,9 +185,14 @@ def opened_picture(opened: Image.Image, where: str) -> Picture:
     Privacy: reads private data; output private.
 
     Raises:
-        UserError: transparent, or of a format that is neither grey nor RGB, or in
-            colour of 16 bits.
+        UserError: transparent, of several pictures, of a format that is neither grey
+            nor RGB, or in colour of 16 bits.
     """
+    frames = getattr(opened, "n_frames", 1)
+    if frames > 1 and opened.format != PHOTOGRAPH:
+        raise UserError(
+            f"{where}: it contains {frames} pictures; give files of one picture each"
+        )
     _check_depth(opened, where)
     # A photograph's orientation tag is followed.
     picture = ImageOps.exif_transpose(opened)
