@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedgs.config.fields import Problem, refuse
 from fedgs.config.recipes import OWNERS_HELD_OUT
-from fedgs.config.run_config import RunConfig
+from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
 from fedgs.data.records import LEFT_OUT, Records
 from fedgs.errors import UserError, check_utf8
@@ -228,6 +228,16 @@ def _named(
         who_has=f"data = {config.data} has",
         what=f"clients{_beside_held_out(config)}",
     )
+    # A run that goes on has the same clients as before, in the same order.
+    counted = ""
+    if isinstance(config, ResolvedConfig):
+        counted = config.counted
+    if "num_clients" in counted.split(",") and len(groups) != config.num_clients:
+        raise UserError(
+            f"data = {config.data!r}: it has {len(groups)} clients now, and the run "
+            f"began with {config.num_clients}; give it the same data again, or start "
+            "another run"
+        )
     kept = slice(config.num_clients)  # all of them where it is unset
     return groups[kept], tuple(names[kept])
 

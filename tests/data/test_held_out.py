@@ -1,5 +1,7 @@
 """Images held out by their owners, and bugs put into the data."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -304,6 +306,18 @@ def test_a_note_says_if_all_that_is_held_out_is_of_one_class(tmp_path):
     note = evaluation_note(config, data)
     assert "what test_owners 0.2 holds out has one class only" in note
     assert "Give a larger --test-owners" in note
+
+
+def test_a_run_goes_on_with_the_same_clients_or_not_at_all(tmp_path):
+    source = people(tmp_path, PEOPLE[1:])
+    config, data = by_default(source)
+    assert load_data(config).client_names == data.client_names
+    # One more name, the first of all: every client would be another owner.
+    people(tmp_path, ["a new one", *PEOPLE[1:]])
+    words = f"has {config.num_clients + 1} clients now, and the run began with"
+    assert_refused(words, load_data, config)
+    given = dataclasses.replace(config, counted="")  # the user wanted so many of them
+    assert load_data(given).num_clients == config.num_clients
 
 
 def test_radiographs_of_a_given_number_of_patients_have_no_default():
