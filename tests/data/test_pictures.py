@@ -405,21 +405,23 @@ def as_dataset(fields):
     return made
 
 
+@pytest.mark.parametrize("slope", [1, -1])
 @pytest.mark.parametrize("kind", ["MONOCHROME2", "MONOCHROME1"])
-def test_padding_says_nothing_of_black_and_white(tmp_path, kind):
+def test_padding_says_nothing_of_black_and_white(tmp_path, kind, slope):
     signed = DEEP.astype(np.int16) // 2 - 500
     fields = {"PhotometricInterpretation": kind}
-    black = signed.max() if kind == "MONOCHROME1" else signed[1:].min()
+    fields |= {"RescaleSlope": slope, "RescaleIntercept": 0}
+    is_low_black = (kind == "MONOCHROME2") == (slope == 1)
     filled = signed.copy()
-    filled[0] = black  # what is padding is as black as the blackest beside it
+    # What is padding is as black as the blackest beside it.
+    filled[0] = signed[1:].min() if is_low_black else signed[1:].max()
     expected = dicom_image(tmp_path, filled, {"normalize": True}, **fields)
     signed[0] = -2000
     padded = dicom_image(
         tmp_path, signed, {"normalize": True}, PixelPaddingValue=-2000, **fields
     )
     assert padded[0].max() == 0
-    if kind == "MONOCHROME2":
-        assert (padded == expected).all()
+    assert (padded == expected).all()
 
 
 @pytest.mark.parametrize(

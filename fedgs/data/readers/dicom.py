@@ -259,19 +259,19 @@ def _grey(
     never above white: a negative slope of the rescale turns the ends around.
     """
     display = imported("pydicom.pixels", "a DICOM file", DICOM_EXTRA)
-    stored = _without_padding(dataset, pixels)
     if dataset.get("ModalityLUTSequence"):
         table = dataset.ModalityLUTSequence[0]
         least, _ = _stored_ends(dataset)
-        values, highest = _looked_up(dataset, table, stored, least, where)
+        values, highest = _looked_up(dataset, table, pixels, least, where)
         lowest = 0.0
     else:
-        values = display.apply_rescale(stored, dataset)
+        values = display.apply_rescale(pixels, dataset)
         ends = display.apply_rescale(_stored_ends(dataset), dataset)
         lowest = float(ends.min())
         highest = float(ends.max())
     if lowest == highest:
         raise _flat(where, "a rescale (RescaleSlope) with equal ends")
+    values = _without_padding(dataset, pixels, values)
     has_window = dataset.get("WindowCenter") is not None
     if is_raw or not (dataset.get("VOILUTSequence") or has_window):
         return values, (lowest, highest), ALL_BITS
@@ -290,28 +290,37 @@ def _grey(
     return shown, (float(black), float(white)), OWN_WINDOW
 
 
-def _without_padding(dataset: Any, pixels: NDArray[Any]) -> NDArray[Any]:
-    """Returns stored values whose padding is as black as the blackest of the picture.
+def _without_padding(
+    dataset: Any,
+    pixels: NDArray[Any],
+    values: NDArray[Any],
+) -> NDArray[Any]:
+    """Returns values whose padding is as black as the blackest of the picture.
 
     Devices fill what they have not seen with a value far outside, which would count
     where a picture's own values say what is black and white.
+
+    Args:
+        dataset: the file, which says what of the stored values is padding.
+        pixels: the stored values, shape (H, W).
+        values: what they stand for, shape (H, W).
 
     Source: DICOM PS3.3, C.7.5.1.1.2.
     """
     first = dataset.get("PixelPaddingValue")
     if first is None:
-        return pixels
+        return values
     last = dataset.get("PixelPaddingRangeLimit")
     if last is None:
         last = first
     is_padding = (pixels >= min(first, last)) & (pixels <= max(first, last))
     if is_padding.all():
-        return pixels
-    seen = pixels[~is_padding]
+        return values
+    seen = values[~is_padding]
     black = seen.min()
     if dataset.PhotometricInterpretation == INVERTED:
         black = seen.max()
-    return np.where(is_padding, black, pixels)
+    return np.where(is_padding, black, values)
 
 
 def _looked_up(
