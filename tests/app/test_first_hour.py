@@ -254,11 +254,17 @@ def test_ctrl_c_speaks_at_once_and_a_second_one_ends(
 
 
 def test_what_cannot_be_evaluated_is_said_before_an_epsilon_is_spent():
-    data = SimpleNamespace(client_test_records=([], []), test_owner_records=None)
-    for share, said in (
-        (0.0, "give --test-owners or"),
-        (0.05, "not be possible, because test_fraction 0.05"),
+    none = np.array([], int)
+    data = SimpleNamespace(
+        labels=np.arange(4) % 2,
+        client_records=(np.array([0, 1]), np.array([2, 3])),
+        test_owner_records=None,
+    )
+    for share, held_out, said in (
+        (0.0, (), "give --test-owners or"),
+        (0.05, (none, none), "not be possible, because test_fraction 0.05"),
     ):
+        data.client_test_records = held_out
         config = run_config(data="npz:a.npz", test_fraction=share)
         assert said in forecast.evaluation_note(config, data)
 
