@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -112,12 +113,16 @@ def planned(
     """
     given: dict[str, Scalar | None] = {}
     for name, value in settings.items():
+        if isinstance(value, np.generic):
+            value = value.item()
         given[name] = str(value) if isinstance(value, Path) else value
     recipe = recipe or DEFAULT
     if isinstance(recipe, str):
         config = named_recipe(recipe)
-    else:
+    elif isinstance(recipe, RunConfig):
         config = recipe
+    else:
+        raise UserError(f"recipe = {recipe!r}: give the name of one, or a RunConfig")
     # Settings that are given as they are stay so: only a recipe is fitted to the data.
     is_open = isinstance(recipe, str) and is_fitted(config)
     load_images: Load = load_data
@@ -129,6 +134,11 @@ def planned(
                 "the two"
             )
         load_images = _reader(config, images, labels, clients)
+    elif labels is not None or clients is not None:
+        raise UserError(
+            "images is unset: labels or clients are given; give the images that they "
+            "belong to, or data alone"
+        )
     config = overridden(config, given)
     _check_engine(config, "fedgs train")
     if isinstance(recipe, str):
@@ -145,7 +155,18 @@ def load(folder: str | Path) -> "TrainingRun":
     Raises:
         UserError: no run folder, of another format version, or unreadable.
     """
-    return TrainingRun(RunFolder.open(folder))
+    return TrainingRun(RunFolder.open(folder_of(folder)))
+
+
+def folder_of(run: object) -> Path:
+    """Returns the place of a run that a program names.
+
+    Raises:
+        UserError: it is no path.
+    """
+    if not isinstance(run, str | Path):
+        raise UserError(f"run = {run!r}: give the path of a run folder")
+    return Path(run)
 
 
 class TrainingRun:
@@ -298,6 +319,11 @@ class TrainingRun:
         if self.is_finished:
             return self
         _check_engine(self.config, f"fedgs resume {self.path}")
+        if images is None and (labels is not None or clients is not None):
+            raise UserError(
+                "images is unset: labels or clients are given; give the images that "
+                "they belong to"
+            )
         if images is not None:
             self._data = _reader(self.config, images, labels, clients)(self.config)
         if self._data is None:

@@ -52,6 +52,13 @@ def hugging_face() -> datasets.Dataset:
     return datasets.Dataset.from_dict(columns, datasets.Features(kinds))
 
 
+def owners_with(gap: float | None) -> list[object]:
+    """Owners as a table has them, of which one is missing."""
+    owners: list[object] = [f"p{owner}" for owner in OWNERS]
+    owners[2] = gap
+    return owners
+
+
 FORMS = {
     "floats": lambda: (IMAGES[:, 0] / 255, LABELS, OWNERS),
     "strings as objects": lambda: (IMAGES, LABELS, OWNERS.astype(str).astype(object)),
@@ -61,6 +68,16 @@ FORMS = {
         OWNERS,
     ),
     "torch triples of pictures": lambda: (Triples(),),
+    "a list of pictures": lambda: (
+        [Image.fromarray(image[0]) for image in IMAGES],
+        LABELS,
+        [str(owner) for owner in OWNERS],
+    ),
+    "pictures of a palette": lambda: (
+        [Image.fromarray(image[0]).convert("P") for image in IMAGES],
+        LABELS,
+        OWNERS,
+    ),
     "Hugging Face": lambda: (hugging_face(), None, "writer"),
 }
 
@@ -123,6 +140,10 @@ def test_a_light_background_is_inverted_in_a_copy(tmp_path, short):
         ((IMAGES, LABELS), {}, "this partition; add 'clients', the owner"),
         ((hugging_face(), "z", "writer"), {}, "not 'z', 'writer'"),
         ((TensorDataset(*[torch.zeros(2)] * 4),), {}, "items of 4 values"),
+        ((None, LABELS, OWNERS), {}, "images is unset: labels or clients"),
+        (GIVEN, {"recipe": 3}, "recipe = 3: give"),
+        ((IMAGES, LABELS, owners_with(math.nan)), {}, "clients: image 2 has no value"),
+        ((IMAGES, LABELS, owners_with(None)), {}, "clients: image 2 has no value"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(
@@ -197,8 +218,11 @@ def test_samples_take_labels_in_turn_and_a_seed(run):
     assert samples.images.shape == (5, 1, 16, 16)
     assert (run.sample(5, labels=[2, 0]).images == samples.images).all()
     assert (run.sample(5, labels=[2, 0], seed=1).images != samples.images).any()
-    for labels in (3, [], [-1]):
+    for labels in (3, [], [-1], 1.5, "1", [[0, 1]]):
         assert_refused("^labels = ", run.sample, 5, labels=labels)
+    for count in (2.5, "3", None, True):
+        assert_refused("^count = ", run.sample, count)
+    assert run.sample(np.int64(2), labels=np.int64(1)).labels.tolist() == [1, 1]
     images = run.generator(torch.zeros(2, 4), torch.tensor([0, 1]))  # a module
     assert images.shape == (2, 1, 16, 16)
 
@@ -240,6 +264,17 @@ def test_a_run_is_scored_reported_and_forecast(run, tmp_path):
     assert "epsilon (release, zero-out)" in found
     assert not (tmp_path / "no").exists()
     assert_refused("metric:", fedgs.evaluate, run, metric="cnn")
+    for wrong in ([], None):
+        assert_refused("^runs? = ", fedgs.report, wrong)
+    assert_refused("^run = 3: give the path", fedgs.load, 3)
+    # A run that will guarantee nothing says so before it begins.
+    seeded = fedgs.forecast(*GIVEN, **(unseeded | {"noise_seed": 1}))
+    assert seeded["privacy"] == "none; NO GUARANTEE: noise seeded: not private"
+    without = fedgs.forecast(*GIVEN, **(unseeded | {"noise_multiplier": 0.0}))
+    assert without["privacy"].endswith("unbounded, because there is no noise")
+    assert not any(key.startswith("epsilon") for key in (*seeded, *without))
+    counted = fedgs.forecast(*GIVEN, **(unseeded | {"num_rounds": np.int64(2)}))
+    assert counted["rounds"].startswith("2, ")
 
 
 def test_a_bug_is_looked_for(tmp_path):

@@ -50,7 +50,21 @@ Command = Callable[..., None]
 _FLAG = re.compile(
     r"--(?P<no>no-)?(?P<name>[a-z][a-z-]+)(?P<value> ('[^']*'|[\w.:-]+(?!\w)))?"
 )
-_NO_VALUES = "at", "one", "a", "an", "or", "and", "for", "with", "to", "is", "in", "so"
+_NO_VALUES = (
+    "at",
+    "one",
+    "a",
+    "an",
+    "or",
+    "and",
+    "for",
+    "with",
+    "to",
+    "is",
+    "in",
+    "so",
+)
+_NO_VALUES += ("of", "the", "whose", "which")
 # Names of the flags that the running command has.
 _RUNNING: ContextVar[frozenset[str]] = ContextVar("running", default=frozenset())
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C

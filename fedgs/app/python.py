@@ -14,7 +14,8 @@ from fedgs.app.evaluation import evaluate as evaluation
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.report import page
 from fedgs.config.run_config import check_names
-from fedgs.library import TrainingRun, planned
+from fedgs.errors import UserError
+from fedgs.library import TrainingRun, folder_of, planned
 from fedgs.round.preparation import planned_run
 
 Run = TrainingRun | Path | str
@@ -33,6 +34,8 @@ def evaluate(run: Run, **asked: Any) -> dict[str, Any]:
         UserError: bad input.
     """
     own, reading = _split(asked, EvaluationRequest)
+    if isinstance(own.get("metrics"), str):  # as on the command line
+        own["metrics"] = tuple(own["metrics"].split(","))
     request = EvaluationRequest(source=str(_place(run)), **own, reading=reading)
     return evaluation.evaluate(request, as_json=False)
 
@@ -49,6 +52,8 @@ def report(runs: Run | Sequence[Run], output: str | Path = "report.html") -> Non
         listed = [runs]
     else:
         listed = runs
+    if not isinstance(listed, Sequence) or not listed:
+        raise UserError(f"runs = {runs!r}: give one run or several")
     page.report([_place(run) for run in listed], Path(output))
 
 
@@ -96,7 +101,7 @@ def debug(dry_run: bool = False, **asked: Any) -> dict[str, Any] | None:
 def _place(run: Run) -> Path:
     if isinstance(run, TrainingRun):
         return run.path
-    return Path(run)
+    return folder_of(run)
 
 
 def _split(

@@ -1,6 +1,7 @@
 """Images of the calling program: arrays, a torch Dataset, a Hugging Face data set."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -55,11 +56,13 @@ def read_given(
     # Outside the guard below: what a Dataset's own code raises stays as it is.
     if isinstance(images, Dataset):
         columns = _of_torch(config, reader, images) | columns
+    elif isinstance(images, Sequence) and _has_pictures(images):
+        columns["images"] = _pictures(config, reader, images)
     with wrap_error(Exception, f"{where}: it cannot be read", _REMEDY):
         if hasattr(images, "column_names"):  # without importing `datasets`
             columns, num_classes = _of_hugging_face(config, reader, images, columns)
         columns.setdefault("images", images)
-        arrays = {name: _array(values) for name, values in columns.items()}
+        arrays = {name: _array(name, values) for name, values in columns.items()}
     has_pictures = bool(reader.found.sizes)
     if has_pictures:  # the rules were applied when they were read
         rules = PictureRules()
@@ -76,11 +79,35 @@ def read_given(
     return dataclasses.replace(records, num_classes=num_classes)
 
 
-def _array(values: Any) -> NDArray[Any]:
+def _has_pictures(images: Sequence[Any]) -> bool:
+    """Tells whether a list contains pictures of Pillow, which are no arrays yet."""
+    return any(isinstance(image, Image.Image) for image in images)
+
+
+def _array(name: str, values: Any) -> NDArray[Any]:
+    """Returns a column as an array, whose values are all there.
+
+    Raises:
+        UserError: names the column, and its first value that is missing.
+    """
+    if name == "clients" and not isinstance(values, np.ndarray):
+        _check_present(name, values)
     array = np.asarray(values)
     if array.dtype.kind == "O":  # what pandas calls a column of strings
+        _check_present(name, array)
         return np.array(array.tolist())
     return array
+
+
+def _check_present(name: str, values: Iterable[Any]) -> None:
+    """Refuses a column with gaps: the text of NaN would be one owner of them all."""
+    for index, value in enumerate(values):
+        is_missing = value is None or (isinstance(value, float) and math.isnan(value))
+        if is_missing:
+            raise UserError(
+                f"{name}: image {index} has no value; give each image its own, or "
+                "leave it out"
+            )
 
 
 def _of_torch(config: RunConfig, reader: PictureReader, dataset: Any) -> dict[str, Any]:

@@ -315,7 +315,7 @@ def read_tensors(name: str, weights: Weights) -> TensorDict:
         )
     try:
         tensors = _loaded(weights)
-        is_of_tensors = all(isinstance(value, Tensor) for value in tensors.values())
+        is_of_tensors = all(_is_weight(key, value) for key, value in tensors.items())
     # A damaged file raises anything. The reason is left out: torch's own advises
     # people to load the file in a way that executes it.
     except Exception as error:
@@ -333,6 +333,14 @@ def read_tensors(name: str, weights: Weights) -> TensorDict:
                 )
         tensors[OLD_NAME.sub(r"\1\2.", key)] = value
     return tensors
+
+
+def _is_weight(name: object, value: object) -> bool:
+    """Tells whether an entry of a file is a name and numbers that are there."""
+    if not isinstance(name, str) or not isinstance(value, Tensor):
+        return False
+    is_dense = value.layout is torch.strided and value.device.type == "cpu"
+    return is_dense and not value.is_complex()
 
 
 def _loaded(weights: Weights) -> TensorDict:

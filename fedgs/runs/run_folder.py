@@ -305,10 +305,25 @@ class RunFolder:
         self._verify(ledger, witnesses)
         return ledger
 
+    def check_history(self) -> None:
+        """Checks the ledger of a run of this package, whose folder it may lie in.
+
+        Raises:
+            UserError: as `read_ledger`; nothing of a published folder, which has none,
+                or of a baseline, whose ledger is of its own kind.
+        """
+        if not self.is_published and not self.is_baseline:
+            self.read_ledger()
+
+    @property
+    def is_published(self) -> bool:
+        """Tells whether `fedgs publish` made the folder: it has no ledger."""
+        has_record = (self.path / LEDGER_RECORD).exists()
+        return (self.path / LABEL).exists() and not has_record
+
     def _check_kind(self, kind: type[Chain[Any]]) -> None:
         """Refuses what is published, and a baseline as a run of another method."""
-        # What is published has a label, and no record of a ledger.
-        if (self.path / LABEL).exists() and not (self.path / LEDGER_RECORD).exists():
+        if self.is_published:
             raise UserError(
                 f"{self.path}: it is published, so it has no ledger; read its "
                 f"{LABEL}, or give the run folder"

@@ -1,7 +1,9 @@
 """Drawing from a trained generator, in memory or into files; no privacy cost."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +32,15 @@ def load_generator(folder: RunFolder) -> nn.Module:
     Privacy: post-processing of DP output.
 
     Raises:
-        UserError: the run has no generator yet, or trains none.
+        UserError: the run has no generator yet, or trains none, or its ledger is
+            missing or altered.
     """
     if folder.config.method in (COHORT_CLASSIFIER, COHORT_COUNTS):
         raise UserError(
             f"{folder.path}: this run trains a classifier, which draws no images; "
             "give the folder of a `fedgs train`"
         )
+    folder.check_history()
     generator = build_generator(folder.config, 0)
     tensors = folder.average()
     if tensors is None:
@@ -133,6 +137,8 @@ def draw_samples(
         UserError: an argument is out of range, or the run has no generator yet.
     """
     config = folder.config
+    if not _is_integer(count):
+        raise UserError(f"count = {count!r}: give a whole number")
     if not 1 <= count <= _MOST_SAMPLES:
         most = f"{_MOST_SAMPLES}; another --seed draws others"
         raise UserError(f"count = {count}: give -n from 1 to {most}")
@@ -141,8 +147,11 @@ def draw_samples(
         wanted = uniform_labels(config, count, seed)
     else:
         last = config.num_classes - 1
-        given = [labels] if isinstance(labels, int) else [*labels]
-        if not given or not all(0 <= label <= last for label in given):
+        given: list[Any] = [labels]
+        if isinstance(labels, Iterable) and not isinstance(labels, str):
+            given = [*labels]
+        is_known = all(_is_integer(label) and 0 <= label <= last for label in given)
+        if not given or not is_known:
             shown = shortened(",".join(str(label) for label in given))
             raise UserError(
                 f"labels = {shown}: this generator knows labels 0 to {last}; give "
@@ -151,6 +160,11 @@ def draw_samples(
         # Repeated until there are enough.
         wanted = np.resize(np.array(given, dtype=np.int64), count)
     return _samples(config, generator, wanted, seed)
+
+
+def _is_integer(value: object) -> bool:
+    """Tells whether a value is a whole number, of Python or of NumPy; True is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def uniform_labels(

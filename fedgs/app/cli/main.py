@@ -42,7 +42,7 @@ from fedgs.cohorts.selection_settings import Selection
 from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.recipes import DEFAULT, HELD_OUT, configure, recipe, settings_in
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import reject
+from fedgs.errors import UserError, reject
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -241,7 +241,13 @@ def show_settings(
             {"config": config, **settings},
             "SOURCE is a run, whose settings are fixed; leave out",
         )
-        lines = as_toml(RunFolder.open(source).config)
+        folder = RunFolder.open(source)
+        if folder.is_published:
+            raise UserError(
+                f"{source}: it is published, without the settings of its training; "
+                "read its privacy_label.json, or give the run folder"
+            )
+        lines = as_toml(folder.config)
     else:
         configured = configure(source, config, settings)
         given = settings_in(config, configured.phases) | settings

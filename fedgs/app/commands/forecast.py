@@ -35,7 +35,7 @@ from fedgs.methods import PhaseAt, new_state, phases_of
 from fedgs.methods.base import Hosted, Method, State
 from fedgs.methods.feature_means import refined
 from fedgs.methods.schedule import EVERYONE
-from fedgs.privacy.accountant import in_short, large_delta, statements
+from fedgs.privacy.accountant import SEEDED, in_short, large_delta, statements
 from fedgs.privacy.plan import Plan
 from fedgs.privacy.rounding import upper
 from fedgs.process import keep_freed_memory
@@ -43,6 +43,7 @@ from fedgs.randomness import secret
 from fedgs.round.answer import answer_of, most_signal_to_noise, summed
 from fedgs.round.checkpoint import server_tensors
 from fedgs.round.preparation import clients_needed, copies_in_memory, state_bytes
+from fedgs.runs.data_card import NO_GUARANTEE
 
 PROCESS_BYTES = 5e8  # a process with torch
 FLOAT_BYTES = 4
@@ -123,10 +124,10 @@ def _why_without_scores(config: ResolvedConfig, data: FederatedImages) -> str:
     """
     trained_on = np.concatenate(data.client_records)
     if _has_one_class(data, trained_on):
-        return (
-            "the images to train on have one class only, and scores need two "
-            "(--test-fraction 0 trains on all)"
-        )
+        problem = "the images to train on have one class only, and scores need two"
+        if config.test_fraction or config.test_owners:
+            problem += " (--test-fraction 0 trains on all)"
+        return problem
     if data.test_owner_records is not None:
         held_out = data.test_owner_records
         share = f"test_owners {config.test_owners:g}"
@@ -448,6 +449,8 @@ def _show(config: ResolvedConfig, said: Mapping[str, str]) -> None:
         say(f"{name + ':':15}{value}")
     caption = f"epsilon at delta {upper(config.delta, 6)}, unit: {unit_of(config)}"
     rows = stated(config)
+    if not rows:  # "privacy" above says why
+        return
     words = legend([row[0] for row in rows], [row[1] for row in rows])
     head = ["adversary", "relation", "epsilon"]
     Table(caption, head, rows, "\n".join(words)).show()
@@ -469,13 +472,8 @@ def stated(config: ResolvedConfig) -> list[list[str]]:
     costs = selection_costs([config])
     rows: list[list[str]] = []
     for row in statements(plan, config.delta, selections=costs):
-        if not row.guarantee:
-            continue
-        if row.epsilon:
-            epsilon = upper(row.epsilon)
-        else:
-            epsilon = "none"
-        rows.append([row.adversary, row.relation, epsilon])
+        if row.guarantee and row.epsilon is not None:
+            rows.append([row.adversary, row.relation, upper(row.epsilon)])
     return rows
 
 
@@ -553,7 +551,7 @@ def lines_of_settings(config: ResolvedConfig) -> dict[str, str]:
     Privacy: public.
     """
     size = config.image_size
-    return {
+    said = {
         "rounds": (
             f"{config.num_rounds}, each with {config.clients_per_round} of "
             f"{config.num_clients} clients; engine {config.engine}"
@@ -565,3 +563,16 @@ def lines_of_settings(config: ResolvedConfig) -> dict[str, str]:
         "public": _public(config),
         "signal/noise": signal_note(config),
     }
+    if not stated(config):
+        said["privacy"] = _no_guarantee(config)
+    return said
+
+
+def _no_guarantee(config: ResolvedConfig) -> str:
+    """Returns why a run guarantees nothing, as its privacy label will say."""
+    reason = "epsilon is unbounded"
+    if config.noise_seed is not None:
+        reason = f"noise {SEEDED}"
+    elif not config.noise_multiplier:
+        reason = "epsilon is unbounded, because there is no noise"
+    return f"none; {NO_GUARANTEE}: {reason}"

@@ -15,6 +15,7 @@ from fedgs.app.tables import Table
 from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.fields import LARGEST_NOISE, SMALLEST_NOISE
 from fedgs.config.recipes import configure
+from fedgs.config.rounds import MOST_ROUNDS
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, reject
 from fedgs.privacy.accountant import AS_PUBLISHED, VALID, Statement, statements
@@ -121,11 +122,13 @@ def _largest(config: RunConfig, plan: Plan, colluding: int) -> int:
             f"noise_multiplier = {noise}: a single round exceeds {target}; give a "
             "larger --noise-multiplier"
         )
-    say(
-        f"num_rounds {most} is the largest number with noise_multiplier {noise} for "
-        f"{target}",
-        is_error=True,
-    )
+    rounds = f"num_rounds {min(most, MOST_ROUNDS)} is the largest number"
+    try:
+        dataclasses.replace(config, num_rounds=min(most, MOST_ROUNDS))
+    except UserError:  # the recipe's phases have as many rounds as they have
+        if most >= config.num_rounds:
+            rounds = f"all {config.num_rounds} rounds of {config.recipe} fit"
+    say(f"{rounds} with noise_multiplier {noise} for {target}", is_error=True)
     return most
 
 

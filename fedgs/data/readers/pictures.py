@@ -31,7 +31,7 @@ DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # of PNG: 16 bits
 COLOUR_MODES = ("RGB", "RGBA", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 REMOVE = "replace or remove it"
 # Of files. Others, such as EPS, are programs that somebody would have to run.
-FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 PHOTOGRAPH = "MPO"  # a JPEG of telephones, with more views of the scene behind it
 
 
