@@ -26,6 +26,9 @@ MOST_CHARACTERS = 200  # of a value that may be the name of a file
 SMALLEST_NOISE = 1e-100
 LARGEST_NOISE = 1e100
 NOISE: Any = {"zero_or_at_least": SMALLEST_NOISE, "at_most": LARGEST_NOISE}
+# Of a clip bound. What is clipped to less keeps no digits in 32 bits, so a run would
+# spend its epsilon on noise alone.
+SMALLEST_CLIP = 1e-30
 _hints_of = lru_cache(typing.get_type_hints)
 
 # Tags: what a setting influences.

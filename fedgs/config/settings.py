@@ -18,7 +18,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from fedgs.config.fields import NOISE, Problem, check_range, coerced, entry, option
+from fedgs.config.fields import (
+    NOISE,
+    SMALLEST_CLIP,
+    Problem,
+    check_range,
+    coerced,
+    entry,
+    option,
+)
 from fedgs.config.hub import HubSource, read_hub
 from fedgs.config.integers import clip_units
 from fedgs.config.phases import Phase, read_phases
@@ -318,7 +326,7 @@ class Settings:
         "Clip bound C: the largest L2 norm of the gradient for one fake image, or of "
         "one client's embedding.",
         traits=("mechanism",),
-        above=0,
+        at_least=SMALLEST_CLIP,
     )
     amplification: bool = option(
         False,

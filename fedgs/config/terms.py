@@ -6,7 +6,7 @@ imports no tensor library.
 
 from dataclasses import dataclass
 
-from fedgs.config.fields import coerce_fields, entry
+from fedgs.config.fields import SMALLEST_CLIP, coerce_fields, entry
 from fedgs.errors import UserError
 
 
@@ -31,7 +31,7 @@ class Terms:
 
     release: str = entry(choices=("gradient", "embedding", "update", "count"))
     noise_multiplier: float = entry(at_least=0)
-    clip_bound: float = entry(above=0)
+    clip_bound: float = entry(at_least=SMALLEST_CLIP)
     shape: tuple[int, int, int, int] = entry()
     num_groups: int = entry(1, at_least=1)
     clients_per_group: int | None = entry(None, at_least=1)

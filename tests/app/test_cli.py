@@ -408,6 +408,34 @@ def test_noise_and_target_give_the_largest_number_of_rounds(fedgs):
     assert 99 < server_row(found)["epsilon"] <= 100
 
 
+def test_phases_of_fixed_rounds_all_fit_or_fewer(fedgs):
+    given = {"num_clients": 50, "recipe": "moments", "noise_multiplier": 1.07}
+    _, _, said = fedgs("privacy", "rounds", *flags(**given, target_epsilon=100))
+    assert said.startswith("all 3 rounds of moments fit with noise_multiplier 1.07")
+    given |= {"recipe": "gs-wgan", "noise_multiplier": 1e90}
+    _, _, said = fedgs("privacy", "rounds", *flags(**given, target_epsilon=100))
+    assert said.startswith("num_rounds 1000000 is the largest number")
+
+
+def test_a_clip_bound_that_leaves_no_digits_is_refused(fedgs):
+    given = flags(num_clients=50, target_epsilon=10, recipe="moments")
+    done = fedgs("privacy", "plan", *given, "--clip-bound", "1e-50")
+    refused(done, "clip_bound = 1e-50: give --clip-bound at least 1e-30")
+
+
+def test_a_sample_is_of_a_run_whose_ledger_is_whole(fedgs, trained, tmp_path):
+    for name in ("ledger.jsonl", "config.json"):
+        run = shutil.copytree(trained, tmp_path / name / "run")
+        if name == "ledger.jsonl":
+            keep_lines(run / name, 2)
+        else:
+            settings = json.loads((run / name).read_text())
+            write_json(run / name, settings | {"delta": 1e-3})
+        done = fedgs("sample", run, "-n", 5, "-o", tmp_path / "a.npz")
+        refused(done, f".*{name}")
+        assert not (tmp_path / "a.npz").exists()
+
+
 def copy_of(run: Path, target: Path, **changes: object) -> Path:
     """A run folder with the ledger of another one and changed settings."""
     target.mkdir()

@@ -144,6 +144,33 @@ def not_finite(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+def stored(path: Path, change) -> None:
+    """Writes weights that torch reads, with a change that no network has."""
+    weights = random_weights()
+    change(weights)
+    torch.save(weights, path.with_suffix(".pth"))
+    path.unlink(missing_ok=True)
+
+
+def numbered(path: Path) -> None:
+    stored(path, lambda weights: weights.update({5: weights["conv1.0.weight"]}))
+
+
+def sparse(path: Path) -> None:
+    name = "conv1.0.weight"
+    stored(path, lambda weights: weights.update({name: weights[name].to_sparse()}))
+
+
+def elsewhere(path: Path) -> None:
+    name = "conv1.0.weight"
+    stored(path, lambda weights: weights.update({name: weights[name].to("meta")}))
+
+
+def complex_numbers(path: Path) -> None:
+    name = "conv1.0.weight"
+    stored(path, lambda weights: weights.update({name: weights[name] * 1j}))
+
+
 def of_another(path: Path) -> None:
     torch.save(random_weights("squeezenet1_1"), path.with_suffix(".pth"))
     path.unlink()
@@ -172,7 +199,20 @@ def numbers(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", [damage, not_finite, of_another, with_code, a_list, numbers, Path.unlink]
+    "spoil",
+    [
+        damage,
+        not_finite,
+        numbered,
+        sparse,
+        elsewhere,
+        complex_numbers,
+        of_another,
+        with_code,
+        a_list,
+        numbers,
+        Path.unlink,
+    ],
 )
 @pytest.mark.filterwarnings("error")
 def test_weights_that_are_not_the_networks_are_refused_and_not_executed(cache, spoil):
