@@ -62,7 +62,9 @@ def read_given(
         if hasattr(images, "column_names"):  # without importing `datasets`
             columns, num_classes = _of_hugging_face(config, reader, images, columns)
         columns.setdefault("images", images)
-        arrays = {name: _array(name, values) for name, values in columns.items()}
+        arrays = {
+            name: _array(f"{where}: {name}", values) for name, values in columns.items()
+        }
     has_pictures = bool(reader.found.sizes)
     if has_pictures:  # the rules were applied when they were read
         rules = PictureRules()
@@ -84,28 +86,33 @@ def _has_pictures(images: Sequence[Any]) -> bool:
     return any(isinstance(image, Image.Image) for image in images)
 
 
-def _array(name: str, values: Any) -> NDArray[Any]:
+def _array(where: str, values: Any) -> NDArray[Any]:
     """Returns a column as an array, whose values are all there.
 
+    Args:
+        where: names the column in errors.
+        values: the column.
+
     Raises:
-        UserError: names the column, and its first value that is missing.
+        UserError: names the first value that is missing.
     """
-    if name == "clients" and not isinstance(values, np.ndarray):
-        _check_present(name, values)
     array = np.asarray(values)
+    is_listed = isinstance(values, list | tuple)
+    if is_listed and array.dtype.kind == "U":  # NumPy makes texts of NaN, too
+        _check_present(where, values)
     if array.dtype.kind == "O":  # what pandas calls a column of strings
-        _check_present(name, array)
+        _check_present(where, array)
         return np.array(array.tolist())
     return array
 
 
-def _check_present(name: str, values: Iterable[Any]) -> None:
+def _check_present(where: str, values: Iterable[Any]) -> None:
     """Refuses a column with gaps: the text of NaN would be one owner of them all."""
     for index, value in enumerate(values):
         is_missing = value is None or (isinstance(value, float) and math.isnan(value))
         if is_missing:
             raise UserError(
-                f"{name}: image {index} has no value; give each image its own, or "
+                f"{where}: image {index} has no value; give each image its own, or "
                 "leave it out"
             )
 

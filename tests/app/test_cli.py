@@ -385,7 +385,7 @@ def test_noise_of_another_platform_is_stated_for_one_round_and_for_all(fedgs):
         ({"clip_bound": 0}, "clip_bound"),
         ({"num_rounds": 0}, "num_rounds"),
         ({"noise_std": 1e-200}, "noise_std"),
-        ({"noise_std": 1e300, "clip_bound": 1e-300}, "noise_std"),
+        ({"noise_std": 1e300, "clip_bound": 1e-29}, "noise_std"),
         ({"num_clients": 10}, "num_clients"),
         ({"recipe": "gs-wgan"}, "recipe"),
         ({"delta": 1e-5, "at_epsilon": 3}, "delta"),
