@@ -59,6 +59,13 @@ def owners_with(gap: float | None) -> list[object]:
     return owners
 
 
+def of_palette(pixels: np.ndarray) -> Image.Image:
+    """The same picture, whose stored numbers are those of a palette from white on."""
+    made = Image.fromarray(255 - pixels).convert("P")
+    made.putpalette([255 - grey for grey in range(256) for _ in "RGB"])
+    return made
+
+
 FORMS = {
     "floats": lambda: (IMAGES[:, 0] / 255, LABELS, OWNERS),
     "strings as objects": lambda: (IMAGES, LABELS, OWNERS.astype(str).astype(object)),
@@ -74,7 +81,7 @@ FORMS = {
         [str(owner) for owner in OWNERS],
     ),
     "pictures of a palette": lambda: (
-        [Image.fromarray(image[0]).convert("P") for image in IMAGES],
+        [of_palette(image[0]) for image in IMAGES],
         LABELS,
         OWNERS,
     ),

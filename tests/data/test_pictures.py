@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from command_line import plain_flags, printed
 from command_line import refused as refused_by_command
@@ -257,11 +257,14 @@ def test_the_first_view_of_a_telephone_is_its_photograph(tmp_path):
     assert set(image_of(f"folder:{tmp_path}").flat) == {90}
 
 
-def test_a_program_that_draws_is_no_picture(tmp_path):
+def test_a_program_that_draws_is_no_picture_and_is_not_run(tmp_path, monkeypatch):
     (tmp_path / "ann").mkdir()
+    run = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: run.append(1))
     program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 28 28\nshowpage\n"
     (tmp_path / "ann/1.png").write_bytes(program)
     refused("ann/1.png: it cannot be read as a picture", f"folder:{tmp_path}", **ONE)
+    assert run == []
 
 
 def test_colour_of_sixteen_bits_from_a_program_is_not_cut_to_eight():
