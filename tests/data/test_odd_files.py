@@ -169,6 +169,8 @@ OWNERS = {
     "pictures": ([*map(Image.fromarray, GREY)], datasets.Image()),
     "floats": ([0.5] * 4, datasets.Value("float64")),
     "without a value": (["a", "b", None, "a"], TEXTS),
+    "blank": (["a", "b", " ", "a"], TEXTS),
+    "empty": (["a", "b", "", "a"], TEXTS),
     "numbers without a value": ([1, 2, None, 1], NUMBERS),
     "dictionaries": ([{"a": 1}] * 4, {"a": NUMBERS}),
 }

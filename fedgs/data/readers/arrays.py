@@ -266,6 +266,12 @@ def _column_problems(
             yield f"{name} has shape {values.shape}; {remedy}"
         if values.dtype.kind not in kinds:
             yield f"{name} has dtype {values.dtype}; give {words}"
+    clients = arrays.get("clients")
+    if clients is not None and clients.dtype.kind == "U":
+        is_blank = np.char.strip(clients) == ""
+        if is_blank.any():  # all such images would be one owner's
+            index = int(is_blank.argmax())
+            yield f"image {index} has a blank owner; name its owner, or leave it out"
     # Several classes, of which nobody has said which image has which.
     if "labels" not in arrays and (num_classes or 1) > 1:
         yield (

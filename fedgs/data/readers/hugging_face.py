@@ -413,7 +413,11 @@ def _check_client_column(config: RunConfig, dataset: Any, source: HubSource) -> 
         return
     # Floats are no names: two that differ in their last bit would be two clients.
     is_name = _has_type(dataset.features.get(client), "int", "string")
-    if not is_name or None in dataset.unique(client):
+    if is_name:
+        # Without a name, the images of several owners would be one's.
+        names = dataset.unique(client)
+        is_name = all(name is not None and str(name).strip() for name in names)
+    if not is_name:
         raise UserError(
             f"data = {config.data!r}: {client} cannot name the clients, of columns "
             f"{first_n(dataset.features, 9)}; give --data hf:NAME?client=COLUMN of one "
