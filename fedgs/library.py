@@ -134,11 +134,8 @@ def planned(
                 "the two"
             )
         load_images = _reader(config, images, labels, clients)
-    elif labels is not None or clients is not None:
-        raise UserError(
-            "images is unset: labels or clients are given; give the images that they "
-            "belong to, or data alone"
-        )
+    else:
+        _check_alone(labels, clients)
     config = overridden(config, given)
     _check_engine(config, "fedgs train")
     if isinstance(recipe, str):
@@ -147,6 +144,15 @@ def planned(
         config, data = fitted_to_data(config, given, load_images)
         return config, lambda config: data  # they have been read for the fit
     return config, load_images
+
+
+def _check_alone(labels: Column, clients: Column) -> None:
+    """Refuses labels or owners of images that were not given."""
+    if labels is not None or clients is not None:
+        raise UserError(
+            "images is unset: labels or clients are given; give the images that they "
+            "belong to, or data alone"
+        )
 
 
 def load(folder: str | Path) -> "TrainingRun":
@@ -319,13 +325,10 @@ class TrainingRun:
         if self.is_finished:
             return self
         _check_engine(self.config, f"fedgs resume {self.path}")
-        if images is None and (labels is not None or clients is not None):
-            raise UserError(
-                "images is unset: labels or clients are given; give the images that "
-                "they belong to"
-            )
         if images is not None:
             self._data = _reader(self.config, images, labels, clients)(self.config)
+        else:
+            _check_alone(labels, clients)
         if self._data is None:
             self._data = load_data(self.config)
         report = progress or (lambda metrics: None)

@@ -50,21 +50,24 @@ Command = Callable[..., None]
 _FLAG = re.compile(
     r"--(?P<no>no-)?(?P<name>[a-z][a-z-]+)(?P<value> ('[^']*'|[\w.:-]+(?!\w)))?"
 )
-_NO_VALUES = (
-    "at",
-    "one",
+_NO_VALUES = [
     "a",
     "an",
-    "or",
     "and",
+    "at",
     "for",
-    "with",
-    "to",
-    "is",
     "in",
+    "is",
+    "of",
+    "one",
+    "or",
     "so",
-)
-_NO_VALUES += ("of", "the", "whose", "which")
+    "the",
+    "to",
+    "which",
+    "whose",
+    "with",
+]
 # Names of the flags that the running command has.
 _RUNNING: ContextVar[frozenset[str]] = ContextVar("running", default=frozenset())
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C

@@ -69,7 +69,10 @@ def forecast(*given: Any, **settings: Any) -> dict[str, str]:
     plan, load = planned(*given, **settings)
     config, data = planned_run(plan, load)
     found = forecasts.lines(config, data)
-    for adversary, relation, epsilon in forecasts.stated(config):
+    rows = forecasts.stated(config)
+    if not rows:
+        found["privacy"] = forecasts.no_guarantee(config)
+    for adversary, relation, epsilon in rows:
         found[f"epsilon ({adversary}, {relation})"] = epsilon
     return found
 

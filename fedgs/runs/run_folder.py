@@ -306,11 +306,12 @@ class RunFolder:
         return ledger
 
     def check_history(self) -> None:
-        """Checks the ledger of a run of this package, whose folder it may lie in.
+        """Checks the ledger, if there is one that `read_ledger` reads.
+
+        A published folder has none, and a baseline has one of its own kind.
 
         Raises:
-            UserError: as `read_ledger`; nothing of a published folder, which has none,
-                or of a baseline, whose ledger is of its own kind.
+            UserError: as `read_ledger`.
         """
         if not self.is_published and not self.is_baseline:
             self.read_ledger()

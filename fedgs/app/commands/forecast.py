@@ -445,12 +445,14 @@ def show_deployed(config: ResolvedConfig) -> None:
 
 
 def _show(config: ResolvedConfig, said: Mapping[str, str]) -> None:
+    rows = stated(config)
+    if not rows:
+        said = {**said, "privacy": no_guarantee(config)}
     for name, value in said.items():
         say(f"{name + ':':15}{value}")
-    caption = f"epsilon at delta {upper(config.delta, 6)}, unit: {unit_of(config)}"
-    rows = stated(config)
-    if not rows:  # "privacy" above says why
+    if not rows:
         return
+    caption = f"epsilon at delta {upper(config.delta, 6)}, unit: {unit_of(config)}"
     words = legend([row[0] for row in rows], [row[1] for row in rows])
     head = ["adversary", "relation", "epsilon"]
     Table(caption, head, rows, "\n".join(words)).show()
@@ -551,7 +553,7 @@ def lines_of_settings(config: ResolvedConfig) -> dict[str, str]:
     Privacy: public.
     """
     size = config.image_size
-    said = {
+    return {
         "rounds": (
             f"{config.num_rounds}, each with {config.clients_per_round} of "
             f"{config.num_clients} clients; engine {config.engine}"
@@ -563,12 +565,9 @@ def lines_of_settings(config: ResolvedConfig) -> dict[str, str]:
         "public": _public(config),
         "signal/noise": signal_note(config),
     }
-    if not stated(config):
-        said["privacy"] = _no_guarantee(config)
-    return said
 
 
-def _no_guarantee(config: ResolvedConfig) -> str:
+def no_guarantee(config: ResolvedConfig) -> str:
     """Returns why a run guarantees nothing, as its privacy label will say."""
     reason = "epsilon is unbounded"
     if config.noise_seed is not None:

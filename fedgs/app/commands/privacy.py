@@ -122,9 +122,10 @@ def _largest(config: RunConfig, plan: Plan, colluding: int) -> int:
             f"noise_multiplier = {noise}: a single round exceeds {target}; give a "
             "larger --noise-multiplier"
         )
-    rounds = f"num_rounds {min(most, MOST_ROUNDS)} is the largest number"
+    largest = min(most, MOST_ROUNDS)
+    rounds = f"num_rounds {largest} is the largest number"
     try:
-        dataclasses.replace(config, num_rounds=min(most, MOST_ROUNDS))
+        dataclasses.replace(config, num_rounds=largest)
     except UserError:  # the recipe's phases have as many rounds as they have
         if most >= config.num_rounds:
             rounds = f"all {config.num_rounds} rounds of {config.recipe} fit"
