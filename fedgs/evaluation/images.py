@@ -6,6 +6,7 @@ split), `fonts` (public digits) and `noise` (uniform pixels).
 """
 
 import dataclasses
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,11 +48,19 @@ class LabelledImages(NamedTuple):
 
 
 class RealImages(NamedTuple):
-    """The real training and test split, and the number of labels."""
+    """The real training and test split.
+
+    Attributes:
+        train: the training images, or some of them.
+        test: the test images.
+        num_classes: the number of labels.
+        num_copies: how many test images are training images as well, of all of them.
+    """
 
     train: LabelledImages
     test: LabelledImages
     num_classes: int
+    num_copies: int = 0
 
 
 def load_real(
@@ -74,18 +83,7 @@ def load_real(
     Raises:
         UserError: no test split, missing or malformed data, or one class only.
     """
-    # One client has all images, whatever the run's federation is.
-    config = dataclasses.replace(
-        config,
-        corruption="none",
-        cohort=None,
-        partition="iid",
-        num_clients=1,
-        clients_per_round=1,
-        privacy_unit="client",
-        seed=0,
-    )
-    data = load_data(config)
+    data = load_data(_of_one_client(config))
     # Test images are to be alike, whatever their own size is.
     channels, side, _ = data.images.shape[1:]
     config = dataclasses.replace(config, image_channels=channels, image_size=side)
@@ -96,6 +94,7 @@ def load_real(
         rng = np.random.default_rng(0)
         rows = rng.permutation(rows)[:most]
     train = LabelledImages(to_float(data.images[rows]), data.labels[rows])
+    num_copies = count_copies(test, data.images[data.client_records[0]])
     if len(test.labels) == 0:
         raise UserError(
             f"data = {config.data!r}: no images are held out to test on; give --test "
@@ -108,7 +107,47 @@ def load_real(
                 f"data = {config.data!r}: the {split} split has one class only; an "
                 "evaluation needs at least two"
             )
-    return RealImages(train, test, data.num_classes)
+    return RealImages(train, test, data.num_classes, num_copies)
+
+
+def trained_images(config: RunConfig) -> NDArray[np.uint8]:
+    """Loads what a run was trained on, before any bug was planted, (n, C, S, S).
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        UserError: the data are missing or malformed.
+    """
+    data = load_data(_of_one_client(config))
+    return data.images[data.client_records[0]]
+
+
+def count_copies(test: LabelledImages, train: NDArray[np.uint8]) -> int:
+    """Counts the test images whose pixels are those of a training image.
+
+    Privacy: reads private data; output private.
+    """
+    known = {_digest(image) for image in train}
+    pixels = np.rint(test.images * 255).astype(np.uint8)
+    return sum(_digest(image) in known for image in pixels)
+
+
+def _digest(image: NDArray[np.uint8]) -> bytes:
+    return hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+
+
+def _of_one_client(config: RunConfig) -> RunConfig:
+    """Returns settings by which one client has all images, whatever the run's are."""
+    return dataclasses.replace(
+        config,
+        corruption="none",
+        cohort=None,
+        partition="iid",
+        num_clients=1,
+        clients_per_round=1,
+        privacy_unit="client",
+        seed=0,
+    )
 
 
 def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledImages:

@@ -92,17 +92,30 @@ def is_baseline(path: Path) -> bool:
 
 
 def check_free(output: str) -> None:
-    """Refuses a run's folder that exists.
+    """Refuses an output that exists or cannot be made.
+
+    It is called first, because the work before anything is written may take hours.
 
     Raises:
-        UserError: there is something; where it is a run, it can be continued.
+        UserError: there is something, which can be continued where it is a run; or the
+            folder above cannot hold it.
     """
-    path = Path(output).expanduser()
+    path = Path(output).expanduser().absolute()
     if path.exists():
         remedy = "choose another --output"
         if (path / "config.json").exists():
             remedy += f", or continue it with `fedgs resume {output}`"
         raise UserError(f"output = {output}: it exists already; {remedy}")
+    # The nearest folder that exists; the ones between are made with the output.
+    parent = next(above for above in path.parents if above.exists())
+    if not parent.is_dir():
+        raise UserError(
+            f"output = {output}: {parent} is a file; choose another --output"
+        )
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(
+            f"output = {output}: {parent} cannot be written; choose another --output"
+        )
 
 
 class RunFolder:

@@ -505,6 +505,9 @@ def test_a_dry_run_says_what_can_be_found_and_writes_nothing(debug, files, tmp_p
     assert "found even in half of the clients:" in text
     text = printed(debug(**given | EACH))
     assert "6 clients in each group and epsilon 100" in text
+    # What writes nothing needs no name of a folder.
+    text = printed(debug(**given | EACH | {"output": None}))
+    assert "6 clients in each group and epsilon 100" in text
     assert not (tmp_path / "out").exists()
 
 

@@ -217,6 +217,7 @@ def test_a_run_without_output_is_accused_and_goes_on_after_an_interrupt(
     out = printed(fedgs("resume", path), "")
     assert "round 3 of 3" in out
     assert "Privacy:     none; NO GUARANTEE; noise seeded: not private" in out
+    assert "To publish" not in out  # it would be refused
     assert generator(path) == generator(trained)
     before = tree(path)
     assert "is finished" in printed(fedgs("resume", path))
@@ -543,6 +544,14 @@ def test_existing_run_folder_is_refused_and_kept(fedgs, trained, data):
     named = rf"output = {trained}: it exists already; choose another --output, or"
     refused(done, named, f"fedgs resume {trained}")
     assert tree(trained) == before
+
+
+def test_a_dry_run_refuses_the_outputs_that_the_run_refuses(fedgs, data, tmp_path):
+    (tmp_path / "file").touch()
+    for output, named in (("file", "exists already"), ("file/run", "is a file")):
+        given = flags(data=data, output=tmp_path / output, **TINY)
+        refused(fedgs("train", *given, "--dry-run"), f"output = .*{output}: .*{named}")
+    assert tree(tmp_path) == {"file": b""}
 
 
 COMMANDS = {"resume": [], "sample": ["-o", "s.npz"], "privacy of": []}

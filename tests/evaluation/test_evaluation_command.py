@@ -421,6 +421,36 @@ def test_a_run_is_tested_on_images_of_the_users_own(fedgs, tmp_path):
     assert result_of(fedgs(run.path, *chosen, names_data=False))["num_test"] == 2
 
 
+@pytest.mark.parametrize("flag", ["--data", "--test"])
+def test_a_copy_of_what_a_run_was_trained_on_is_counted(fedgs, tmp_path, flag):
+    """By its pixels: under another name nothing else tells."""
+    images, labels = labelled(60, 5, side=16)
+    pixels = np.rint(images * 255).astype(np.uint8)
+    for name in ("a", "copy"):
+        np.savez(tmp_path / f"{name}.npz", images=pixels, labels=labels)
+    held_out = {"--data": 0.0, "--test": 0.25}[flag]
+    data = f"npz:{tmp_path}/a.npz"
+    given = {"data": data, "test_fraction": held_out, "num_classes": 3}
+    run = finished_run(tmp_path / "run", **given)
+    chosen = (run.path, "-n", 40, "--metrics", "cnn", "--json")
+    copied = (flag, f"npz:{tmp_path}/copy.npz")
+    if flag == "--data":
+        copied = (*copied, "--test-fraction", 0.5)
+    code, out, err = fedgs(*chosen, *copied, names_data=False)
+    found = json.loads(out)
+    expected = {"--data": 30, "--test": 45}[flag]  # all, and all that were not held out
+    assert (code, found["num_test_copies"]) == (0, expected)
+    assert f"Warning: {expected} of " in err
+    # Of other images, and where the run's own data lie elsewhere, nothing is said.
+    if flag == "--test":
+        code, out, err = fedgs(*chosen, names_data=False)
+    else:
+        (tmp_path / "a.npz").unlink()
+        code, out, err = fedgs(*chosen, *copied, names_data=False)
+    assert (code, json.loads(out)["num_test_copies"]) == (0, 0)
+    assert "Warning" not in err
+
+
 def test_a_share_of_so_few_images_that_it_is_none_is_named_as_the_reason(
     fedgs, tmp_path
 ):

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -82,7 +83,12 @@ def full_disk(*args: object, **kwargs: object) -> None:
     ("output", "prepare", "words"),
     [
         ("run", lambda root, _: (root / "run").touch(), "exists already; "),
-        ("f/run", lambda root, _: (root / "f").touch(), "Not a directory"),
+        ("f/new/run", lambda root, _: (root / "f").touch(), "/f is a file; "),
+        (
+            "f/new/run",
+            lambda _, patch: patch.setattr(os, "access", lambda path, mode: False),
+            "cannot be written; ",
+        ),
         (
             "run",
             lambda _, patch: patch.setattr(run_folder.files, "write_json", full_disk),

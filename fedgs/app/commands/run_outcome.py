@@ -33,13 +33,7 @@ def new_output(output: str) -> Path:
     if not output:
         raise UserError("output is unset: give --output, the folder to create")
     check_free(output)
-    path = Path(output).expanduser().absolute()
-    # The nearest folder that exists; the ones between are made with the output. Checked
-    # now, because the work before it is written may take hours.
-    parent = next(above for above in path.parents if above.exists())
-    if not parent.is_dir():
-        raise UserError(f"output = {path}: {parent} is a file; choose another --output")
-    return path
+    return Path(output).expanduser().absolute()
 
 
 def make_output(path: Path) -> None:
@@ -125,7 +119,8 @@ def show_end(path: Path, typed: str = "") -> None:
     label = privacy_label(path, typed)
     say(f"Privacy:     {protection(label)}; details: fedgs privacy of {path}")
     say(f"Run folder:  {path}; keep it to yourself, for it holds private files")
-    say(f"To publish:  fedgs publish {path} -o FOLDER")
+    if label["epsilon"] is not None:  # a run without one is refused
+        say(f"To publish:  fedgs publish {path} -o FOLDER")
     say(f"Report:      fedgs report {path} -o report.html")
 
 

@@ -117,7 +117,8 @@ def debug(
         UserError: bad input, or no bug can be found; nothing was trained.
         typer.Exit: the run stopped early or failed (code 1).
     """
-    new_output(config.output)
+    if config.output or not dry_run:
+        new_output(config.output)
     config = with_absolute_paths(config)
     if config.seed is None:
         # It chooses the groups, and the clients whose images are spoilt: another seed

@@ -35,6 +35,7 @@ NEEDED = {  # package: the metrics that need it
 
 FIDELITY = "torch_fidelity"  # of whose network Inception's weights are
 HOLDING_OUT = ("test_fraction", "test_owners")  # settings that hold images out
+NATURAL_COPIES = 0.01  # share of test images; archives have an image twice now and then
 FULL = Sizes()
 FAST = Sizes(
     synthetic=2_000,
@@ -180,6 +181,9 @@ def _load(
     sizes = _sizes(request)
     seed = request.seed
     real = images.load_real(config, sizes.real, request.test)
+    if folder is not None and not _is_own_data(config, folder.config):
+        real = _with_copies_of(folder.config, real)
+    _warn_of_copies(real, progress)
     # The line of results records how the data were read, defaults included, so that
     # scores are compared only with scores on the same images.
     config = _with_shape(config, real.train)
@@ -202,6 +206,29 @@ def _load(
     synthetic = synthetic.subset(count, seed, "synthetic")
     _check_synthetic(request, synthetic)
     return request, real, synthetic
+
+
+def _with_copies_of(run: RunConfig, real: RealImages) -> RealImages:
+    """Returns real images that know how many of them test on what the run has seen.
+
+    A copy of the run's data may have another name, and hold out other images.
+    """
+    try:
+        trained = images.trained_images(run)
+    except UserError:  # the run's data lie elsewhere
+        return real
+    num_copies = images.count_copies(real.test, trained)
+    return real._replace(num_copies=max(num_copies, real.num_copies))
+
+
+def _warn_of_copies(real: RealImages, progress: Progress) -> None:
+    num_test = len(real.test.labels)
+    if real.num_copies > NATURAL_COPIES * num_test:
+        progress.say(
+            f"Warning: {real.num_copies} of {num_test} test images have the pixels of "
+            "training images, so the scores are too good; give --test images that "
+            "nothing was trained on"
+        )
 
 
 def _given(request: EvaluationRequest) -> dict[str, Any]:
@@ -248,11 +275,11 @@ def _check_held_out(request: EvaluationRequest, run: RunConfig) -> None:
 
     The images, or owners, of a share are a part of those of a larger one.
     """
-    place, options = sources.place_of(_source_of(request.data, request.reading, run))
-    own_place, own_options = sources.place_of(run)
-    # The place alone decides whether the run may have seen its images.
-    if place != own_place:
+    source = _source_of(request.data, request.reading, run)
+    if not _is_own_data(source, run):
         return
+    _, options = sources.place_of(source)
+    _, own_options = sources.place_of(run)
     shares = {name: getattr(run, name) for name in HOLDING_OUT}
     has_held_out = any(shares.values())
     if has_held_out and options != own_options:
@@ -289,9 +316,16 @@ def reading_of(run: RunConfig, data: str) -> RunConfig:
     Of other data only the folder is taken from the run.
     """
     names = [*SHAPE, "data_dir"]
-    if sources.place_of(_source_of(data, {}, run)) == sources.place_of(run):
+    if _is_own_data(_source_of(data, {}, run), run):
         names += READING
     return RunConfig(**{name: getattr(run, name) for name in names})
+
+
+def _is_own_data(source: RunConfig, run: RunConfig) -> bool:
+    """Tells whether images lie where the run has read its own."""
+    place, _ = sources.place_of(source)
+    own_place, _ = sources.place_of(run)
+    return place == own_place
 
 
 def _source_of(data: str, reading: Mapping[str, Any], run: RunConfig) -> RunConfig:

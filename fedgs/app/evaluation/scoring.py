@@ -75,6 +75,7 @@ class Scoring:
             "num_synthetic": len(self.synthetic.labels),
             "num_real": len(self.real.train.labels),
             "num_test": len(self.real.test.labels),
+            "num_test_copies": self.real.num_copies,
             "privacy": "computed from real images: not covered by the epsilon of a run",
         }
         # Both need the network of the real data, which is trained once.
