@@ -33,14 +33,6 @@ _OF_GENERATOR = (
     "latent_dim",
     "phases",
 )
-# Of the training, which is not published. A run folder has to have them, so that these
-# say nothing of the run.
-_PLACEHOLDERS = {
-    "num_clients": 1,
-    "clients_per_round": 1,
-    "noise_multiplier": 0.0,
-    "seed": 0,
-}
 
 
 def publish(
@@ -85,7 +77,7 @@ def publish(
         sample_files.fill_hf(staging, drawn)
         tensors = generator.state_dict()
         write_tensors(staging / AVERAGE, tensors, is_durable=True, is_sealed=True)
-        write_json(staging / "config.json", settings | _PLACEHOLDERS)
+        write_json(staging / "config.json", settings)
         write_json(staging / "versions.json", label["versions"])
         sample.write_grid(staging / "samples.png", folder.config, generator)
         write_json(staging / LABEL, dict(label))

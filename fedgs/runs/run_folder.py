@@ -55,6 +55,13 @@ METRICS_FILE = "metrics.jsonl"
 SELECTION_KEY = "private/selection.key"
 # What the ledger's events mean stands in these; its first line binds those there are.
 BOUND = ("config.json", BASELINE, COHORT)
+# A published folder has no settings of its training. To draw samples any will do.
+UNPUBLISHED = {
+    "num_clients": 1,
+    "clients_per_round": 1,
+    "noise_multiplier": 0.0,
+    "seed": 0,
+}
 STATE_HASH = "sha256"  # in a node's state: of all else in it
 # What a training process alone writes, in folders where others write too.
 OWN_FILES = (
@@ -205,6 +212,8 @@ class RunFolder:
                 f"{FORMAT_VERSION}; use the version in its versions.json"
             )
         flat = files.read_json(path / "config.json")
+        if _is_published(path):
+            flat = {**UNPUBLISHED, **flat}
         flat.pop("selection_seed", None)  # of earlier versions, where all could read it
         remedy = "use the version in its versions.json"
         with wrap_error(
@@ -332,8 +341,7 @@ class RunFolder:
     @property
     def is_published(self) -> bool:
         """Tells whether `fedgs publish` made the folder: it has no ledger."""
-        has_record = (self.path / LEDGER_RECORD).exists()
-        return (self.path / LABEL).exists() and not has_record
+        return _is_published(self.path)
 
     def _check_kind(self, kind: type[Chain[Any]]) -> None:
         """Refuses what is published, and a baseline as a run of another method."""
@@ -762,6 +770,11 @@ def old_states(folder: Path, keep_round: int) -> list[Path]:
         if round not in committed:
             found.append(state_path(folder, round))
     return found
+
+
+def _is_published(folder: Path) -> bool:
+    has_record = (folder / LEDGER_RECORD).exists()
+    return (folder / LABEL).exists() and not has_record
 
 
 def versions() -> dict[str, Any]:

@@ -53,6 +53,9 @@ def test_a_folder_is_published_that_others_can_use(run, tmp_path, monkeypatch):
     assert head["tags"] == ["synthetic", "differential-privacy"]
     assert json.loads((out / LABEL).read_text()) == label
     assert f"; {to_outsiders(label)}.**" in (out / CARD).read_text()
+    # The numbers of clients or noise are in the label: no file tells of others.
+    config = json.loads((out / "config.json").read_text())
+    assert config.keys().isdisjoint({"num_clients", "noise_multiplier", "seed"})
     tensors, metadata = read_tensors(out / AVERAGE)
     write_tensors(out / AVERAGE, {n: v + 1 for n, v in tensors.items()}, metadata)
     assert_refused("its tensors are not those that", fedgs.load(out).sample, 6)
