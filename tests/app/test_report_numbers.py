@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedgs.app.commands import train
 from fedgs.app.report import curves as report_curves
 from fedgs.app.report import words as report_words
 from fedgs.app.report.communication import communication, release_bytes
@@ -15,7 +16,7 @@ from fedgs.app.report.phase_tables import phase_tables
 from fedgs.app.report.run import RunFacts, read_run
 from fedgs.app.report.settings_tables import shown_data, train_command
 from fedgs.cohorts.cohort_file import EXCLUDED
-from fedgs.config.recipes import configure
+from fedgs.config.run_config import RunConfig
 from fedgs.methods import new_state
 from fedgs.methods.schedule import EVERYONE
 from fedgs.privacy.accountant import statements
@@ -138,27 +139,37 @@ def test_communication_of_exact_messages_follows_from_shapes(facts):
         ("fedavg-gan", {"spectral_norm": False, "target_epsilon": 10.0}),
     ],
 )
-def test_train_command_makes_the_same_configuration(facts, recipe, settings):
+def test_train_command_makes_the_same_configuration(
+    facts, recipe, settings, exit_code, monkeypatch
+):
     if recipe:
         facts = dataclasses.replace(
             facts, config=tiny_config(phases=recipe, **settings)
         )
     config = facts.config
-    words = shlex.split(train_command(facts))[2:]
+    made: list[RunConfig] = []
+    monkeypatch.setattr(train, "train", lambda config, *_: made.append(config))
+    words = shlex.split(train_command(facts))
+    assert "--secure-noise" not in words  # is the default
+    assert exit_code(*words[1:]) == 0
     named = recipe or "algorithm-2"
-    assert [words.pop(0), words.pop(0)] == ["--recipe", named]
-    given: dict[str, object] = {}
-    while words:
-        flag = words.pop(0).removeprefix("--")
-        name = flag.removeprefix("no-").replace("-", "_")
-        assert name not in given
-        assert flag != "secure-noise"  # is the default
-        kind = type(getattr(config, name))
-        given[name] = False if flag.startswith("no-") else kind(words.pop(0))
-    again = configure(named, None, given)
     own = {"output": Path(config.output).name, "recipe": named, "selection_hash": ""}
     expected = dataclasses.replace(config, **own)
-    assert again.to_flat() == expected.to_flat()
+    assert made[0].to_flat() == expected.to_flat()
+
+
+def test_the_command_of_a_deployed_run_is_one_for_a_deployment(facts, fedgs):
+    """It needs keys, and where the data lie is not the server's to say."""
+    settings = {"engine": "flower", "nodes": "ward-1,ward-2", "clients_per_node": 3}
+    deployed = tiny_config(**settings)
+    facts = dataclasses.replace(facts, config=deployed)
+    command = train_command(facts)
+    assert command.startswith("fedgs deploy submit --server HOST:PORT --recipe ")
+    assert "ward" not in command
+    assert "--data" not in command
+    words = shlex.split(command.replace("HOST:PORT", "localhost:1"), comments=True)
+    _, _, error = fedgs(*words[1:])
+    assert error.startswith("Error: client is unset"), error
 
 
 def test_data_is_shown_without_its_place():

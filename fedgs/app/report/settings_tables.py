@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedgs.app.flags import MOST_USED
 from fedgs.app.report.run import RunFacts
 from fedgs.app.tables import Table
 from fedgs.config.fields import flag_words
 from fedgs.config.method_settings import settings_of, settings_with
+from fedgs.config.phases import written
 from fedgs.config.plugins import GS_WGAN
 from fedgs.config.recipes import recipe
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.tree import assigned
 
 
 def settings_tables(runs: Sequence[RunFacts]) -> list[Table]:
@@ -157,22 +160,36 @@ def _recipe_name(config: ResolvedConfig) -> str:
 def train_command(facts: RunFacts) -> str:
     """Returns the command that trains this run again.
 
-    An own method's settings have no flags; a comment says what goes into a file. So
-    has no planted bug.
+    An own method's settings are in no command; a comment says what goes into a file.
+    So is no planted bug, and no key of a client.
     """
     config = facts.config
-    if facts.baseline is None:
-        words = ["fedgs", "train", "--recipe", _recipe_name(config)]
-    else:
+    changed = _changed(facts)
+    known = {spec.name for spec in settings_of()}
+    if facts.baseline is not None:
         words = [*facts.baseline.command()]
-    with_flags = {spec.name for spec in settings_of()}
+        with_flags = known
+    elif config.nodes is None:
+        words = ["fedgs", "train", "--recipe", _recipe_name(config)]
+        with_flags = {*MOST_USED}
+        if not {"test_fraction", "test_owners"} & changed.keys():
+            changed["test_fraction"] = 0.0  # else the data decide what is held out
+    else:
+        words = ["fedgs", "deploy", "submit", "--server", "HOST:PORT"]
+        words += ["--recipe", _recipe_name(config)]
+        with_flags = {*MOST_USED}
+        # What the clients' keys and their own commands decide.
+        for name in ("nodes", "engine", *settings_with("of_client")):
+            changed.pop(name, None)
     own: list[str] = []
-    for name, value in _changed(facts).items():
+    for name, value in changed.items():
         # Numbers keep all of their digits; `_shown` would round them.
         if isinstance(value, str):
             value = _shown(config, name, value)
         if name in with_flags:
             words += flag_words(name, value)
+        elif name in known:
+            words += ["--set", _assignment(name, value)]
         else:
             own.append(f"{name} = {json.dumps(value)}")
     command = shlex.join(words)
@@ -181,4 +198,21 @@ def train_command(facts: RunFacts) -> str:
         command += f"  # in a TOML file: [{config.method!r}] {lines}"
     if config.corruption != "none":
         command += f"  # without the bug that was planted, {config.corruption}"
+    if config.nodes is not None:
+        command += "  # with --ca, and with a --client for each node"
     return command
+
+
+def _assignment(name: str, value: Any) -> str:
+    """Returns what `--set` reads as this setting and value.
+
+    >>> _assignment("partition", "iid"), _assignment("healthy", "1")
+    ('partition=iid', 'healthy="1"')
+    """
+    if name == "phases":
+        value = written(value)
+    if isinstance(value, str):
+        text = f"{name}={value}"
+        if assigned([text])[name] == value:
+            return text
+    return f"{name}={json.dumps(value)}"
