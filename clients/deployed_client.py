@@ -415,6 +415,7 @@ class DeployedClient:
             worker = self._make_from(settings, told.start)
         except ClientRefused as refusal:
             return Joined(released, refusal=refusal)
+        worker.node(_position(self.site, worker.config)).state.check_clients()
         # Only now: a run that was refused leaves nothing behind.
         if not self._settings_file.exists():
             make_folder(self.folder, 0o700)

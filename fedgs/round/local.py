@@ -45,6 +45,7 @@ def train(folder: RunFolder, data: FederatedImages, report: Report, stop: Stop) 
     torch.set_num_threads(1)  # another number would round sums in another order
     keep_freed_memory()
     with folder.locked(), LocalNodes(folder.config, data, folder.private) as nodes:
+        nodes.check_clients()
         train_nodes(folder, nodes, report, stop)
 
 
@@ -138,6 +139,15 @@ class LocalNodes:
         requests = request.per_node(self.config.hosting, nodes)
         # The list waits for all of them, and raises what one of them raised.
         list(self.pool.map(self._answer, nodes, requests.values()))
+
+    def check_clients(self) -> None:
+        """Refuses to go on with other clients, before a round is charged for.
+
+        Raises:
+            UserError: as `fedgs.round.node_state.NodeState.check_clients`.
+        """
+        for node_id in range(self.config.num_nodes):
+            self._node(node_id).state.check_clients()
 
     def save(self, keep_round: int) -> None:
         """Writes the state of every node that changed."""

@@ -84,7 +84,7 @@ class Node:
         count = ClientLedger(permitted.state_dir or folder, names)
         run = source.partition("/")[0]
         self.limits = NodeLimits(config, self.hosted, permitted, count, source)
-        self.state = NodeState(config, node_id, folder)
+        self.state = NodeState(config, node_id, folder, names)
         self._masks = NodeMasks(config, node_id, folder, run, peers)
 
     def decode(self, payload: Mapping[str, object]) -> SentRequest:

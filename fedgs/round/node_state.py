@@ -6,14 +6,21 @@ aggregation only the masked sum is kept.
 
 A state on the disk counts as newer than the one in memory, because another worker
 process may have hosted this node in between.
+
+A state is of certain clients, in their order. If another owner came into the place of
+one, a discriminator that was trained on somebody would answer for somebody else, and
+one owner could be in two places of a release.
 """
 
+import hashlib
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import GsWganConfig, ResolvedConfig
 from fedgs.errors import UserError
-from fedgs.files import write_tensors
+from fedgs.files import read_metadata, write_tensors
 from fedgs.gan.discriminators import Discriminators
 from fedgs.mechanism.integer_sums import IntegerSum
 from fedgs.mechanism.masks import MaskedSum, received_masked
@@ -30,6 +37,7 @@ from fedgs.runs.run_folder import (
 from fedgs.shapes import Release, TensorDict
 
 _DIGEST = "digest"  # in a state's metadata: the hash of what was answered
+_CLIENTS = "clients"  # there too: the hash of the clients' names
 _COMMON_DIGEST = "asked"  # there too: what all masked attempts of the round ask alike
 
 
@@ -46,8 +54,21 @@ class NodeState:
         is_saved: whether the disk has all of it.
     """
 
-    def __init__(self, config: ResolvedConfig, node_id: int, folder: Path) -> None:
-        """Reads nothing yet."""
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        node_id: int,
+        folder: Path,
+        client_names: Sequence[str],
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            config: the run's configuration.
+            node_id: j, the node's index.
+            folder: the folder of the states.
+            client_names: the hosted clients, in their order.
+        """
         self.folder = folder
         self.round = -1
         self.discriminators: Discriminators | None = None
@@ -58,6 +79,26 @@ class NodeState:
         self._config = config
         self._node_id = node_id
         self._hosted = config.hosting.hosted(node_id)
+        names = json.dumps(list(client_names))
+        self._clients_hash = hashlib.sha256(names.encode()).hexdigest()
+
+    def check_clients(self) -> None:
+        """Refuses other clients than those that the states on disk are of.
+
+        Raises:
+            UserError: the data name other owners now, or name them in another order.
+        """
+        rounds = state_rounds(self.folder)
+        if not rounds:
+            return
+        metadata = read_metadata(state_path(self.folder, rounds[-1]))
+        # States of earlier versions do not say whose they are.
+        if metadata.get(_CLIENTS, self._clients_hash) != self._clients_hash:
+            raise UserError(
+                f"node {self._node_id}: the data have other clients than those that "
+                "this run began with, or have them in another order; restore the data, "
+                "or start a new run"
+            )
 
     def has_answered(self, round: int, digest: str) -> bool:
         """Tells whether the stored answer is to this request; looks on disk too."""
@@ -152,7 +193,7 @@ class NodeState:
         tensors: TensorDict = {}
         if self.discriminators is not None:
             tensors = self.discriminators.state()
-        metadata = {_DIGEST: self.digest}
+        metadata = {_DIGEST: self.digest, _CLIENTS: self._clients_hash}
         # What is kept here is what the same request gets again, from any process.
         if isinstance(self.answer, IntegerSum):
             metadata[_DIGEST] = ""  # the local engine is never asked again for it
@@ -181,6 +222,7 @@ class NodeState:
         newer = [each for each in state_rounds(self.folder) if oldest <= each <= round]
         if not newer:
             return
+        self.check_clients()
         newest = newer[-1]
         tensors, metadata = read_state(state_path(self.folder, newest))
         values = tensors.pop("answer", None)

@@ -554,6 +554,30 @@ def test_a_dry_run_refuses_the_outputs_that_the_run_refuses(fedgs, data, tmp_pat
     assert tree(tmp_path) == {"file": b""}
 
 
+def test_a_run_goes_on_with_its_own_clients_only(fedgs, tmp_path, monkeypatch):
+    """A patient left and another one came: nothing is charged, and nothing lost."""
+
+    def stopping(metrics: dict) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    source = tmp_path / "tiny.npz"
+    write_tiny_npz(source)
+    with np.load(source) as file:
+        arrays = dict(file)
+    given = flags(data=f"npz:{source}", output=tmp_path / "run", **TINY)
+    with monkeypatch.context() as patch:
+        patch.setattr(running.Progress, "rounds", lambda *arguments: stopping)
+        assert fedgs("train", *given)[0] == 1
+    np.savez(source, **arrays | {"clients": arrays["clients"] + 1})
+    before = tree(tmp_path / "run")
+    code, _, error = fedgs("resume", tmp_path / "run")
+    assert code == 2
+    assert re.search("Error: node .: the data have other clients than those", error)
+    assert tree(tmp_path / "run") == before
+    np.savez(source, **arrays)
+    printed(fedgs("resume", tmp_path / "run"), "")
+
+
 COMMANDS = {"resume": [], "sample": ["-o", "s.npz"], "privacy of": []}
 COMMANDS["evaluate"] = ["--data", "mnist", "--data-dir", "no"]
 

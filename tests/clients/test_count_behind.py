@@ -3,6 +3,7 @@
 Of Fed-Avg GAN's updates: tests/methods/.
 """
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
 
@@ -119,3 +120,25 @@ def test_a_client_refuses_a_request_that_says_nothing_of_its_answers(deploy):
     with pytest.raises(RunStopped, match="0 of 3 nodes"):
         run.start()
     assert not list(run.root.glob("state-*/releases/*.jsonl"))
+
+
+def test_other_owners_in_the_places_of_those_before_are_refused(deploy, monkeypatch):
+    """Their discriminators would be those of others; before anything is asked."""
+    monkeypatch.setattr(roll_call, "ROLL_CALL_SECONDS", 5.0)
+    run = deploy(mode="full participation", min_answers=3, checkpoint_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        run.start(interrupt_at(2))
+    source = run.root / f"{NAMES[1]}.npz"
+    with np.load(source) as file:
+        arrays = dict(file)
+    np.savez(source, **arrays | {"clients": arrays["clients"] + 1})
+    run.clients[1].restart()
+    before = run.attempts()
+    with pytest.raises(RunStopped, match="b-clinic failed; its own error"):
+        run.start()
+    log = (run.clients[1].state_dir / "error.log").read_text()
+    assert "the data have other clients than those that this run began with" in log
+    assert run.attempts() == before
+    np.savez(source, **arrays)
+    run.clients[1].restart()
+    run.start()

@@ -272,3 +272,24 @@ def test_only_a_sanitized_answer_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("fedgs.round.node.answer_of", lambda *_: torch.zeros(1))
     with pytest.raises(TypeError, match="SanitizedGradients"):
         node.answer(request)
+
+
+# -------------------------------------------------------------------- whose state it is
+
+
+def test_a_state_is_of_the_clients_that_it_was_made_with(tmp_path):
+    """In their order: else one owner would be in the places of two."""
+    config = _config()
+    data = tiny_data(config)
+    node = _node(config, tmp_path)
+    node.save(0)
+    first, *others = data.client_names
+    for names in ([*others, first], ["somebody", *others]):
+        changed_data = dataclasses.replace(data, client_names=names)
+        other = Node(config, 0, changed_data, tmp_path)
+        words = "other clients than those that this run began with"
+        assert_refused(words, other.state.check_clients)
+        assert_refused(words, other.answer, request_of(config))
+    again = Node(config, 0, data, tmp_path)
+    again.state.check_clients()
+    assert again.answer(request_of(config)) is not None
