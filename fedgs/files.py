@@ -32,7 +32,9 @@ if TYPE_CHECKING:  # torch is imported where tensors are: `fedgs privacy` needs 
 RESTORE = "restore it from a backup, or start again with another --output"
 SEAL = "sha256:"  # begins the hash of tensors in a file's metadata
 TEMPORARY_NAME = re.compile(r"\.(.+)\.([0-9]+)")
-MOST_NAME_BYTES = 255  # of one name, on every common file system
+# Common file systems allow 255. The rest is for what files are called beside it: a
+# number, an ending, and of a temporary file a process.
+MOST_NAME_BYTES = 220
 NAME_RULE = (
     "give a plain name, without slashes and control characters, that does not begin "
     f"with a dot and has at most {MOST_NAME_BYTES} bytes"

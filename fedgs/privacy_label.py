@@ -23,7 +23,7 @@ from fedgs.privacy import accountant
 from fedgs.privacy.accountant import FIGURE_LABELS, SEEDED, Statement
 from fedgs.runs import epsilons
 from fedgs.runs.data_card import NO_GUARANTEE
-from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.run_folder import RunFolder, versions_of
 
 LABEL_HOLDS = "holds, under the conditions of this label"
 UNFINISHED = "so far, for the run is not finished: each further release costs more"
@@ -124,7 +124,7 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
         "audit": "one release attacked" if bound else "not audited",
         "audited_bound": bound,
         "conditions": list(conditions),
-        "versions": read_json(folder.path / "versions.json"),
+        "versions": versions_of(folder.path),
     }
 
 

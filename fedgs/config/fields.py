@@ -123,6 +123,11 @@ def scalar_type(annotation: Any) -> tuple[type, bool]:
     return annotation, False
 
 
+# Of a whole number. No more fits into a message of Flower or an array of numpy.
+MOST_BITS = 63
+MOST_BITS_SHOWN = 1000
+
+
 def coerced(name: str, annotation: Any, value: Any) -> Any:
     """Returns a setting's value in its own type, None for unset.
 
@@ -136,16 +141,19 @@ def coerced(name: str, annotation: Any, value: Any) -> Any:
         raise UserError(f"{name} is unset: give --{name.replace('_', '-')}")
     # TOML and JSON have 1 where 1.0 is meant. But a bool is an int in Python, and no
     # number that somebody means.
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
     is_bool = isinstance(value, bool)
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        # Python prints no number of many thousand digits.
+        shown = f"about 2^{value.bit_length() - 1}"
+        if value.bit_length() < MOST_BITS_SHOWN:
+            shown = shortened(str(value))
+        raise UserError(f"{name} = {shown}: give at most 2^63 - 1")
+    if kind is float and isinstance(value, int) and not is_bool:
+        return float(value)
     if not isinstance(value, kind) or (is_bool and kind is not bool):
         raise UserError(f"{name} = {value!r}: it must be of type {kind.__name__}")
     if isinstance(value, str):
         check_utf8(name, value)
-    # No more fits into a message of Flower or an array of numpy.
-    if isinstance(value, int) and value.bit_length() > 63:
-        raise UserError(f"{name} = {shortened(str(value))}: give at most 2^63 - 1")
     if isinstance(value, str) and "\0" in value:  # no name of a file has one
         raise UserError(
             f"{name} = {shortened(repr(value))}: it contains the character 0; leave "

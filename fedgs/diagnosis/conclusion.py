@@ -9,7 +9,9 @@ In the run folder:
 Privacy: post-processing of DP output.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,12 @@ from fedgs.data.corruption import spoilt_node
 from fedgs.data.transformations import TRANSFORMATIONS, Transformation
 from fedgs.diagnosis import sentences
 from fedgs.diagnosis.catalogue import class_means
-from fedgs.diagnosis.diagnosis import Diagnosis, diagnose
+from fedgs.diagnosis.diagnosis import UNDECIDED, Diagnosis, diagnose
 from fedgs.diagnosis.rule import Rule
 from fedgs.diagnosis.sites import SiteVerdict, compare_sites
-from fedgs.errors import UserError, first_n
+from fedgs.errors import UserError
 from fedgs.evaluation.images import LabelledImages
-from fedgs.files import make_folder, replacing, write_json
+from fedgs.files import make_folder, read_json, replacing, write_json
 from fedgs.methods.group_means import Group, groups_released
 from fedgs.round.checkpoint import restored_releases
 from fedgs.runs.run_folder import RunFolder, versions
@@ -58,8 +60,7 @@ def conclude(
         not finished.
 
     Raises:
-        UserError: a suspect fails, the folder is broken, or the release shows no client
-            of a cohort or a node.
+        UserError: a suspect fails, or the folder is broken.
     """
     config = folder.config.at_phase(0)
     if not isinstance(config, GroupMeansConfig) or not folder.is_finished:
@@ -67,11 +68,11 @@ def conclude(
     groups = groups_in(folder, config)
     if not groups:  # a budget that was spent before the release
         return None
-    _check_seen(groups)
     samples = samples_of(groups)
     rule = rule or Rule(config.alpha, config.min_effect)
     entries = (*TRANSFORMATIONS, *suspects)
-    comparisons = list(_comparisons(config, samples, rule, entries))
+    absent = _absent(groups)
+    comparisons = list(_comparisons(config, samples, absent, rule, entries))
     make_folder(folder.path / "groups")
     for cohort, own in samples.items():
         for number, (images, labels) in enumerate(own):
@@ -94,6 +95,16 @@ def conclude(
     return content
 
 
+def is_written(run: Path) -> bool:
+    """Tells whether a run folder has a diagnosis that this fedgs can read.
+
+    One that is damaged, or of another format, is made again from what was released.
+    """
+    with contextlib.suppress(UserError):  # missing, cut off or no JSON
+        return read_json(run / DIAGNOSIS).get("format") == FORMAT
+    return False
+
+
 def groups_in(folder: RunFolder, config: GroupMeansConfig) -> list[Group]:
     """Returns what a run has released of every group.
 
@@ -106,11 +117,11 @@ def groups_in(folder: RunFolder, config: GroupMeansConfig) -> list[Group]:
     return groups_released(config, restored_releases(folder.config, tensors))
 
 
-def _check_seen(groups: Sequence[Group]) -> None:
-    """Refuses to compare clients with none: noise alone looks like a bug.
+def _absent(groups: Sequence[Group]) -> list[str]:
+    """Returns the cohorts or nodes of which the release shows no client, if any.
 
-    Raises:
-        UserError: names the cohort or the node.
+    Noise alone looks like a bug, so of these none may be named. Where no cohort is
+    seen, the noise hides all of them, and the comparison finds none by itself.
     """
     seen: dict[str, list[float]] = {}
     for group in groups:
@@ -119,15 +130,9 @@ def _check_seen(groups: Sequence[Group]) -> None:
     clear = {
         name: sum(own) / len(own) ** 0.5 > LEAST_SEEN for name, own in seen.items()
     }
-    absent = [name for name, is_seen in clear.items() if not is_seen]
-    # Where no cohort is seen, the noise hides all of them, and no bug is named.
-    if absent and any(clear.values()):
-        raise UserError(
-            f"{first_n(map(repr, absent))}: the release shows no client there, which "
-            "nothing can be compared with; give --healthy and --suspicious values that "
-            "the clients' files of cohorts have, leave such a node out, or give less "
-            "noise"
-        )
+    if not any(clear.values()):
+        return []
+    return [name for name, is_seen in clear.items() if not is_seen]
 
 
 def samples_of(groups: Sequence[Group]) -> Samples:
@@ -142,10 +147,15 @@ def samples_of(groups: Sequence[Group]) -> Samples:
 def _comparisons(
     config: GroupMeansConfig,
     samples: Samples,
+    absent: Sequence[str],
     rule: Rule,
     entries: Sequence[Transformation],
 ) -> Iterator[dict[str, Any]]:
-    """Yields each comparison as JSON values: who, with whom, and the diagnosis."""
+    """Yields each comparison as JSON values: who, with whom, and the diagnosis.
+
+    A node of which the release shows no client is undecided, and so are two cohorts if
+    one of them is such.
+    """
     how: dict[str, Any] = {
         "num_classes": config.num_classes,
         "num_frequencies": config.moment_size,
@@ -153,8 +163,11 @@ def _comparisons(
         "entries": entries,
     }
     if config.suspicious is None:
-        for verdict in compare_sites(samples, **how).values():
-            yield _of_site(verdict)
+        for name, verdict in compare_sites(samples, **how).items():
+            found = _of_site(verdict)
+            if name in absent:
+                found |= _undecided([name]) | {"is_accused": False, "rivals": []}
+            yield found
         return
     suspicious = samples[config.suspicious]
     others = [own for name, own in samples.items() if name != config.suspicious]
@@ -165,7 +178,16 @@ def _comparisons(
         titles = names
     else:
         titles = f"cohort {config.suspicious}", f"cohort {config.healthy}"
-    yield _as_json(names, diagnosis, sentences.sentence(diagnosis, *titles))
+    found = _as_json(names, diagnosis, sentences.sentence(diagnosis, *titles))
+    if absent:
+        found |= _undecided(absent)
+    yield found
+
+
+def _undecided(absent: Sequence[str]) -> dict[str, Any]:
+    """Returns what is said in the place of a verdict that needs clients unseen."""
+    sentence = sentences.unseen(absent)
+    return {"verdict": UNDECIDED, "sentence": sentence}
 
 
 def _of_site(verdict: SiteVerdict) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fedgs.diagnosis.diagnosis import (
     Suspect,
 )
 from fedgs.diagnosis.sites import SiteVerdict
+from fedgs.errors import first_n
 
 TITLES = {OTHER: "any difference", **{t.name: t.words for t in TRANSFORMATIONS}}
 FOUND = (NAMED, POSSIBLE)
@@ -58,6 +59,16 @@ def sentence_of_site(verdict: SiteVerdict, others: str) -> str:
         # It may be another site's fault that it lies apart from all others together.
         text = "Not accused: that it differs is not significant for all sites together."
     return f"{text} {_not_tested(diagnosis)}"
+
+
+def unseen(absent: Sequence[str]) -> str:
+    """Returns why there is no verdict where the release shows no client of some."""
+    names = first_n(map(repr, absent))
+    return (
+        f"Undecided: the release shows no client of {names} above its noise, which "
+        "nothing can be compared with. Either there is none, or they are too few for "
+        "this noise."
+    )
 
 
 def _verdict(

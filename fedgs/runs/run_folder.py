@@ -777,6 +777,29 @@ def _is_published(folder: Path) -> bool:
     return (folder / LABEL).exists() and not has_record
 
 
+# What `versions` may find beside the packages.
+ABOUT = ("format", "fedgs", "python", "machine", "gpu", "git_commit", "git_clean")
+
+
+def versions_of(run: Path) -> dict[str, Any]:
+    """Reads what a run folder says of its software, to be shown or published.
+
+    No ledger binds the file. So only what fedgs writes into it is taken, each in one
+    line.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    found: dict[str, Any] = {}
+    for name, value in files.read_json(run / "versions.json").items():
+        is_plain = isinstance(value, bool | int | None) or (
+            isinstance(value, str) and value.isprintable() and len(value) < 100
+        )
+        if name in (*ABOUT, *PACKAGES) and is_plain:
+            found[name] = value
+    return found
+
+
 def versions() -> dict[str, Any]:
     """Returns the format, the package versions and the git commit, where known."""
     import torch

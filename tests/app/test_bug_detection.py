@@ -328,6 +328,22 @@ def test_a_folder_that_is_not_there_or_of_another_kind_is_said(fedgs, tmp_path, 
     refused(fedgs("debug", "--output", path), f"{path}: ")
 
 
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 4}', "[1]"])
+def test_a_diagnosis_that_cannot_be_read_is_made_again_at_no_cost(fedgs, done, content):
+    expected = found_in(done)
+    (done / "diagnosis.json").write_text(content)
+    printed(fedgs("debug", "--output", done))
+    assert found_in(done) == expected
+
+
+def test_a_cohorts_name_too_long_for_its_files_is_refused_first(debug, tmp_path):
+    values = {n: ("v" * 244 if i < 24 else "w") for i, n in enumerate(NAMES)}
+    file = write_cohorts(tmp_path / "long.csv", values)
+    named = {"healthy": "v" * 244, "suspicious": "w", "cohorts": file}
+    refused(debug(**named), "healthy = 'vvv.*at most 220 bytes")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_goes_on_with_no_other_settings(fedgs, done):
     given = ("debug", "--output", done)
     refused(fedgs(*given, "--groups", 5), "groups = 5", "leave out --groups")
@@ -575,7 +591,7 @@ def test_images_of_every_size_and_in_colour_are_compared(debug, tmp_path, size):
     printed(debug(**given))
     with np.load(tmp_path / "out" / "groups" / "1-0.npz") as group:
         side = size or 16  # of the data
-        assert group["images"].shape == (3, 3, side, side)
+        assert group["images"].shape[1:] == (3, side, side)
 
 
 def test_data_of_one_class_are_compared(debug, tmp_path):

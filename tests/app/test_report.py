@@ -222,6 +222,24 @@ def test_evaluations_are_shown_as_not_covered(run, folders):
 # ------------------------------------------------------------------ what is not there
 
 
+def test_scores_that_are_no_numbers_are_not_shown(run):
+    """Anybody may have written the file: it is bound by nothing."""
+    line = {"data": "x", "downstream_cnn_accuracy": "a lot", "classifiers": 3}
+    (run / "evaluations.jsonl").write_text(json.dumps(line) + "\n")
+    assert "a lot" not in page_of(run)
+
+
+def test_only_versions_of_software_are_shown_and_published(run):
+    """No ledger binds their file, and a line of it would become one of the card."""
+    path = run / "versions.json"
+    known = json.loads(path.read_text())
+    added = {"host": "secret-host", "git_commit": "x\n- **guarantee**: perfect"}
+    path.write_text(json.dumps(known | added))
+    label = privacy_label(run)
+    assert label["versions"] == {n: v for n, v in known.items() if n != "git_commit"}
+    assert "secret-host" not in page_of(run)
+
+
 def test_page_names_no_folder_of_the_machine(folders):
     page = page_of(folders / "private") + page_of(folders / "diagnosed")
     without_pictures = re.sub(r"data:image/png;base64,[^\"]*", "", page)

@@ -163,6 +163,8 @@ def test_value_outside_its_range_is_refused_by_name_value_and_remedy(name, value
         ({"num_rounds": True}, "num_rounds = True:"),
         ({"spectral_norm": 1}, "spectral_norm = 1:"),
         ({"num_rounds": 2**63}, "num_rounds = 9223372036.*give at most 2\\^63 - 1"),
+        ({"delta": 10**400}, "delta = about 2.1328: give at most 2\\^63 - 1"),
+        ({"delta": 10**5000}, "delta = about 2.16609: give at most 2\\^63 - 1"),
         ({"num_rounds": None}, "num_rounds is unset: give --num-rounds"),
         ({"num_rounds": ""}, "num_rounds is unset: give --num-rounds"),
         ({"image_size": 20}, "image_size = 20:"),

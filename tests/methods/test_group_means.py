@@ -18,6 +18,7 @@ from fedgs.config.feature_settings import MASS
 from fedgs.config.run_config import GroupMeansConfig, ResolvedConfig, RunConfig
 from fedgs.data.cohort import keep_cohort
 from fedgs.data.federated import FederatedImages, to_float
+from fedgs.diagnosis import conclusion
 from fedgs.diagnosis.conclusion import conclude, groups_in, samples_of
 from fedgs.files import read_tensors
 from fedgs.gan.features import embedding, frequency_weights
@@ -222,12 +223,40 @@ def test_a_nodes_own_release_is_kept_only_where_nodes_are_compared(tmp_path):
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
-def test_a_cohort_of_which_the_release_shows_no_client_is_not_compared(tmp_path, noise):
-    """As of a deployment whose clients' files have no such value: noise is no bug."""
+def test_of_a_cohort_of_which_the_release_shows_no_client_nothing_is_said(
+    tmp_path, noise
+):
+    """As of a deployment whose clients' files have no such value: noise is no bug.
+
+    The epsilon is spent by then, so the run ends as any other.
+    """
     more = {"healthy": "absent", "noise_multiplier": noise}
     folder = finished(*made("cohorts", tmp_path, **more))
-    assert_refused("'absent': the release shows no client there", conclude, folder)
-    assert not (folder.path / "diagnosis.json").exists()
+    (found,) = conclude(folder)["comparisons"]
+    assert found["verdict"] == "undecided"
+    assert (
+        "the release shows no client of 'absent' above its noise" in found["sentence"]
+    )
+    assert (folder.path / "diagnosis.json").exists()
+
+
+def test_a_node_that_the_noise_hides_is_undecided_and_the_others_are_compared(
+    tmp_path, monkeypatch
+):
+    folder = finished(*made("nodes", tmp_path))
+    config = folder.config.at_phase(0)
+    groups = groups_in(folder, config)
+    hidden = groups[0].cohort
+    for_noise = [
+        group._replace(seen=0.0 if group.cohort == hidden else 99.0) for group in groups
+    ]
+    monkeypatch.setattr(conclusion, "groups_in", lambda *_: for_noise)
+    found = {row["suspicious"]: row for row in conclude(folder)["comparisons"]}
+    assert found[hidden]["verdict"] == "undecided"
+    assert found[hidden]["is_accused"] is False
+    assert f"no client of {hidden!r} above" in found[hidden]["sentence"]
+    for name in found.keys() - {hidden}:
+        assert "above its noise" not in found[name]["sentence"]
 
 
 def test_groups_of_few_clients_and_of_many_have_the_same_noise(tmp_path):

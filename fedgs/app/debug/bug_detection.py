@@ -24,7 +24,7 @@ from fedgs.config.recipes import configure, recipe, settings_in
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.transformations import Transformation
-from fedgs.diagnosis.conclusion import DIAGNOSIS, conclude
+from fedgs.diagnosis.conclusion import DIAGNOSIS, conclude, is_written
 from fedgs.diagnosis.rule import Rule
 from fedgs.errors import UserError, reject
 from fedgs.files import read_json
@@ -179,7 +179,7 @@ def _shown(
     """Writes the diagnosis of a finished run, and prints it."""
     content = None
     if folder.config.method == GROUP_MEANS:
-        if suspects or changed or not (folder.path / DIAGNOSIS).exists():
+        if suspects or changed or not is_written(folder.path):
             settings = folder.config.to_flat()
             values: dict[str, Any] = {name: settings[name] for name in RULE}
             content = conclude(folder, Rule(**values | {**changed}), suspects)

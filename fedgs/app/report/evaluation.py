@@ -48,11 +48,11 @@ def evaluation_tables(runs: Sequence[RunFacts]) -> list[Table]:
     for facts, found in zip(evaluated, results, strict=True):
         data_name = str(found.get("data"))
         accuracies = found.get("classifiers")
-        if accuracies:
+        if isinstance(accuracies, dict):
             caption = f"{facts.name}: classifiers tested on real images"
             tables.append(classifier_table(caption, data_name, accuracies))
         curves = found.get("label_efficiency")
-        if curves:
+        if isinstance(curves, dict) and curves:
             tables.append(label_table(f"{facts.name}: {LABELS}", curves))
     return tables
 

@@ -22,7 +22,7 @@ from fedgs.privacy_label import privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.epsilons import spread
 from fedgs.runs.other_runs import OtherRun, open_other
-from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.run_folder import RunFolder, versions_of
 
 MOST_GRIDS = 5
 GRID_PADDING = 2  # pixels around each image, of fedgs.runs.sample_files.save_images
@@ -146,7 +146,7 @@ def read_run(path: Path) -> RunFacts:
         events=events,
         metrics=read_json_lines(folder.path / "metrics.jsonl"),
         statements=statements,
-        versions=read_json(folder.path / "versions.json"),
+        versions=versions_of(folder.path),
         evaluation=_evaluation(folder.path),
         grids=_grids(folder.path),
         is_finished=folder.is_finished,

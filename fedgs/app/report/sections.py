@@ -20,6 +20,7 @@ from fedgs.app.report.settings_tables import (
     versions_table,
 )
 from fedgs.app.report.svg import draw
+from fedgs.app.tables import is_number
 from fedgs.privacy.accountant import Statement
 from fedgs.privacy.rounding import upper
 from fedgs.privacy_label import said
@@ -138,7 +139,7 @@ def _trained(facts: RunFacts) -> dict[str, str]:
         about = {"method": baseline.title, "data": data}
     about |= {f"{facts.unit_of_time}s": done, "trust": facts.label["trust_model"]}
     accuracy = facts.evaluation.get("downstream_cnn_accuracy")
-    if accuracy is not None:
+    if is_number(accuracy):  # anybody may have written the file of scores
         text = f"{words.number(accuracy)} accuracy of a CNN trained on the samples"
         about["usefulness"] = text
     return about
