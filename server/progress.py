@@ -104,7 +104,8 @@ class RunProgress:
         for name, node in names.items():
             self.nodes[name]["reason"] = reasons[node]
         self.content.update(waiting_for=list(names))
-        self._write()
+        # What follows the last answer, such as a fit, may take long without a word.
+        self._write(now=not names)
 
     def add_answer(self, node: int, round: int) -> None:
         """Notes a valid answer to a round."""

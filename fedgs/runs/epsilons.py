@@ -216,10 +216,15 @@ def _check_same_clients(configs: dict[str, RunConfig], is_reshuffled: bool) -> N
             name = different[0]
             one = getattr(known, name)
             other = getattr(config, name)
+            why = "these are other clients, as far as the folders show"
+            if name == "seed" and known.nodes is not None:
+                why = (
+                    "it decides which images make a client where a node's data name "
+                    "no owners, which the folders do not show"
+                )
             raise UserError(
-                f"{name} = {one} in {first}, {other} in {path}: these are other "
-                "clients, as far as the folders show; state the runs one by one, or "
-                "give --same-clients if you know that they are the same"
+                f"{name} = {one} in {first}, {other} in {path}: {why}; state the runs "
+                "one by one, or give --same-clients if you know that they are the same"
             )
 
 

@@ -238,6 +238,8 @@ def _membership(
     """Attack C; why not, if it cannot run."""
     progress.say("Attack C: membership inference on samples")
     config = folder.config
+    if config.nodes is not None:
+        return "skipped: the images of a deployed run are its clients', and not here"
     try:
         generator = samples.load_generator(folder)
         test = load_test_data(config)[0]

@@ -21,6 +21,7 @@ from fedgs.data.load import split_records
 from fedgs.data.picture_rules import IN_COLOUR, IN_GREY, Found
 from fedgs.data.records import Records
 from fedgs.errors import UserError, first_n, wrap_error
+from fedgs.runs.epsilons import spread
 from fedgs.runs.sample_files import save_images
 
 # Rows and columns of the contact sheet
@@ -129,7 +130,9 @@ def _pictures(config: RunConfig, found: Found | None) -> dict[str, Any] | None:
 
 
 def write_contact_sheet(path: Path, data: FederatedImages) -> None:
-    """Writes the first images of the first clients, a row for each, as a PNG.
+    """Writes some images of some clients, a row for each, as a PNG.
+
+    Both are spread evenly: owners are often sorted by name, and images by class.
 
     Privacy: reads private data; output private.
 
@@ -137,8 +140,10 @@ def write_contact_sheet(path: Path, data: FederatedImages) -> None:
         OSError: the file cannot be written.
     """
     rows = []
-    for records in data.client_records[:SHEET_CLIENTS]:
-        images = to_float(data.images[records[:SHEET_IMAGES]])
+    for client in spread(data.num_clients, SHEET_CLIENTS):
+        records = data.client_records[client]
+        places = spread(len(records), SHEET_IMAGES)
+        images = to_float(data.images[records[places]])
         # A client with fewer images still fills its row, else the next one would begin
         # in it.
         num_blank = SHEET_IMAGES - len(images)
@@ -171,7 +176,11 @@ def _show(report: dict[str, Any]) -> None:
     rows = [[name, str(value)] for name, value in shown.items()]
     Table(report["data"], ["what", "now"], rows, numeric=False).show()
     sheet = report["contact_sheet"]
-    say(f"Contact sheet: {sheet} (private images, one row for each client)")
+    clients = min(report["clients"], SHEET_CLIENTS)
+    say(
+        f"Contact sheet: {sheet} (private; a row of images for each of {clients} "
+        "clients)"
+    )
 
 
 def _held_out(report: dict[str, Any]) -> str:

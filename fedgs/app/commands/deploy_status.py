@@ -15,6 +15,7 @@ from fedgs.errors import UserError
 from fedgs.files import read_json
 from fedgs.privacy.accountant import in_short
 from fedgs.privacy.rounding import upper
+from fedgs.process import FIT
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 
@@ -57,7 +58,7 @@ def status_of(path: Path) -> Status:
     Returns:
         The run's name; finished and planned rounds; events in the ledger, repeated
         rounds included; the epsilons of them; and what a deployed run last wrote down
-        (`server.progress`): phase, time, who is waited for, and every node.
+        (`server.progress`): phase, time, who is waited for, the fit, and every node.
 
     Raises:
         UserError: no run folder, or a broken ledger.
@@ -88,8 +89,18 @@ def status_of(path: Path) -> Status:
         "phase": progress.get("phase"),
         "time": progress.get("time"),
         "waiting_for": progress.get("waiting_for"),
+        "fit": _fit(folder),
         "nodes": progress.get("nodes"),
     }
+
+
+def _fit(folder: RunFolder) -> str | None:
+    """Returns how far the fit of the generator is, which follows the last round."""
+    path = folder.path / ".flower" / FIT
+    if folder.is_finished or not path.exists():
+        return None
+    steps = read_json(path)
+    return f"step {steps.get('fit_step')} of {steps.get('fit_steps')}"
 
 
 def _epsilons(run: Path) -> list[dict[str, Any]]:
@@ -115,6 +126,8 @@ def _rows(status: Status) -> Iterator[tuple[str, str]]:
     if status["phase"]:
         yield "phase", f"{status['phase']}, as of {_clock(status['time'])}"
     yield "round", f"{status['round']} of {status['num_rounds']}"
+    if status["fit"]:
+        yield "fitting the generator", status["fit"]
     if status["waiting_for"]:
         yield "waiting for", ", ".join(status["waiting_for"])
     yield "releases", f"{status['released']} (a repeated round counts again)"

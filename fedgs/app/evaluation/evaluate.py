@@ -135,8 +135,13 @@ def with_data(request: EvaluationRequest) -> EvaluationRequest:
         raise UserError(
             "data is unset: synthetic images are compared with real ones; give --data"
         )
-    data = RunFolder.open(request.source).config.data
-    return dataclasses.replace(request, data=data)
+    run = RunFolder.open(request.source).config
+    if run.nodes is not None:
+        raise UserError(
+            "data is unset: the images of a deployed run are its clients'; give --data, "
+            "and images that you may compare with"
+        )
+    return dataclasses.replace(request, data=run.data)
 
 
 def _is_run(request: EvaluationRequest) -> bool:
@@ -322,7 +327,9 @@ def reading_of(run: RunConfig, data: str) -> RunConfig:
 
 
 def _is_own_data(source: RunConfig, run: RunConfig) -> bool:
-    """Tells whether images lie where the run has read its own."""
+    """Tells whether images lie where the run has read its own, if this is known."""
+    if run.nodes is not None:
+        return False
     place, _ = sources.place_of(source)
     own_place, _ = sources.place_of(run)
     return place == own_place

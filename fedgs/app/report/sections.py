@@ -14,6 +14,7 @@ from fedgs.app.report.phase_tables import phase_tables
 from fedgs.app.report.privacy_cards import cards_of_run, cards_of_statements, label_card
 from fedgs.app.report.run import RunFacts
 from fedgs.app.report.settings_tables import (
+    OF_CLIENTS,
     settings_tables,
     shown_data,
     train_command,
@@ -54,7 +55,10 @@ class Page:
     @property
     def data(self) -> str:
         """The data that all runs trained on."""
-        return shown_data(self.runs[0].config.data)
+        run = self.runs[0].config
+        if run.nodes is not None:
+            return OF_CLIENTS
+        return shown_data(run.data)
 
     @cached_property
     def sections(self) -> list[Section]:

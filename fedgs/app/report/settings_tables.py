@@ -22,6 +22,9 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.tree import assigned
 
 
+OF_CLIENTS = "of each client's own"  # what a deployed run does not know of its data
+
+
 def settings_tables(runs: Sequence[RunFacts]) -> list[Table]:
     """Returns settings of one value in all runs that have them, then the others."""
     shown = [shown_settings(facts) for facts in runs]
@@ -103,6 +106,8 @@ def shown_data(data: str) -> str:
 
 
 def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
+    if config.nodes is not None and name in settings_with("of_client"):
+        return OF_CLIENTS
     if value is None or value == "":
         return "unset"
     if name == "data_dir":
