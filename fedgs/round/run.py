@@ -206,7 +206,10 @@ class RunSession(Session):
 
         def check(step: int, steps: int) -> None:
             if stop.is_set():
-                raise RunStopped(f"The run was told to stop, in step {step} of the fit")
+                raise RunStopped(
+                    f"The run was told to stop, in step {step} of the fit, which "
+                    "begins anew"
+                )
             # Twenty reports: one for each of thousands of steps would flood whoever
             # listens.
             if step % max(1, steps // 20) == 0:

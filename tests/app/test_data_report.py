@@ -49,6 +49,19 @@ def test_contact_sheet_has_a_row_per_client_as_training_sees_it(inspect, source)
     assert picture[2:30, 4 * 30 + 2 : 5 * 30, 0].max() == 0  # four images, then blank
 
 
+def test_contact_sheet_shows_first_and_last_clients_and_classes(inspect, tmp_path):
+    """Owners are often sorted by name, and the images of one by class."""
+    shade = np.repeat(np.arange(40), 20) + np.tile(10 * np.arange(20), 40)
+    images = np.zeros((800, 16, 16), np.uint8) + shade[:, None, None].astype(np.uint8)
+    arrays = {"images": images, "clients": np.repeat(np.arange(40), 20)}
+    np.savez(tmp_path / "a.npz", labels=np.tile(np.arange(20) // 10, 40), **arrays)
+    out = printed(inspect("npz:a.npz", "--sheet", "sheet.png"))
+    assert "a row of images for each of 12 clients" in out
+    picture = np.asarray(Image.open("sheet.png"))[..., 0]
+    rows = picture[2::18, 2::18][:12, :10]
+    assert (rows[0, 0], rows[-1, -1]) == (0, 39 + 190)
+
+
 def test_flags_of_the_data_apply(inspect, source, tmp_path):
     given = {"classes": "merged", "test_fraction": 0.4, "image_size": 32}
     report = json.loads(inspect(source, *plain_flags(**given), "--json")[1])

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 import runs
+from fedgs.app.commands import deploy_status
 from fedgs.app.commands.deploy_status import status_of, statuses_in
 from fedgs.files import write_json
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
+from server.progress import RunProgress
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
 # What a run writes down of its nodes; files of an older version lack some fields.
@@ -64,6 +66,29 @@ def test_round_is_that_of_the_checkpoint_where_metrics_were_lost(trained):
     assert status_of(trained.path)["round"] == 3
     shutil.rmtree(trained.path / "checkpoint")
     assert status_of(trained.path)["round"] == 2
+
+
+def test_a_fit_is_shown_until_the_run_is_finished(trained):
+    """It follows the last answers, and takes longer than all rounds."""
+    (trained.path / ".flower").mkdir()
+    steps = {"fit_step": 300, "fit_steps": 3000}
+    (trained.path / ".flower" / "fit.json").write_text(json.dumps(steps))
+    assert status_of(trained.path)["fit"] is None
+    (trained.path / "generator.safetensors").unlink()
+    status = status_of(trained.path)
+    assert status["fit"] == "step 300 of 3000"
+    assert ("fitting the generator", "step 300 of 3000") in deploy_status._rows(status)
+
+
+def test_nobody_is_waited_for_once_all_have_answered(tmp_path):
+    """Written at once: what follows says nothing for long."""
+    path = tmp_path / "nodes.json"
+    config = tiny_config(nodes="a,b", clients_per_node=3, engine="flower")
+    found = RunProgress(path, config, "run", 1)
+    found.set_joined(0)
+    found.set_waiting({0: "", 1: ""})
+    found.set_waiting({})
+    assert json.loads(path.read_text())["waiting_for"] == []
 
 
 def test_command_shows_nodes_and_a_broken_run_beside_others(trained, fedgs):

@@ -14,7 +14,12 @@ from fedgs.app.report import words as report_words
 from fedgs.app.report.communication import communication, release_bytes
 from fedgs.app.report.phase_tables import phase_tables
 from fedgs.app.report.run import RunFacts, read_run
-from fedgs.app.report.settings_tables import shown_data, train_command
+from fedgs.app.report.settings_tables import (
+    OF_CLIENTS,
+    shown_data,
+    shown_settings,
+    train_command,
+)
 from fedgs.cohorts.cohort_file import EXCLUDED
 from fedgs.config.run_config import RunConfig
 from fedgs.methods import new_state
@@ -170,6 +175,8 @@ def test_the_command_of_a_deployed_run_is_one_for_a_deployment(facts, fedgs):
     words = shlex.split(command.replace("HOST:PORT", "localhost:1"), comments=True)
     _, _, error = fedgs(*words[1:])
     assert error.startswith("Error: client is unset"), error
+    shown = shown_settings(facts)
+    assert (shown["data"], shown["test_fraction"]) == (OF_CLIENTS, OF_CLIENTS)
 
 
 def test_data_is_shown_without_its_place():

@@ -421,6 +421,13 @@ def test_a_run_is_tested_on_images_of_the_users_own(fedgs, tmp_path):
     assert result_of(fedgs(run.path, *chosen, names_data=False))["num_test"] == 2
 
 
+def test_a_deployed_run_is_compared_with_no_data_that_nobody_named(fedgs, tmp_path):
+    given = {"nodes": "a,b", "clients_per_node": 3, "engine": "flower"}
+    run = finished_run(tmp_path / "run", **given, data="digits")
+    words = "data is unset: the images of a deployed run are its clients'; give --data"
+    refused(fedgs(run.path, names_data=False), words)
+
+
 @pytest.mark.parametrize("flag", ["--data", "--test"])
 def test_a_copy_of_what_a_run_was_trained_on_is_counted(fedgs, tmp_path, flag):
     """By its pixels: under another name nothing else tells."""

@@ -138,8 +138,8 @@ def with_data(request: EvaluationRequest) -> EvaluationRequest:
     run = RunFolder.open(request.source).config
     if run.nodes is not None:
         raise UserError(
-            "data is unset: the images of a deployed run are its clients'; give --data, "
-            "and images that you may compare with"
+            "data is unset: the images of a deployed run are its clients'; give --data "
+            "with others that you may compare with"
         )
     return dataclasses.replace(request, data=run.data)
 

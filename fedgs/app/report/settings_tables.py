@@ -21,7 +21,6 @@ from fedgs.config.recipes import recipe
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.config.tree import assigned
 
-
 OF_CLIENTS = "of each client's own"  # what a deployed run does not know of its data
 
 
