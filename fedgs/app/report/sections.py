@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from fedgs.app.report import words
 from fedgs.app.report.cards import Card, Picture, Section, picture_of
@@ -142,7 +143,7 @@ def _trained(facts: RunFacts) -> dict[str, str]:
         data = f"{baseline.num_records} images of {config.num_clients} clients"
         about = {"method": baseline.title, "data": data}
     about |= {f"{facts.unit_of_time}s": done, "trust": facts.label["trust_model"]}
-    accuracy = facts.evaluation.get("downstream_cnn_accuracy")
+    accuracy: Any = facts.evaluation.get("downstream_cnn_accuracy")
     if is_number(accuracy):  # anybody may have written the file of scores
         text = f"{words.number(accuracy)} accuracy of a CNN trained on the samples"
         about["usefulness"] = text
