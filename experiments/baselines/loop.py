@@ -16,10 +16,11 @@ import torch
 from experiments.baselines.baseline import SECRET, Baseline
 from fedgs.config.fields import coerce_fields, entry
 from fedgs.errors import UserError
-from fedgs.files import write_tensors
+from fedgs.files import read_metadata, write_tensors
 from fedgs.gan.models import Generator
 from fedgs.privacy.ledger import Chain
 from fedgs.round.checkpoint import Report, Session, under
+from fedgs.round.node_state import CLIENTS, clients_hash
 from fedgs.round.run import RunStopped, Stop
 from fedgs.runs.run_folder import (
     RunFolder,
@@ -117,6 +118,15 @@ class _Session(Session):
         self.training = training
         self._done = 0  # steps that are taken
         self._states = node_folder(folder.private, 0)
+        self._clients = clients_hash(training.data.client_names)
+        for round in state_rounds(self._states):
+            metadata = read_metadata(state_path(self._states, round))
+            # States of earlier versions do not say whose they are.
+            if metadata.get(CLIENTS, self._clients) != self._clients:
+                raise UserError(
+                    f"{folder.path}: its data have other clients than those that this "
+                    "run began with, or have them in another order; restore them"
+                )
         # Of the steps since the last commit:
         self._costs: list[dict[str, Any]] = []
         self._releases: list[BaselineRelease] = []
@@ -181,7 +191,10 @@ class _Session(Session):
         self._metrics.clear()
         secret, public = _split(self.training.state())
         if secret:
-            write_tensors(state_path(self._states, self.round), sealed(secret, {}))
+            about = {CLIENTS: self._clients}
+            write_tensors(
+                state_path(self._states, self.round), sealed(secret, about), about
+            )
         tensors = {f"trainer.{name}": value for name, value in public.items()}
         # Copies: a file of tensors has none twice.
         for name, value in self.training.generator.state_dict().items():

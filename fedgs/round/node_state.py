@@ -37,7 +37,7 @@ from fedgs.runs.run_folder import (
 from fedgs.shapes import Release, TensorDict
 
 _DIGEST = "digest"  # in a state's metadata: the hash of what was answered
-_CLIENTS = "clients"  # there too: the hash of the clients' names
+CLIENTS = "clients"  # there too: the hash of the clients' names
 _COMMON_DIGEST = "asked"  # there too: what all masked attempts of the round ask alike
 
 
@@ -79,8 +79,7 @@ class NodeState:
         self._config = config
         self._node_id = node_id
         self._hosted = config.hosting.hosted(node_id)
-        names = json.dumps(list(client_names))
-        self._clients_hash = hashlib.sha256(names.encode()).hexdigest()
+        self._clients_hash = clients_hash(client_names)
 
     def check_clients(self) -> None:
         """Refuses other clients than those that the states on disk are of.
@@ -93,7 +92,7 @@ class NodeState:
             return
         metadata = read_metadata(state_path(self.folder, rounds[-1]))
         # States of earlier versions do not say whose they are.
-        if metadata.get(_CLIENTS, self._clients_hash) != self._clients_hash:
+        if metadata.get(CLIENTS, self._clients_hash) != self._clients_hash:
             raise UserError(
                 f"node {self._node_id}: the data have other clients than those that "
                 "this run began with, or have them in another order; restore the data, "
@@ -193,7 +192,7 @@ class NodeState:
         tensors: TensorDict = {}
         if self.discriminators is not None:
             tensors = self.discriminators.state()
-        metadata = {_DIGEST: self.digest, _CLIENTS: self._clients_hash}
+        metadata = {_DIGEST: self.digest, CLIENTS: self._clients_hash}
         # What is kept here is what the same request gets again, from any process.
         if isinstance(self.answer, IntegerSum):
             metadata[_DIGEST] = ""  # the local engine is never asked again for it
@@ -254,6 +253,14 @@ class NodeState:
             self.discriminators.load_state(tensors)
         except ValueError as error:
             raise UserError(f"{self.folder}: {error}") from error
+
+
+def clients_hash(names: Sequence[str]) -> str:
+    """Returns what a private state says of whose it is: a hash of names, in order.
+
+    Privacy: reads private data; output private.
+    """
+    return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
 
 
 def discriminators_config(config: ResolvedConfig) -> GsWganConfig:

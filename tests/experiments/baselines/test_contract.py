@@ -108,6 +108,19 @@ def test_a_run_that_is_stopped_and_killed_ends_with_the_same_bytes(
     assert releases(tmp_path / "run") == releases(finished(name))
 
 
+@pytest.mark.parametrize("name", ["g-pate", "pate-gan"])
+def test_what_one_owners_images_have_trained_is_not_anothers(name, tmp_path):
+    run, data = small_run(name, tmp_path / "run")
+    stop = threading.Event()
+    with pytest.raises(RunStopped):
+        train(run, data, at_round(2, stop.set), stop)
+    first, *others = data.client_names
+    moved = dataclasses.replace(data, client_names=(*others, first))
+    again = open_run(tmp_path / "run")
+    assert_refused("other clients than those that this run began", train, again, moved)
+    train(again, data)
+
+
 @pytest.mark.parametrize("name", sorted(BASELINES))
 def test_a_target_is_met_or_refused_before_any_work(name, tmp_path):
     key = next(key for key in SMALL if key.split()[0] == name)
