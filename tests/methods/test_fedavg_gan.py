@@ -179,7 +179,7 @@ def test_an_audit_refutes_nothing_unless_there_is_less_noise(mode, what):
     for noise, verdict in ((0.5, HOLDS), (0.25, REFUTED)):
         true = dataclasses.replace(config, noise_multiplier=noise)
         # As one of so many audits: a bound fails by chance once in 20 million times.
-        of_many = {"round": round, "num_audits": 10**6}
+        of_many = {"round": round, "num_audits": 10**6, "max_draws": 2e8}
         found = audit_round(true, claims, DELTA, 20_000, **of_many)
         assert {finding.verdict for finding in found} == {verdict}
         assert {finding.attack for finding in found} == {f"A takes part, {what}"}
