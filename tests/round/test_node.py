@@ -18,6 +18,7 @@ from fedgs.privacy.client_limits import ClientRefused, Limits
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.round.node import Node
+from fedgs.round.node_state import clients_hash
 from fedgs.runs.run_folder import node_folder, state_path
 from refusals import assert_refused
 from runs import limit_clients
@@ -84,7 +85,8 @@ def test_a_node_answers_a_round_once_with_the_same_bytes_and_nothing_changes_it(
     # No local generator of the warm start, no noise and no raw gradient.
     assert set(tensors) == {*node.state.discriminators.state(), "answer", "sha256"}
     assert torch.equal(tensors["answer"], first.values)
-    assert metadata == {"digest": request.digest()}
+    names = clients_hash(tiny_data(config).client_names)
+    assert metadata == {"digest": request.digest(), "clients": names}
     for asked in (node, _node(config, tmp_path)):
         for other in (
             changed(request, labels=(request.tensors["labels"] + 1) % 3),
