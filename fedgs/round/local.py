@@ -24,7 +24,7 @@ from fedgs.process import keep_freed_memory
 from fedgs.round.messages import NodeRelease
 from fedgs.round.node import Node
 from fedgs.round.run import Report, RunSession, Stop
-from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.run_folder import RunFolder, node_folder
 
 
 def train(folder: RunFolder, data: FederatedImages, report: Report, stop: Stop) -> None:
@@ -147,7 +147,9 @@ class LocalNodes:
             UserError: as `fedgs.round.node_state.NodeState.check_clients`.
         """
         for node_id in range(self.config.num_nodes):
-            self._node(node_id).state.check_clients()
+            # A node that no round has asked yet keeps nothing.
+            if node_folder(self.private, node_id).is_dir():
+                self._node(node_id).state.check_clients()
 
     def save(self, keep_round: int) -> None:
         """Writes the state of every node that changed."""
