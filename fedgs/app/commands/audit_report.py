@@ -55,7 +55,7 @@ def conclude(
         if isinstance(membership, dict):
             _membership(membership).show()
         if holds:
-            say("No attack proved a larger epsilon than the run states.")
+            say("No attack proved a larger epsilon than is claimed.")
         say(f"Audit folder: {output}")
     # On standard error, so that a reader of the JSON or of a log cannot miss them.
     for finding in refuted:
@@ -107,7 +107,7 @@ def _table(findings: Sequence[Finding], notes: Sequence[str]) -> Table:
     for place, text in enumerate(theorems, start=1):
         numbered.append(f"({place}) {text}")
     delta = upper(findings[0].delta, 6)
-    caption = f"audit at delta {delta}: lower bounds (95 %) and claims"
+    caption = f"audit at delta {delta}: lower bounds (95 %) and claims, of so many rounds"
     note = "\n".join([*numbered, *notes])
     return Table(caption, HEAD, rows, note, numeric=False)
 
