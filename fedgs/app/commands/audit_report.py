@@ -107,7 +107,9 @@ def _table(findings: Sequence[Finding], notes: Sequence[str]) -> Table:
     for place, text in enumerate(theorems, start=1):
         numbered.append(f"({place}) {text}")
     delta = upper(findings[0].delta, 6)
-    caption = f"audit at delta {delta}: lower bounds (95 %) and claims, of so many rounds"
+    caption = (
+        f"audit at delta {delta}: lower bounds (95 %) and claims, of so many rounds"
+    )
     note = "\n".join([*numbered, *notes])
     return Table(caption, HEAD, rows, note, numeric=False)
 
