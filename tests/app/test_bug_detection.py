@@ -568,6 +568,21 @@ def test_the_stored_table_knows_all_bugs_at_all_levels_in_all_and_in_half():
             assert {len(v) for v in rows[part].values()} == {len(table["signals"])}
 
 
+def test_what_half_of_the_clients_show_all_of_them_show(monkeypatch, capsys):
+    """Both tables are of few trials, and need not agree on a bug."""
+    table = power.stored()
+    bug = next(iter(table["of_half"]["right"]))
+    for part in ("right", "trials"):
+        table["of_half"][part][bug] = [400] * len(table["signals"])
+    table["right"][bug] = [0] * len(table["signals"])
+    monkeypatch.setattr(power, "stored", lambda: table)
+    power.show(tiny_config(**BY_COHORT | {"num_clients": 240, "clients_per_node": 240}))
+    (line,) = [
+        line for line in capsys.readouterr().out.split("  always") if "in half" in line
+    ]
+    assert bug not in line.partition("\n")[0]
+
+
 def test_the_epsilon_that_suffices_is_that_of_its_noise():
     given = {"num_clients": 64, "clients_per_node": 32, "clients_per_round": 64}
     given |= {"noise_multiplier": 0.7, "seed": 0, "num_classes": 10}

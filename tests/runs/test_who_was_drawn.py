@@ -29,7 +29,7 @@ from fedgs.privacy.participation import COUNT_THEOREM, MIXTURE_THEOREM
 from fedgs.privacy_label import privacy_label
 from fedgs.round.messages import encode_request
 from fedgs.round.run import new_event
-from fedgs.runs import publication
+from fedgs.runs import epsilons, publication
 from fedgs.runs.epsilons import of_run, of_runs
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
@@ -338,3 +338,11 @@ def test_a_finished_run_of_a_report_keeps_no_secret_in_its_page(tmp_path):
     run = make_run(tmp_path / "run")
     key = (run / KEY).read_text()
     assert key not in str(read_page([run]))
+
+
+def test_seeds_of_deployed_runs_count_unless_the_user_knows_better():
+    """Where a node's data name no owners, the seed deals them out."""
+    given = {"nodes": "a,b", "clients_per_node": 3, "engine": "flower"}
+    runs = {str(seed): tiny_config(**given, seed=seed) for seed in (1, 2)}
+    words = "seed = 1 in 1, 2 in 2: it decides which images make a client where a node"
+    assert_refused(words, epsilons._check_same_clients, runs, False)
