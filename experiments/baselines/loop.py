@@ -16,11 +16,11 @@ import torch
 from experiments.baselines.baseline import SECRET, Baseline
 from fedgs.config.fields import coerce_fields, entry
 from fedgs.errors import UserError
-from fedgs.files import read_metadata, write_tensors
+from fedgs.files import write_tensors
 from fedgs.gan.models import Generator
 from fedgs.privacy.ledger import Chain
 from fedgs.round.checkpoint import Report, Session, under
-from fedgs.round.node_state import CLIENTS, clients_hash
+from fedgs.round.node_state import CLIENTS, check_states, clients_hash
 from fedgs.round.run import RunStopped, Stop
 from fedgs.runs.run_folder import (
     RunFolder,
@@ -119,14 +119,7 @@ class _Session(Session):
         self._done = 0  # steps that are taken
         self._states = node_folder(folder.private, 0)
         self._clients = clients_hash(training.data.client_names)
-        for round in state_rounds(self._states):
-            metadata = read_metadata(state_path(self._states, round))
-            # States of earlier versions do not say whose they are.
-            if metadata.get(CLIENTS, self._clients) != self._clients:
-                raise UserError(
-                    f"{folder.path}: its data have other clients than those that this "
-                    "run began with, or have them in another order; restore them"
-                )
+        check_states(self._states, self._clients, str(folder.path))
         # Of the steps since the last commit:
         self._costs: list[dict[str, Any]] = []
         self._releases: list[BaselineRelease] = []
@@ -191,10 +184,9 @@ class _Session(Session):
         self._metrics.clear()
         secret, public = _split(self.training.state())
         if secret:
+            path = state_path(self._states, self.round)
             about = {CLIENTS: self._clients}
-            write_tensors(
-                state_path(self._states, self.round), sealed(secret, about), about
-            )
+            write_tensors(path, sealed(secret, about), about)
         tensors = {f"trainer.{name}": value for name, value in public.items()}
         # Copies: a file of tensors has none twice.
         for name, value in self.training.generator.state_dict().items():

@@ -65,9 +65,9 @@ def unseen(absent: Sequence[str]) -> str:
     """Returns why there is no verdict where the release shows no client of some."""
     names = first_n(map(repr, absent))
     return (
-        f"Undecided: the release shows no client of {names} above its noise, which "
-        "nothing can be compared with. Either there is none, or they are too few for "
-        "this noise."
+        f"Undecided: the release shows no client of {names} above its noise, so "
+        "there is nothing to compare. Either there is no client, or there are too few "
+        "for this noise."
     )
 
 

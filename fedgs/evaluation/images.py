@@ -94,7 +94,6 @@ def load_real(
         rng = np.random.default_rng(0)
         rows = rng.permutation(rows)[:most]
     train = LabelledImages(to_float(data.images[rows]), data.labels[rows])
-    num_copies = count_copies(test, data.images[data.client_records[0]])
     if len(test.labels) == 0:
         raise UserError(
             f"data = {config.data!r}: no images are held out to test on; give --test "
@@ -107,6 +106,7 @@ def load_real(
                 f"data = {config.data!r}: the {split} split has one class only; an "
                 "evaluation needs at least two"
             )
+    num_copies = count_copies(test, data.images[data.client_records[0]])
     return RealImages(train, test, data.num_classes, num_copies)
 
 

@@ -87,17 +87,7 @@ class NodeState:
         Raises:
             UserError: the data name other owners now, or name them in another order.
         """
-        rounds = state_rounds(self.folder)
-        if not rounds:
-            return
-        metadata = read_metadata(state_path(self.folder, rounds[-1]))
-        # States of earlier versions do not say whose they are.
-        if metadata.get(CLIENTS, self._clients_hash) != self._clients_hash:
-            raise UserError(
-                f"node {self._node_id}: the data have other clients than those that "
-                "this run began with, or have them in another order; restore the data, "
-                "or start a new run"
-            )
+        check_states(self.folder, self._clients_hash, f"node {self._node_id}")
 
     def has_answered(self, round: int, digest: str) -> bool:
         """Tells whether the stored answer is to this request; looks on disk too."""
@@ -261,6 +251,29 @@ def clients_hash(names: Sequence[str]) -> str:
     Privacy: reads private data; output private.
     """
     return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
+
+
+def check_states(folder: Path, expected: str, who: str) -> None:
+    """Refuses to go on from the newest state of a folder if it is of other clients.
+
+    Args:
+        folder: of the states.
+        expected: `clients_hash` of the clients that the data have now.
+        who: begins the error.
+
+    Raises:
+        UserError: the data name other owners now, or name them in another order.
+    """
+    rounds = state_rounds(folder)
+    if not rounds:
+        return
+    metadata = read_metadata(state_path(folder, rounds[-1]))
+    # States of earlier versions do not say whose they are.
+    if metadata.get(CLIENTS, expected) != expected:
+        raise UserError(
+            f"{who}: the data have other clients than those that this run began with, "
+            "or have them in another order; restore the data, or start a new run"
+        )
 
 
 def discriminators_config(config: ResolvedConfig) -> GsWganConfig:

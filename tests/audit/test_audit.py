@@ -4,6 +4,8 @@ import hashlib
 import inspect
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,3 +163,14 @@ def test_full_audit_holds_leaves_no_training_behind_and_shares_its_confidence(
     attacks = [finding["attack"] for finding in printed["findings"]]
     assert attacks[-2:] == ["B sums", "B generator"]
     assert [path.name for path in (run / "audit").iterdir()] == ["report.json"]
+
+
+def test_of_a_deployed_run_no_image_is_looked_for_here():
+    """Its settings name no data; the default of a setting is none of its clients'."""
+    config = tiny_config(nodes="a,b", clients_per_node=3, engine="flower")
+    folder: Any = SimpleNamespace(config=config)
+    progress: Any = SimpleNamespace(say=lambda text: None)
+    found = audit._membership(folder, None, progress)
+    assert (
+        found == "skipped: the images of a deployed run are its clients', and not here"
+    )

@@ -162,7 +162,8 @@ def _lines(
         yield f"  {now}: {', '.join(bugs) or 'nothing'}"
     half_table = {**table, **table["of_half"]}
     of_half = of_plan(plan.signal, half_table)
-    # In all of the clients it is easier, but both tables are of so many trials only.
+    # A bug in all clients is easier to find. But the tables are of few trials, so that
+    # one of them may miss what the other one found.
     bugs = [
         bug
         for bug, power in of_half.items()

@@ -186,8 +186,7 @@ def _load(
     sizes = _sizes(request)
     seed = request.seed
     real = images.load_real(config, sizes.real, request.test)
-    if folder is not None and not _is_own_data(config, folder.config):
-        real = _with_copies_of(folder.config, real)
+    real = _with_copies(real, config, folder)
     _warn_of_copies(real, progress)
     # The line of results records how the data were read, defaults included, so that
     # scores are compared only with scores on the same images.
@@ -213,13 +212,19 @@ def _load(
     return request, real, synthetic
 
 
-def _with_copies_of(run: RunConfig, real: RealImages) -> RealImages:
-    """Returns real images that know how many of them test on what the run has seen.
+def _with_copies(
+    real: RealImages,
+    source: RunConfig,
+    folder: RunFolder | None,
+) -> RealImages:
+    """Returns real images that know how many of them test on what a run has seen.
 
     A copy of the run's data may have another name, and hold out other images.
     """
+    if folder is None or _is_own_data(source, folder.config):
+        return real
     try:
-        trained = images.trained_images(run)
+        trained = images.trained_images(folder.config)
     except UserError:  # the run's data lie elsewhere
         return real
     num_copies = images.count_copies(real.test, trained)

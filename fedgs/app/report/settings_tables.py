@@ -164,24 +164,23 @@ def _recipe_name(config: ResolvedConfig) -> str:
 def train_command(facts: RunFacts) -> str:
     """Returns the command that trains this run again.
 
-    An own method's settings are in no command; a comment says what goes into a file.
-    So is no planted bug, and no key of a client.
+    A comment says what no command has: settings of an own method, which go into a file,
+    a planted bug, and the keys of a deployment's clients.
     """
     config = facts.config
     changed = _changed(facts)
     known = {spec.name for spec in settings_of()}
+    with_flags = {*MOST_USED}
     if facts.baseline is not None:
         words = [*facts.baseline.command()]
         with_flags = known
     elif config.nodes is None:
         words = ["fedgs", "train", "--recipe", _recipe_name(config)]
-        with_flags = {*MOST_USED}
         if not {"test_fraction", "test_owners"} & changed.keys():
             changed["test_fraction"] = 0.0  # else the data decide what is held out
     else:
         words = ["fedgs", "deploy", "submit", "--server", "HOST:PORT"]
         words += ["--recipe", _recipe_name(config)]
-        with_flags = {*MOST_USED}
         # What the clients' keys and their own commands decide.
         for name in ("nodes", "engine", *settings_with("of_client")):
             changed.pop(name, None)
