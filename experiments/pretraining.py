@@ -35,6 +35,7 @@ from fedgs.data.readers import fonts
 from fedgs.files import write_atomically
 from fedgs.gan import public_networks
 from fedgs.gan.features import MeanFeatures
+from fedgs.gan.fit import Fit
 from fedgs.gan.models import GeneratorRefined, build_generator
 from fedgs.gan.moments import set_generator, start_of
 from fedgs.gan.public_networks import BLOCKS, PATHS, layers, random_trunk
@@ -140,7 +141,7 @@ def trained_refiner(
             print(f"refiner: step {step} of {steps}", flush=True)
 
     average = copy.deepcopy(generator)
-    refine(own, release, generator, average, check)
+    refine(own, release, generator, average, Fit(check))
     return generator.refiner.state_dict()
 
 

@@ -21,7 +21,6 @@ features improve differentially private image generation", TMLR 2023.
 """
 
 import math
-from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
 
 import torch
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 from fedgs.config.feature_settings import MASS, OF_TRUNKS, TRUNK_AXES, layers_of
 from fedgs.config.run_config import FeatureConfig
 from fedgs.gan.features import KINDS, MeanFeatures, mean_layers
+from fedgs.gan.fit import Fit
 from fedgs.gan.models import Generator, GeneratorRefined, sample_latents, update_ema
 from fedgs.gan.moments import belief
 from fedgs.gan.public_networks import trunk_features
@@ -202,7 +202,7 @@ def refine(
     release: MeanFeatures,
     generator: GeneratorRefined,
     average: GeneratorRefined,
-    check: Callable[[int, int], None] = lambda step, steps: None,
+    fit: Fit,
 ) -> None:
     """Fits the refiner to a release of feature means.
 
@@ -213,8 +213,7 @@ def refine(
         release: what the phase has released.
         generator: whose refiner is trained; the averaged one at the end.
         average: a network of the same shape; the averaged one at the end.
-        check: called with each finished step and their number; what it raises ends the
-            fit.
+        fit: where an earlier attempt was, and who is told of the steps.
     """
     net = {name: value.to(config.device) for name, value in release.network.items()}
     target = release.target.to(config.device)
@@ -236,30 +235,47 @@ def refine(
         return torch.autograd.grad(loss, weights)
 
     generator.train()
-    found: Tensor | None = None
+    remembered = _Remembered(target)
+    parts = {
+        "refiner": generator.refiner,
+        "average": average.refiner,
+        "adam": adam,
+        "remembered": remembered,
+    }
+    begun = fit.begin(parts)
     with ThreadPool(THREADS, torch.set_num_threads, (1,)) as pool:
-        for step in range(steps):
+        for step in range(begun, steps):
             adam.param_groups[0]["lr"] = rate_of(step, steps, rate)
             z, labels = latents(config, step)
             batch = zip(z.chunk(THREADS), labels.chunk(THREADS), strict=True)
-            parts = pool.starmap(found_of, batch)
-            of_parts = torch.stack([means.detach() for means, _ in parts])
+            drawn = pool.starmap(found_of, batch)
+            of_parts = torch.stack([means.detach() for means, _ in drawn])
             now = of_parts.mean(0)
-            if found is None:
-                found = now
-            else:
-                found = torch.lerp(now, found, MEMORY)
-            distance = found - target
+            if step > 0:
+                now = torch.lerp(now, remembered.means, MEMORY)
+            remembered.means = now
+            distance = now - target
             if config.public_data is not None:
                 distance = credible(distance, release)
-            gradients = pool.starmap(gradient, parts)
+            gradients = pool.starmap(gradient, drawn)
             for weight, *summands in zip(weights, *gradients, strict=True):
                 weight.grad = sum(summands)
             nn.utils.clip_grad_norm_(weights, longest)
             adam.step()
             update_ema(average.refiner, generator.refiner, step, AVERAGED)
-            check(step + 1, steps)
+            fit.done(step + 1, steps)
     generator.load_state_dict(average.state_dict())
+
+
+class _Remembered(nn.Module):
+    """The means of the steps before, as a part of a fit that is kept."""
+
+    means: Tensor
+
+    def __init__(self, target: Tensor) -> None:
+        """Has the shape of the released means."""
+        super().__init__()
+        self.register_buffer("means", torch.zeros_like(target))
 
 
 def nothing_released(config: FeatureConfig, longer: float) -> MeanFeatures:

@@ -24,7 +24,7 @@ resumed run has the same bits.
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -43,6 +43,7 @@ from fedgs.config.terms import Terms
 from fedgs.data.federated import ClientImages, FederatedImages, to_float
 from fedgs.errors import UserError
 from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.fit import Fit
 from fedgs.gan.models import Generator
 from fedgs.methods.schedule import EVERYONE, Clients, clients_of, select
 from fedgs.shapes import Images, Labels, TensorDict
@@ -465,19 +466,19 @@ class Method(ABC, Generic[ConfigT]):
         self,
         config: ConfigT,
         state: State,
-        check: Callable[[int, int], None],
+        fit: Fit,
     ) -> bool:
         """Does long work on what a round released, once its checkpoint is written.
 
-        After a stop or a crash it begins anew from the checkpoint, to the same bytes.
+        After a stop or a crash it goes on from where `fit` has kept it, or begins anew
+        from the checkpoint, to the same bytes.
 
         Privacy: post-processing of DP output.
 
         Args:
             config: the phase's configuration, resolved.
             state: updated in place.
-            check: called with each finished step and their number; what it raises ends
-                the work.
+            fit: to begin by, with all that a step changes, and to tell of each step.
 
         Returns:
             Whether there was any.

@@ -26,6 +26,7 @@ from torch.optim import Adam
 from fedgs.config.method_settings import NetworkSettings
 from fedgs.config.run_config import NetworkConfig
 from fedgs.config.terms import Terms
+from fedgs.gan.fit import Fit
 from fedgs.gan.models import build_generator, sample_latents
 from fedgs.methods.base import (
     Declared,
@@ -214,7 +215,7 @@ class DPMerf(Method[NetworkConfig]):
         self,
         config: NetworkConfig,
         state: State,
-        check: Callable[[int, int], None],
+        fit: Fit,
     ) -> bool:
         """Fits the generator to the released mean, with classes alike.
 
@@ -223,14 +224,15 @@ class DPMerf(Method[NetworkConfig]):
         embedding = _of(state)
         adam = Adam(state.generator.parameters())  # `approach` sets its rate
         labels = (torch.arange(FAKES) % config.num_classes).to(config.device)
-        for step in range(STEPS):
-            # A stream for each step: a fit that starts anew has the same latents.
+        parts = {"generator": state.generator, "adam": adam}
+        for step in range(fit.begin(parts), STEPS):
+            # A stream for each step: a fit that goes on has the same latents.
             rng = stream(config.seed, "latent", step)
             z = sample_latents(config, rng, FAKES).to(config.device)
             vectors = _flat(state.generator(z, labels))
             rate = config.generator_learning_rate
             embedding.approach(vectors, labels, adam, rate, step)
-            check(step + 1, STEPS)
+            fit.done(step + 1, STEPS)
         # The fit is no run of rounds that an average would smooth.
         state.ema.load_state_dict(state.generator.state_dict())
         return True

@@ -16,7 +16,7 @@ Source: docs/privacy.md, "Embedding releases".
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 from torch import Tensor
@@ -32,6 +32,7 @@ from fedgs.config.terms import Terms
 from fedgs.errors import UserError
 from fedgs.gan import refinement
 from fedgs.gan.features import KINDS, MeanFeatures, embedding, mean_features
+from fedgs.gan.fit import Fit
 from fedgs.gan.models import GeneratorRefined, build_generator
 from fedgs.gan.moments import expected, in_parts, model_of, set_generator
 from fedgs.gan.public_networks import refiner_of_fonts
@@ -211,7 +212,7 @@ class Features(FeatureMeans[FeatureConfig]):
         self,
         config: FeatureConfig,
         state: State,
-        check: Callable[[int, int], None],
+        fit: Fit,
     ) -> bool:
         """Fits the refiner to the released means.
 
@@ -219,7 +220,7 @@ class Features(FeatureMeans[FeatureConfig]):
         """
         generator, average = refined(state)
         release = released_so_far(state)[-1]
-        refinement.refine(config, release, generator, average, check)
+        refinement.refine(config, release, generator, average, fit)
         return True
 
 

@@ -14,15 +14,17 @@ from torch.optim import Optimizer
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
+from fedgs.gan.fit import Fit
 from fedgs.methods.base import State
 from fedgs.privacy.ledger import Chain
-from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.run_folder import KEPT_FIT, RunFolder
 from fedgs.runs.sample import write_grid
 from fedgs.shapes import TensorDict
 
 Report = Callable[[dict[str, Any]], None]
 CHECKPOINT_SHARE = 0.05  # of the run's time, at most
 CHECKPOINT_SECONDS = 1.0  # and never more often than this
+FIT_SECONDS = 15.0  # between two times that a fit is kept
 
 
 def server_tensors(server: State) -> TensorDict:
@@ -248,3 +250,48 @@ class Session(ABC):
             self.folder.save_generator(
                 generator.state_dict(), average.state_dict(), self.ledger
             )
+
+
+class KeptFit(Fit):
+    """A fit of a session, kept beside the checkpoint that it starts from.
+
+    Nothing depends on what is kept: without it the fit begins anew, to the same bytes.
+
+    Privacy: post-processing of DP output.
+    """
+
+    def __init__(self, session: Session, report: Callable[[int, int], None]) -> None:
+        """Keeps the fit of a session's last round."""
+        super().__init__(report)
+        self.session = session
+        self.step = 0
+        self.parts: Mapping[str, nn.Module | Optimizer] = {}
+        self.last = time.monotonic()
+
+    def begin(self, parts: Mapping[str, nn.Module | Optimizer]) -> int:
+        """Goes on where the fit to the last checkpoint was kept, if it was."""
+        self.session.commit()
+        self.parts = parts
+        try:
+            kept = self.session.folder.load_fit()
+        except UserError as error:
+            warnings.warn(f"{error}; the fit begins anew", RuntimeWarning, stacklevel=1)
+            kept = None
+        if kept is not None:
+            self.step, tensors = kept
+            load_tensors(parts, tensors)
+        return self.step
+
+    def done(self, step: int, steps: int) -> None:
+        """Keeps the fit from time to time, and tells of the step."""
+        self.step = step
+        if time.monotonic() - self.last > FIT_SECONDS:
+            self.keep()
+        super().done(step, steps)
+
+    def keep(self) -> None:
+        """Writes where the fit is."""
+        folder = self.session.folder
+        with dispensable(folder.path / KEPT_FIT):
+            folder.save_fit(self.step, tensors_of(self.parts))
+        self.last = time.monotonic()

@@ -40,6 +40,7 @@ from fedgs.privacy.ledger import Event, Ledger, agreed_values
 from fedgs.privacy.plan import counted_nodes
 from fedgs.round.answer import summed
 from fedgs.round.checkpoint import (
+    KeptFit,
     Report,
     Session,
     dispensable,
@@ -192,7 +193,7 @@ class RunSession(Session):
     def settle(self, stop: Stop) -> None:
         """Has the method do its long work on the last round, once.
 
-        An interrupted run begins it anew from that round's checkpoint.
+        An interrupted run goes on where the fit was kept, beside the checkpoint.
 
         Raises:
             RunStopped: `stop` was set.
@@ -207,15 +208,20 @@ class RunSession(Session):
         def check(step: int, steps: int) -> None:
             if stop.is_set():
                 raise RunStopped(
-                    f"The run was told to stop, in step {step} of the fit, which "
-                    "begins anew"
+                    f"The run was told to stop, in step {step} of {steps} of the fit"
                 )
             # Twenty reports: one for each of thousands of steps would flood whoever
             # listens.
             if step % max(1, steps // 20) == 0:
                 self.report({"round": round, "fit_step": step, "fit_steps": steps})
 
-        if method.settle(own, self.server, check):
+        fit = KeptFit(self, check)
+        try:
+            has_fitted = method.settle(own, self.server, fit)
+        except RunStopped:
+            fit.keep()
+            raise
+        if has_fitted:
             self.write_picture()
         self._settled = round
 

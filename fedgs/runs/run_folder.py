@@ -3,7 +3,8 @@
     config.json  versions.json  ledger.jsonl  metrics.jsonl
     cohort.txt    copy of the run's cohort, if it has one
     generator.safetensors  generator_ema.safetensors  samples/
-    checkpoint/   server state by round; checkpoint.json commits last
+    checkpoint/   server state by round; checkpoint.json commits last;
+                  fit.safetensors, where an interrupted fit goes on
     ledger.json   how long the ledger is, and its head; see `RunFolder.record`
     ledger-behind.txt  of a deployed run whose ledger lacks what its clients released
     private/      mode 0700: selection.key, which decides who takes part in a round,
@@ -46,6 +47,7 @@ FORMAT_VERSION = 3
 COHORT = "cohort.txt"
 COHORTS = "private/cohorts.csv"
 CHECKPOINT = "checkpoint/checkpoint.json"
+KEPT_FIT = "checkpoint/fit.safetensors"
 LEDGER_RECORD = "ledger.json"
 BASELINE = "baseline.json"
 BEHIND = "ledger-behind.txt"
@@ -534,6 +536,7 @@ class RunFolder:
         for other in (self.path / "checkpoint").glob("round-*.safetensors"):
             if other != path:  # older, or a leftover of a crash before its commit
                 other.unlink()
+        (self.path / KEPT_FIT).unlink(missing_ok=True)  # of the checkpoint before
 
     def load_checkpoint(self) -> "tuple[int, TensorDict] | None":
         """Returns the last committed round and its tensors, None before the first.
@@ -581,6 +584,37 @@ class RunFolder:
             if path != state_path(folder, round):
                 raise ValueError("of another round")
         return round, tensors
+
+    def save_fit(self, step: int, tensors: "TensorDict") -> None:
+        """Writes where the fit to the last checkpoint is.
+
+        Privacy: post-processing of DP output.
+
+        Args:
+            step: how many steps are done.
+            tensors: name -> tensor, everything that a step changes.
+        """
+        # A fit goes on from this checkpoint and no other.
+        start = files.read_json(self.path / CHECKPOINT)["sha256"]
+        of = {"fit": f"{start} {step}"}
+        path = self.path / KEPT_FIT
+        files.write_tensors(path, tensors, of, is_durable=True, is_sealed=True)
+
+    def load_fit(self) -> "tuple[int, TensorDict] | None":
+        """Returns what `save_fit` wrote of the last checkpoint, None if nothing.
+
+        Raises:
+            UserError: the file is corrupted.
+        """
+        path = self.path / KEPT_FIT
+        if not path.exists():
+            return None
+        files.check_tensors(path)
+        tensors, metadata = files.read_tensors(path)
+        start, step, *_ = metadata.get("fit", "none 0").split()
+        if start != files.read_json(self.path / CHECKPOINT)["sha256"]:
+            return None
+        return int(step), tensors
 
     def average(self) -> "TensorDict | None":
         """Returns the tensors of the averaged generator, None where it is not written.
@@ -630,6 +664,7 @@ class RunFolder:
         write(AVERAGE, ema)
         self.record(ledger)
         write(GENERATOR, generator)
+        (self.path / KEPT_FIT).unlink(missing_ok=True)
 
 
 def _cohort_file(path: str) -> bytes:

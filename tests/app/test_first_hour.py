@@ -325,12 +325,12 @@ def test_time_of_a_fit_is_that_of_its_steps(monkeypatch, noise, steps):
     monkeypatch.setattr(forecast.refinement, "STEPS", 3000)
     monkeypatch.setattr(forecast.refinement, "FOR_ALL", 0.021)
 
-    def refine(phase, release, generator, average, check):
+    def refine(phase, release, generator, average, fit):
         # The first step also allocates what later ones reuse.
         for step, seconds in enumerate((5.0, 3.0, 2.0, 2.0, 4.0), start=1):
             clock.all += seconds
             clock.alone += 0.5
-            check(step, steps)
+            fit.done(step, steps)
 
     monkeypatch.setattr(forecast.refinement, "refine", refine)
     config = tiny_config(**REFINED | {"noise_multiplier": noise})

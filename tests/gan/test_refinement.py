@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from fedgs.config.feature_settings import LAYERS, OF_TRUNKS, layers_of
 from fedgs.gan import public_networks, refinement
 from fedgs.gan.features import FEATURE_SCALE, MeanFeatures
+from fedgs.gan.fit import Fit
 from fedgs.gan.models import GeneratorRefined
 from fedgs.gan.public_networks import (
     lite0_layers,
@@ -168,7 +169,7 @@ def test_the_fit_comes_near_to_the_release_and_moves_no_gaussian(tune):
     config, server = after_moments()
     release = released(config, server)
     before, mean = distance(config, server, release), server.generator.mean.clone()
-    refinement.refine(config, release, server.generator, server.ema)
+    refinement.refine(config, release, server.generator, server.ema, Fit())
     assert distance(config, server, release) < 0.6 * before
     assert torch.equal(server.generator.mean, mean)
     states = server.generator.state_dict(), server.ema.state_dict()
@@ -183,7 +184,7 @@ def test_a_refiner_of_colours_makes_no_field_black(channels, tune):
         tune(ANCHOR=weight)
         config, server = after_moments(image_channels=channels)
         release = released(config, server, darker=8.0)
-        refinement.refine(config, release, server.generator, server.ema)
+        refinement.refine(config, release, server.generator, server.ema, Fit())
         z, labels = refinement.latents(config, 0)
         with torch.no_grad():
             fields = F.avg_pool2d(server.ema(z, labels), 2)
@@ -279,7 +280,7 @@ def fitted(noise_std: float, *check) -> GeneratorRefined:
     config, server = after_moments()
     release = released(config, server)
     release = dataclasses.replace(release, noise_std=torch.full((10,), noise_std))
-    refinement.refine(config, release, server.generator, server.ema, *check)
+    refinement.refine(config, release, server.generator, server.ema, Fit(*check))
     return server.generator
 
 
@@ -308,5 +309,5 @@ def test_what_noise_explains_pulls_at_nothing(kind, tune):
     config = dataclasses.replace(config, public_data="fonts")
     release = dataclasses.replace(released(config, server), noise_std=1e4 * std)
     before = digest(server.ema.state_dict())
-    refinement.refine(config, release, server.generator, server.ema)
+    refinement.refine(config, release, server.generator, server.ema, Fit())
     assert digest(server.ema.state_dict()) == before

@@ -4,6 +4,8 @@ What it shares with Fed-Avg GAN is in test_fedavg_gan.py.
 """
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 import torch
 
 from fedgs.data.federated import to_float
+from fedgs.files import read_tensors, write_tensors
+from fedgs.gan.fit import Fit
 from fedgs.methods import dp_merf, new_state
 from fedgs.methods.dp_merf import METHOD, Embedding
 from fedgs.privacy.accountant import statements
@@ -109,12 +113,32 @@ def test_the_fit_brings_the_fakes_nearer_to_the_released_mean():
         return float((target - found).square().sum())
 
     at_first, steps = loss(), list[tuple[int, int]]()
-    assert METHOD.settle(config, server, lambda *step: steps.append(step))
+    assert METHOD.settle(config, server, Fit(lambda *step: steps.append(step)))
     assert steps[-1] == (40, 40)
     assert loss() < 0.7 * at_first
 
 
-def test_a_fit_that_is_stopped_begins_anew_to_the_same_bytes(create):
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+def of_another_checkpoint(path: Path) -> None:
+    tensors, _ = read_tensors(path)
+    write_tensors(path, tensors, {"fit": f"{'0' * 64} 20"}, is_sealed=True)
+
+
+@pytest.mark.parametrize(
+    ("harm", "first", "warning"),
+    [
+        (None, 22, None),
+        (Path.unlink, 2, None),
+        (damage, 2, "its tensors are not those .* begins anew"),
+        (of_another_checkpoint, 2, None),
+    ],
+)
+def test_a_fit_that_is_stopped_goes_on_to_the_same_bytes(
+    create, recwarn, harm, first, warning
+):
     whole, run = create("whole", **SETTINGS), create("run", **SETTINGS)
     start(whole, FakeGrid(3))
 
@@ -124,6 +148,15 @@ def test_a_fit_that_is_stopped_begins_anew_to_the_same_bytes(create):
 
     with pytest.raises(RunStopped, match="here"):
         start(run, FakeGrid(3), stop)
-    start(RunFolder.open(run.path), FakeGrid(3))
+    kept = run.path / "checkpoint" / "fit.safetensors"
+    if harm is not None:
+        harm(kept)
+    steps = []
+    start(RunFolder.open(run.path), FakeGrid(3), lambda told: steps.append(told))
+    assert steps[0]["fit_step"] == first
     assert product(run) == product(whole)
     assert attempts(run) == [(1, 1)]  # nothing is released again
+    assert not kept.exists()
+    told = [str(found.message) for found in recwarn if "fit" in str(found.message)]
+    assert len(told) == (warning is not None)
+    assert re.search(warning or "", " ".join(told))

@@ -14,9 +14,8 @@ import pytest
 
 from deployed_grid import Deployment
 from fedgs.files import read_tensors
-from fedgs.gan import refinement
 from fedgs.privacy.ledger import Ledger
-from fedgs.round import local
+from fedgs.round import checkpoint, local
 from fedgs.runs import run_folder
 from fedgs.runs.run_folder import RunFolder, state_rounds
 from runs import Report, attempts, events, generator, ignore, train
@@ -241,13 +240,19 @@ def before_the_commit(patch: pytest.MonkeyPatch, round: int) -> None:
 
 
 def in_the_fit(patch: pytest.MonkeyPatch, step: int) -> None:
-    refine = refinement.refine
+    done = checkpoint.KeptFit.done
 
-    def check(done: int, steps: int) -> None:
-        if done == step:
+    def crash(fit: checkpoint.KeptFit, finished: int, steps: int) -> None:
+        done(fit, finished, steps)
+        if finished == step:
             raise Killed
 
-    patch.setattr(refinement, "refine", lambda *of: refine(*of[:-1], check))
+    patch.setattr(checkpoint.KeptFit, "done", crash)
+
+
+def in_a_kept_fit(patch: pytest.MonkeyPatch, step: int) -> None:
+    patch.setattr(checkpoint, "FIT_SECONDS", -1.0)
+    in_the_fit(patch, step)
 
 
 FAULTS: dict[str, list[tuple[Callable, int]]] = {
@@ -255,6 +260,11 @@ FAULTS: dict[str, list[tuple[Callable, int]]] = {
     "before the first checkpoint": [(between_nodes_and_commit, 2)],
     "after a step": [(after_the_step, 3)],
     "in the refiner's fit": [(in_the_fit, 7), (after_the_step, ROUNDS)],
+    "in a kept fit": [
+        (in_a_kept_fit, 7),
+        (in_a_kept_fit, 9),
+        (after_the_step, ROUNDS),
+    ],
     "with uncommitted node states": [(between_nodes_and_commit, ROUNDS)],
     "at the end": [(before_the_commit, ROUNDS)],
     "four times": [
@@ -272,6 +282,7 @@ BROKEN = [
     ("selected", Local, "four times"),
     ("resnet", Local, "after a step"),
     ("refined", Local, "in the refiner's fit"),
+    ("refined", Local, "in a kept fit"),
     ("with releases", Local, "four times"),
     ("public start", Local, "after a step"),
     ("selected", Flower, "after a step"),

@@ -30,6 +30,7 @@ from fedgs.errors import first_n
 from fedgs.gan import refinement
 from fedgs.gan.discriminators import Discriminators
 from fedgs.gan.features import KINDS
+from fedgs.gan.fit import Fit
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import PhaseAt, new_state, phases_of
 from fedgs.methods.base import Hosted, Method, State
@@ -331,7 +332,7 @@ def seconds_of_fit(config: ResolvedConfig, phase: Any) -> float:
             raise _Timed
 
     with contextlib.suppress(_Timed):
-        refinement.refine(phase, release, generator, average, check)
+        refinement.refine(phase, release, generator, average, Fit(check))
     cores = min(refinement.THREADS, os.cpu_count() or 1)
     times: list[float] = []
     for before, after in itertools.pairwise(at):
