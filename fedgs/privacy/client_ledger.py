@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,36 @@ Received = tuple[str, int, str] | None
 LOCK_POLL_SECONDS = 0.01  # other nodes hold the count for one fsync
 COUNT_FORMAT = 2  # of clients.json
 _Places = npt.NDArray[np.int64]
+
+
+class Spent(NamedTuple):
+    """What the clients that a folder counts have released.
+
+    Privacy: public; participation and noise, no data.
+
+    Attributes:
+        num_clients: how many have a name here; 0 where all runs cut the data.
+        releases: how many, by the run's name at the clients.
+        largest: mu^2 of the client that has spent most.
+        is_sharded: whether a run cut the data, so that no owner's part is counted.
+    """
+
+    num_clients: int
+    releases: dict[str, int]
+    largest: float
+    is_sharded: bool
+
+
+def read_spent(folder: Path) -> Spent:
+    """Returns what all clients of a folder have released; charges nothing.
+
+    Args:
+        folder: see the module.
+
+    Raises:
+        UserError: the count is broken.
+    """
+    return ClientLedger(folder, [SHARDED_DATASET]).spent()
 
 
 class ClientLedger:
@@ -111,6 +141,25 @@ class ClientLedger:
         """
         with self._held():
             return float(self.mu_squared.max())
+
+    def spent(self) -> Spent:
+        """Returns what the clients have released as of now.
+
+        Raises:
+            UserError: the count is broken.
+        """
+        releases: Counter[str] = Counter()
+        with self._held():
+            for ledger, _ in self._ledgers.values():
+                for event in ledger.events:
+                    run, _, _ = _parts_of(event.source)
+                    releases[run] += 1
+            return Spent(
+                num_clients=len(self._position.keys() - {SHARDED_DATASET}),
+                releases=dict(releases),
+                largest=float(self.mu_squared.max()),
+                is_sharded=self._of_all > 0,
+            )
 
     def check(self, event: Event, limits: Limits) -> None:
         """Refuses a release that `charge` would refuse now; counts nothing.

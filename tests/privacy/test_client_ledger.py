@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,16 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from command_line import printed, refused
 from fedgs.errors import UserError
 from fedgs.privacy.client_ledger import (
     SHARDED_DATASET,
     ClientLedger,
+    Spent,
+    read_spent,
     release_event,
     source_of,
 )
 from fedgs.privacy.client_limits import ClientRefused, Limits, release_cost
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Event
+from fedgs.privacy.rounding import upper
 from refusals import assert_refused
 from runs import keep_lines
 from tiny import tiny_config
@@ -334,3 +339,54 @@ def test_a_count_that_cannot_be_written_refuses_and_forgets_nothing(
     count.charge(_event(3), NONE)
     assert len(_lines(counted)) == 3
     assert count.mu_squared.tolist() == pytest.approx([3 * COST] * 3, rel=1e-12)
+
+
+# ------------------------------------------------------------------ reading it
+
+
+def test_what_a_folder_counts_is_that_of_the_client_that_spent_most(tmp_path):
+    ClientLedger(tmp_path, NAMES).charge(
+        replace(_event(1), source=source_of("first", "s", "node")), NONE
+    )
+    later = replace(_event(1, (0,), 2), source=source_of("second", "s", "node"))
+    ClientLedger(tmp_path, ["dan", "ann"]).charge(later, NONE)
+    both = Spent(4, {"first": 1, "second": 1}, COST, is_sharded=False)
+    assert read_spent(tmp_path) == both
+    ClientLedger(tmp_path, ["ann"]).charge(_event(2, (0,), 1), NONE)
+    assert read_spent(tmp_path).largest == 2 * COST  # of ann
+    ClientLedger(tmp_path, [SHARDED_DATASET]).charge(_event(3), NONE)
+    assert read_spent(tmp_path) == Spent(
+        4, {"first": 1, "second": 1, "": 2}, 3 * COST, is_sharded=True
+    )
+
+
+def test_a_client_reads_its_own_count_by_its_state_directory(tmp_path, fedgs):
+    folder = tmp_path / "client-state" / "releases"
+    first = replace(_event(1), source=source_of("first", "s", "node"))
+    ClientLedger(folder, NAMES).charge(first, NONE)
+    epsilon = epsilon_from_mu(COST**0.5, 1e-5)
+    for place in (folder, folder.parent):
+        text = printed(fedgs("privacy", "of", place))
+        assert re.search(rf"replace-one │ +{re.escape(upper(epsilon))} │", text)
+        assert "the count of 3 clients, with 1 releases: 1 in first." in text
+    found = json.loads(
+        printed(fedgs("privacy", "of", folder, "--json", "--delta", 1e-6))
+    )
+    assert found["epsilons"] == {
+        "replace-one": epsilon_from_mu(COST**0.5, 1e-6),
+        "zero-out": epsilon_from_mu(COST**0.5 / 2, 1e-6),
+    }
+    for wrong, words in (
+        (["--csv"], "leave out --csv"),
+        (["--same-clients"], "leave out --same-clients"),
+        (["--at-epsilon", 3], "leave out --at-epsilon"),
+        ([tmp_path], "is a client's own count; give it alone"),
+        (["--delta", 3], "delta = 3"),
+    ):
+        refused(fedgs("privacy", "of", folder, *wrong), words)
+    ClientLedger(folder, [SHARDED_DATASET]).charge(_event(2), NONE)
+    text = printed(fedgs("privacy", "of", folder))
+    assert re.search("zero-out +│ +not counted │", text)
+    assert "no owner's part is counted" in text
+    (folder / "clients.json").write_text("{")
+    refused(fedgs("privacy", "of", folder), "clients.json")

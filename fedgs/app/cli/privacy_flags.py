@@ -38,6 +38,7 @@ PLANNED = (
 )
 # What the help says of `rounds`, to which the user has to give the target.
 OF_ROUNDS = defaults_of(DEFAULT) | {"target_epsilon": None}
+OF_COUNT = "a client's own count has no such question; leave out"
 OF_BASELINE = "RUN is a run of `fedgs baseline`, which has no such question; leave out"
 AtEpsilonOption = Annotated[
     float | None,
@@ -76,7 +77,11 @@ def _print(stated: Sequence[Statement], as_json: bool) -> None:
 def of_runs(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders; several must be on the same clients."),
+        typer.Argument(
+            help="Run folders; several must be on the same clients. Or one client's "
+            "state-dir, for its own count.",
+            metavar="RUNS...",
+        ),
     ],
     delta: Annotated[
         float | None,
@@ -109,6 +114,7 @@ def of_runs(
 
     Example: fedgs privacy of runs/mine
     """
+    from fedgs.app.commands import client_count
     from fedgs.app.commands import privacy as report
     from fedgs.runs import epsilons
 
@@ -117,6 +123,16 @@ def of_runs(
     settings: dict[str, Any] = {}
     if delta is not None:
         settings["delta"] = delta
+    for run in runs:
+        count = client_count.counted_in(run)
+        if count is None:
+            continue
+        flags = {"csv": as_csv or None, "same_clients": same_clients or None}
+        reject(others | flags, OF_COUNT)
+        if len(runs) > 1:
+            raise UserError(f"RUNS: {run} is a client's own count; give it alone")
+        client_count.show(count, delta, as_json)
+        return
     if as_csv:
         more = {"json": as_json or None, "same_clients": same_clients or None}
         # Its columns are the run's own epsilons; the flags ask for something else.
