@@ -242,6 +242,13 @@ def test_finished_run_is_read_as_it_is_published(finished, tmp_path):
     assert folder.read_ledger().length == 3
 
 
+def test_a_damaged_line_of_metrics_takes_no_memory_for_its_round(finished, tmp_path):
+    folder = RunFolder.open(shutil.copytree(finished, tmp_path / "run"))
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 10**30, "events": 3}) + "\n")
+    assert_refused("round 4 has no event, metrics.jsonl saw", folder.read_ledger)
+
+
 # ------------------------------------------------------------------ what is bound
 
 
