@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError
+from fedgs.errors import UserError, wrap_error
 from fedgs.gan.fit import Fit
 from fedgs.methods.base import State
 from fedgs.privacy.ledger import Chain
@@ -25,6 +26,7 @@ Report = Callable[[dict[str, Any]], None]
 CHECKPOINT_SHARE = 0.05  # of the run's time, at most
 CHECKPOINT_SECONDS = 1.0  # and never more often than this
 FIT_SECONDS = 15.0  # between two times that a fit is kept
+STEP = "step"  # of a fit that is kept, beside its parts
 
 
 def server_tensors(server: State) -> TensorDict:
@@ -278,8 +280,12 @@ class KeptFit(Fit):
             warnings.warn(f"{error}; the fit begins anew", RuntimeWarning, stacklevel=1)
             kept = None
         if kept is not None:
-            self.step, tensors = kept
-            load_tensors(parts, tensors)
+            path = self.session.folder.path / KEPT_FIT
+            problem = f"{path}: it is of another fit"
+            kinds = (KeyError, RuntimeError, ValueError)
+            with wrap_error(kinds, problem, "remove it, then resume the run"):
+                self.step = int(kept[STEP])
+                load_tensors(parts, kept)
         return self.step
 
     def done(self, step: int, steps: int) -> None:
@@ -293,5 +299,7 @@ class KeptFit(Fit):
         """Writes where the fit is."""
         folder = self.session.folder
         with dispensable(folder.path / KEPT_FIT):
-            folder.save_fit(self.step, tensors_of(self.parts))
+            # A tensor as the others, so that the file's seal is of it too.
+            step = {STEP: torch.tensor(self.step)}
+            folder.save_fit(tensors_of(self.parts) | step)
         self.last = time.monotonic()

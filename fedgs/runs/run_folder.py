@@ -408,6 +408,8 @@ class RunFolder:
                 raise UserError(f"{path}: corrupted; {files.RESTORE}")
         # Without a head, "" is none that a ledger has: the check fails, as it should.
         head = content.get(f"{prefix}head", "")
+        if not isinstance(head, str):
+            raise UserError(f"{path}: corrupted; {files.RESTORE}")
         return Witness(name, round, length, head)
 
     def _bound_to(self, name: str) -> Witness | None:
@@ -546,7 +548,7 @@ class RunFolder:
         `ledger` has checked.
 
         Raises:
-            UserError: a corrupted checkpoint.
+            UserError: a corrupted checkpoint, or a lost one.
         """
         folder = self.path / "checkpoint"
         for owned in (folder, self.path / "samples", *self.private.glob("node-*")):
@@ -557,8 +559,23 @@ class RunFolder:
         round = 0
         if found is not None:
             round, _ = found
+        else:
+            self._check_none_was_committed()
         remove_states_after(self.private, round)
         return found
+
+    def _check_none_was_committed(self) -> None:
+        """Refuses to begin anew where a checkpoint got lost: rounds would cost twice.
+
+        Raises:
+            UserError: a round was committed.
+        """
+        recorded = self._seen_by(LEDGER_RECORD)
+        if recorded is not None and recorded.round > 0:
+            raise UserError(
+                f"{self.path / CHECKPOINT}: it is missing, and round {recorded.round} "
+                f"was committed; {files.RESTORE}"
+            )
 
     def committed(self) -> "tuple[int, TensorDict] | None":
         """Returns what `load_checkpoint` does, and removes nothing.
@@ -585,22 +602,17 @@ class RunFolder:
                 raise ValueError("of another round")
         return round, tensors
 
-    def save_fit(self, step: int, tensors: "TensorDict") -> None:
+    def save_fit(self, tensors: "TensorDict") -> None:
         """Writes where the fit to the last checkpoint is.
 
         Privacy: post-processing of DP output.
-
-        Args:
-            step: how many steps are done.
-            tensors: name -> tensor, everything that a step changes.
         """
         # A fit goes on from this checkpoint and no other.
-        start = files.read_json(self.path / CHECKPOINT)["sha256"]
-        of = {"fit": f"{start} {step}"}
+        start = {"fit": files.read_json(self.path / CHECKPOINT)["sha256"]}
         path = self.path / KEPT_FIT
-        files.write_tensors(path, tensors, of, is_durable=True, is_sealed=True)
+        files.write_tensors(path, tensors, start, is_durable=True, is_sealed=True)
 
-    def load_fit(self) -> "tuple[int, TensorDict] | None":
+    def load_fit(self) -> "TensorDict | None":
         """Returns what `save_fit` wrote of the last checkpoint, None if nothing.
 
         Raises:
@@ -611,10 +623,12 @@ class RunFolder:
             return None
         files.check_tensors(path)
         tensors, metadata = files.read_tensors(path)
-        start, step, *_ = metadata.get("fit", "none 0").split()
-        if start != files.read_json(self.path / CHECKPOINT)["sha256"]:
+        words = metadata.get("fit", "").split()
+        if len(words) != 2:  # the checkpoint, and the seal
+            raise UserError(f"{path}: it does not say which fit it is of")
+        if words[0] != files.read_json(self.path / CHECKPOINT)["sha256"]:
             return None
-        return int(step), tensors
+        return tensors
 
     def average(self) -> "TensorDict | None":
         """Returns the tensors of the averaged generator, None where it is not written.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import plain_flags, refused
+from command_line import plain_flags, printed, refused
 from fedgs.app.commands import select_clients
 from fedgs.cohorts.cohort_file import read_cohort
 from fedgs.cohorts.selection import Selection, read_plan, statements
@@ -144,6 +144,36 @@ def test_stopped_selection_goes_on_but_asks_privately_only_once(
             assert json.loads((whole / "cohorts.json").read_text()) == summary
         done = fedgs("resume", path)
     refused(done, f"{path}: its clients were asked for their cohorts")
+
+
+@pytest.mark.parametrize(
+    "changed", [{"noise_per_clip": 50.0}, {"noise_per_clip": None}]
+)
+def test_a_plan_that_was_changed_is_not_what_the_selection_cost(
+    select, fedgs, monkeypatch, changed
+):
+    def stop(*_: object) -> None:
+        raise RunStopped("stopped at its end")
+
+    original = select_clients.accuracies_of
+    monkeypatch.setattr(select_clients, "accuracies_of", stop)
+    path = select(below=0.5, noise_per_clip=2.0)[3]
+    monkeypatch.setattr(select_clients, "accuracies_of", original)
+    intact = (path / "plan.json").read_text()
+    plan = json.loads(intact)
+    plan["selection"] |= changed
+    (path / "plan.json").write_text(json.dumps(plan))
+    refused(fedgs("resume", path), ".*plan.json: (clip_bound|noise_multiplier) is")
+    assert not (path / "asked").exists()
+    (path / "plan.json").write_text(intact)
+    printed(fedgs("resume", path))
+
+
+@pytest.mark.parametrize("flag", ["cohorts", "cohort_value"])
+def test_cohorts_are_selected_among_all_clients(select, flag):
+    *done, path = select(below=0.5, **{flag: "v1"})
+    refused(done, f"{flag} = v1: cohorts are selected among all clients; leave out")
+    assert not path.exists()
 
 
 def test_the_classifiers_run_says_what_it_is(select, fedgs):

@@ -124,7 +124,18 @@ def damage(path: Path) -> None:
 
 def of_another_checkpoint(path: Path) -> None:
     tensors, _ = read_tensors(path)
-    write_tensors(path, tensors, {"fit": f"{'0' * 64} 20"}, is_sealed=True)
+    write_tensors(path, tensors, {"fit": "0" * 64}, is_sealed=True)
+
+
+def without_a_seal(path: Path) -> None:
+    tensors, metadata = read_tensors(path)
+    start, _ = metadata["fit"].split()
+    write_tensors(path, tensors, {"fit": start})
+
+
+def of_another_step(path: Path) -> None:
+    tensors, metadata = read_tensors(path)
+    write_tensors(path, tensors | {"step": torch.tensor(30)}, metadata)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +145,8 @@ def of_another_checkpoint(path: Path) -> None:
         (Path.unlink, 2, None),
         (damage, 2, "its tensors are not those .* begins anew"),
         (of_another_checkpoint, 2, None),
+        (without_a_seal, 2, "does not say which fit .* begins anew"),
+        (of_another_step, 2, "its tensors are not those .* begins anew"),
     ],
 )
 def test_a_fit_that_is_stopped_goes_on_to_the_same_bytes(

@@ -242,6 +242,27 @@ def test_finished_run_is_read_as_it_is_published(finished, tmp_path):
     assert folder.read_ledger().length == 3
 
 
+def test_a_lost_checkpoint_is_no_new_beginning(finished, tmp_path):
+    folder = RunFolder.open(shutil.copytree(finished, tmp_path / "run"))
+    (folder.path / "checkpoint" / "checkpoint.json").unlink()
+    kept = sorted((folder.path / "checkpoint").iterdir())
+    assert_refused(
+        "checkpoint.json: it is missing, and round 3", folder.load_checkpoint
+    )
+    assert sorted((folder.path / "checkpoint").iterdir()) == kept
+
+
+@pytest.mark.parametrize("name", ["checkpoint/checkpoint.json", "ledger.json"])
+def test_a_head_that_is_no_text_is_refused(finished, tmp_path, name):
+    folder = RunFolder.open(shutil.copytree(finished, tmp_path / "run"))
+    content = json.loads((folder.path / name).read_text())
+    for key in content:
+        if "head" in key:
+            content[key] = None
+    (folder.path / name).write_text(json.dumps(content))
+    assert_refused(f"{name}: corrupted", folder.read_ledger)
+
+
 def test_a_damaged_line_of_metrics_takes_no_memory_for_its_round(finished, tmp_path):
     folder = RunFolder.open(shutil.copytree(finished, tmp_path / "run"))
     with (folder.path / "metrics.jsonl").open("a") as file:

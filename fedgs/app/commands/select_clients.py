@@ -33,6 +33,7 @@ from fedgs.cohorts.selection import (
     ABOVE,
     ASKED_FILE,
     CLASSIFIER,
+    PLAN,
     REST,
     SELECTED,
     Selection,
@@ -49,7 +50,7 @@ from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data, split_records
 from fedgs.data.records import Records
 from fedgs.errors import UserError, reject
-from fedgs.files import check_entries, write_json
+from fedgs.files import check_entries, write_atomically, write_json
 from fedgs.methods.cohort_classifier import accuracy_of
 from fedgs.methods.schedule import clients_of
 from fedgs.privacy.accountant import Statement
@@ -128,7 +129,12 @@ def prepare(
     new_output(config.output)
     flower_engine.check(config)
     why = "cohorts are selected among all clients; leave out"
-    reject({"cohort": config.cohort}, why)
+    of_cohorts = {
+        "cohort": config.cohort,
+        "cohorts": config.cohorts,
+        "cohort_value": config.cohort_value,
+    }
+    reject(of_cohorts, why)
     # Workers of Flower have another working directory.
     config = with_absolute_paths(config)
     if config.seed is None:
@@ -180,6 +186,7 @@ def _select(
         own = dataclasses.replace(own, corruption="none")
     if Path(own.output).exists():  # of a selection that was stopped
         folder = RunFolder.open(own.output)
+        _check_plan(path, own, selection, folder)
     else:
         folder = RunFolder.create(own)
     go_on = f"fedgs resume {near(path)}"
@@ -194,7 +201,7 @@ def _select(
                 local.train(folder, load_data(own), report, stop)
         accuracies = accuracies_of(folder, config, data)
         # Before anything is told of them: a second answer would cost again.
-        (path / ASKED_FILE).touch()
+        write_atomically(path / ASKED_FILE, b"")
         thresholds, cohorts = divided(selection, accuracies)
         cost = cost_by_ledger(folder, selection)
         suppositions = (config.unit_condition, *config.public_conditions)
@@ -207,6 +214,41 @@ def _select(
         summary = _write(path, config, cost, rows, thresholds, members_of)
     shutil.rmtree(folder.private)  # an update of each client: nobody goes on from them
     _show(path, rows, summary)
+
+
+def _check_plan(
+    path: Path,
+    config: ResolvedConfig,
+    selection: Selection,
+    begun: RunFolder,
+) -> None:
+    """Refuses a plan that is not the one by which the classifier's run began.
+
+    What a selection costs follows from its plan. The run's settings follow from it too,
+    and its ledger binds them.
+
+    Args:
+        path: the folder of the selection.
+        config: the settings of the run, by the plan.
+        selection: by the plan.
+        begun: the folder of the run.
+
+    Raises:
+        UserError: they differ, or the ledger is not that of the settings.
+    """
+    begun.check_history()
+    decided = training_settings(selection, config.num_clients)
+    planned = RunConfig.from_flat(decided, config).to_flat()
+    found = begun.config.to_flat()
+    # The folder may have been moved since, and the run has drawn a secret of its own.
+    for name in ("output", "selection_hash"):
+        del planned[name]
+    for name, value in planned.items():
+        if found.get(name) != value:
+            raise UserError(
+                f"{path / PLAN}: {name} is {value} by it, and {found.get(name)} in the "
+                f"classifier's run; restore {PLAN} from a copy, or select again"
+            )
 
 
 def accuracies_of(
