@@ -88,6 +88,11 @@ class RunProgress:
         self.content["waiting_for"] = [other for other in waiting if other != name]
         self._write(now=True)
 
+    def set_answered(self, name: str, round: int) -> None:
+        """Notes which round a node has answered last, to an earlier start."""
+        if name in self.nodes:
+            self.nodes[name]["last_answer"] = round
+
     def set_online(self, online: list[int]) -> None:
         """Notes which nodes Flower can reach."""
         for node in self.nodes.values():

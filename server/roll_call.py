@@ -214,6 +214,7 @@ class RollCall:
         self.answered: dict[str, _LastRelease] = {}
         for name, release in kept.get("answered", {}).items():
             self.answered[name] = _LastRelease(*release)
+            progress.set_answered(name, self.answered[name].round)
         self.start = secrets.token_hex(8)
         self.round = folder.last_round
         self.since = folder.last_round
@@ -228,6 +229,7 @@ class RollCall:
         self._public: dict[int, bytes] = {}  # address -> its registered key, in PEM
         self._queries: dict[str, _Query] = {}  # by message
         self._retry_at: dict[int, float] = {}  # address -> when to ask it again
+        self._refusals: dict[str, str] = {}  # the last of each node
         self._next_step = 0.0
 
     def wait(self, stop: Stop) -> None:
@@ -238,6 +240,7 @@ class RollCall:
         """
         started = time.monotonic()
         logged = started
+        self.progress.set_phase("roll call", self.round)
         # With enough nodes it waits as for a round; without, longer than that.
         patience = max(ROLL_CALL_SECONDS, self.config.round_timeout)
         while self.missing:
@@ -260,6 +263,9 @@ class RollCall:
                 log(INFO, "roll call: the run waits for %s", self._absent)
             self.step()
             time.sleep(ROLL_CALL_POLL_SECONDS)
+        # A run that goes on in its fit asks nobody for long.
+        self.progress.set_phase("training", self.round)
+        self.progress.set_waiting({})
 
     @property
     def missing(self) -> list[str]:
@@ -427,8 +433,11 @@ class RollCall:
             else:
                 self._admit(address, node, record)
         except UserError as error:
-            log(WARNING, "roll call: %s is refused: %s", title, error)
-            log_event("refused", node=title, outcome=str(error))
+            # It is asked again and again, and told of once.
+            if self._refusals.get(title) != str(error):
+                self._refusals[title] = str(error)
+                log(WARNING, "roll call: %s is refused: %s", title, error)
+                log_event("refused", node=title, outcome=str(error))
             if node is not None:
                 self.progress.add_failure(node, str(error))
 
@@ -484,10 +493,14 @@ class RollCall:
         self.check_ledger(node, record.get("released"))
         limit = record.get("refused")
         if limit:
-            raise UserError(
+            reason = (
                 f"its own limit {one_line(limit)} forbids this run; submit another "
                 "one, or ask for another limit"
             )
+            if self._is_enough():
+                raise UserError(reason)
+            # Asking again mends nothing, and the run cannot go on without this node.
+            raise RunStopped(f"The run stopped, because {name} refused: {reason}")
         self._check_state(node, seen)
         self.addresses[node] = address
         self.progress.set_joined(node)

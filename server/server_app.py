@@ -114,7 +114,7 @@ def main(grid: Grid, context: Context) -> None:
     # Keys of Flower's apps are written a-key, those of settings a_key.
     given = context.run_config.items()
     settings = {name.replace("-", "_"): value for name, value in given}
-    is_plain = "recipe" in settings
+    is_plain = "recipe" in settings and not settings.get("nodes")
     try:
         folder = open_folder(settings)
     except UserError as error:
@@ -202,7 +202,9 @@ def log_progress(folder: RunFolder, metrics: dict[str, Any]) -> None:
     every = max(1, num_rounds // 20)
     if "fit_step" in metrics:
         step = metrics["fit_step"]
-        log(INFO, "fit: step %d of %d", step, metrics["fit_steps"])
+        steps = metrics["fit_steps"]
+        if metrics["is_first"] or step % max(1, steps // 20) == 0:
+            log(INFO, "fit: step %d of %d", step, steps)
         with contextlib.suppress(OSError):  # a full disk loses it, not the run
             write_json(folder.path / ".flower" / FIT, metrics)
     elif metrics["round"] % every == 0:

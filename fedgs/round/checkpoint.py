@@ -266,6 +266,7 @@ class KeptFit(Fit):
         """Keeps the fit of a session's last round."""
         super().__init__(report)
         self.session = session
+        self.begun = 0  # how many steps were done when it went on
         self.step = 0
         self.parts: Mapping[str, nn.Module | Optimizer] = {}
         self.last = time.monotonic()
@@ -284,9 +285,10 @@ class KeptFit(Fit):
             problem = f"{path}: it is of another fit"
             kinds = (KeyError, RuntimeError, ValueError)
             with wrap_error(kinds, problem, "remove it, then resume the run"):
-                self.step = int(kept[STEP])
+                self.begun = int(kept[STEP])
                 load_tensors(parts, kept)
-        return self.step
+        self.step = self.begun
+        return self.begun
 
     def done(self, step: int, steps: int) -> None:
         """Keeps the fit from time to time, and tells of the step."""

@@ -56,8 +56,9 @@ from fedgs.shapes import TensorDict
 SaveNodes = Callable[[int], None]
 _SHOWN_FAILURES = 3
 STOPPING = """
-The run stops after the round in progress, or after its warm start, with a checkpoint.
-To end it now, press Ctrl-C (or send SIGTERM) again; the round's cost stays counted.
+The run stops with a checkpoint: in a fit at once, else after the round in progress or
+its warm start. To end it now, press Ctrl-C (or send SIGTERM) again; what a round has
+cost stays counted.
 """
 
 
@@ -208,12 +209,20 @@ class RunSession(Session):
         def check(step: int, steps: int) -> None:
             if stop.is_set():
                 raise RunStopped(
-                    f"The run was told to stop, in step {step} of {steps} of the fit"
+                    f"The run was told to stop, after step {step} of {steps} of the fit"
                 )
-            # Twenty reports: one for each of thousands of steps would flood whoever
-            # listens.
-            if step % max(1, steps // 20) == 0:
-                self.report({"round": round, "fit_step": step, "fit_steps": steps})
+            # A hundred reports: one for each of thousands of steps would flood whoever
+            # listens. The first one tells where a fit goes on.
+            is_first = step == fit.begun + 1
+            if is_first or step % max(1, steps // 100) == 0:
+                self.report(
+                    {
+                        "round": round,
+                        "fit_step": step,
+                        "fit_steps": steps,
+                        "is_first": is_first,
+                    }
+                )
 
         fit = KeptFit(self, check)
         try:

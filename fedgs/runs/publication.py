@@ -60,7 +60,7 @@ def publish(
     if label["guarantee"].startswith(NO_GUARANTEE):
         problem = f"{label['guarantee']}; publish a run that has an epsilon"
     elif not folder.is_finished:
-        problem = f"it is not finished; run `fedgs resume {folder.path}` first"
+        problem = f"it is not finished; run `{folder.go_on}` first"
     if problem:
         raise UserError(f"{folder.path}: {problem}")
     generator = sample.load_generator(folder)

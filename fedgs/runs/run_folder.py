@@ -256,6 +256,21 @@ class RunFolder:
         return (self.path / GENERATOR).exists()
 
     @property
+    def is_deployed(self) -> bool:
+        """Whether the run's data lie with clients on other machines."""
+        return bool(self.config.node_names)
+
+    @property
+    def go_on(self) -> str:
+        """The command that continues the run."""
+        if self.is_deployed:
+            return (
+                f"fedgs deploy submit ... --resume {self.path.name} "
+                "--client NAME=KEY.pub ..."
+            )
+        return f"fedgs resume {self.path}"
+
+    @property
     def is_baseline(self) -> bool:
         """Whether the method is outside fedgs, and the ledger another one."""
         return is_baseline(self.path)

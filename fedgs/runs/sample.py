@@ -46,9 +46,7 @@ def load_generator(folder: RunFolder) -> nn.Module:
     if tensors is None:
         committed = folder.committed()
         if committed is None:
-            raise UserError(
-                f"{folder.path}: no generator yet; run `fedgs resume {folder.path}`"
-            )
+            raise UserError(f"{folder.path}: no generator yet; run `{folder.go_on}`")
         _, state = committed
         tensors = {
             name.removeprefix("ema."): value

@@ -73,6 +73,23 @@ class Control:
             return True
         return False
 
+    def name_of(self, key: bytes) -> str:
+        """Returns the name that a key is registered under; "" where there is none.
+
+        Args:
+            key: public, in PEM form.
+
+        Raises:
+            FlowerFailed: the server does not answer.
+        """
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        known = self._ask("ListNodes", ListNodesRequest(), "the clients")
+        for node in known.nodes_info:
+            if node.public_key == key:
+                return str(node.name)
+        return ""
+
     def start(self, project: str, **simulation: float) -> int:
         """Submits an app; returns Flower's id of its run.
 

@@ -169,7 +169,16 @@ def register(control: Control, clients: Iterable[tuple[str, Path | None]]) -> No
             raise UserError(f"client = {name}: {problem}")
     for name, key in keys.items():
         was_known = control.register(name, key)
-        print(f"{name} {'was registered before' if was_known else 'is registered'}")
+        if not was_known:
+            print(f"{name} is registered")
+            continue
+        registered = control.name_of(key)
+        if registered not in (name, ""):
+            raise UserError(
+                f"client = {name}: its key is registered for {registered}; give the "
+                f"key of {name}, or restart the server, which forgets all keys"
+            )
+        print(f"{name} was registered before")
 
 
 def client_key(name: str, path: Path) -> bytes:

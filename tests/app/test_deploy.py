@@ -339,6 +339,13 @@ class Control:
             raise refusal(400, '{"code": 23, "detail": "Public key is in use."}')
         self.keys[request.name] = request.public_key
 
+    def ListNodes(self, request):
+        from flwr.proto.control_pb2 import ListNodesResponse
+        from flwr.proto.node_pb2 import NodeInfo
+
+        infos = [NodeInfo(name=n, public_key=key) for n, key in self.keys.items()]
+        return ListNodesResponse(nodes_info=infos)
+
     def StartRun(self, request):
         from flwr.proto.control_pb2 import StartRunResponse
 
@@ -470,6 +477,12 @@ def test_submit_registers_starts_and_follows_a_run(certs, control, fedgs, monkey
     _, out, _ = fedgs(*SUBMIT, *clients, "--resume", "digits-1")
     assert out.count("was registered before") == 2
     assert control.app["config"]["run_folder"] == "digits-1"
+    swapped: list[str] = []
+    for name, other in ("ab", "ba"):
+        swapped += ["--client", f"{name}={certs / 'clients' / other}.pub"]
+    *done, err = fedgs(*SUBMIT, *swapped, "--resume", "digits-1")
+    assert (done[0], len(control.apps)) == (2, 2)
+    assert re.search("client = [ab]: its key is registered for [ab]; give the key", err)
 
 
 def test_a_selection_is_submitted_with_its_rounds_and_the_noise_of_its_nodes(

@@ -15,7 +15,7 @@ from flwr.app import Error as FlowerError
 from flwr.app import Message
 
 from clients.failures import log_privately
-from deployed_grid import EPOCH, NAMES, Backup, kill_after_count
+from deployed_grid import EPOCH, LIMITS, NAMES, Backup, kill_after_count
 from fedgs import event_log
 from fedgs.errors import UserError
 from fedgs.round.run import RunStopped
@@ -308,6 +308,44 @@ def test_the_roll_call_says_who_is_missing_and_can_be_stopped(deploy, log, clock
     assert sum("waits for c-clinic" in line for line in log) == 1
     assert run.progress()["waiting_for"] == ["c-clinic"]
     assert not run.progress()["nodes"]["c-clinic"]["joined"]
+
+
+def test_a_clients_own_limit_ends_a_run_that_needs_it_at_once(deploy, log, clock):
+    """Asking again mends nothing; what others may do without, goes on without it."""
+    run = deploy()
+    client = run.clients[1]
+    usual = client.node_config["limits"]
+    (run.root / "strict.toml").write_text("min_noise_multiplier = 1e9\n" + LIMITS)
+    client.node_config["limits"] = str(run.root / "strict.toml")
+    client.restart()
+    words = f"{client.name} refused: its own limit .* forbids this run; submit another"
+    with pytest.raises(RunStopped, match=words):
+        run.start()
+    assert clock.now < 10
+    assert run.attempts() == []
+    client.node_config["limits"] = usual
+    client.restart()
+    run.start()
+    assert run.folder.is_finished
+
+
+def test_a_refusal_that_may_be_mended_is_told_once(deploy, log, clock):
+    run = deploy()
+    run.clients[1].node_config["data"] = "npz:nowhere.npz"
+    run.clients[1].restart()
+    with pytest.raises(
+        RunStopped, match=r"b-clinic failed; .* did not join within 60 s"
+    ):
+        run.start()
+    assert sum("is refused" in line for line in log) == 1
+
+
+def test_a_server_that_starts_again_knows_who_has_answered(deploy, clock):
+    run = deploy()
+    run.start()
+    run.start()  # there is nothing left to ask for
+    assert run.progress()["phase"] == "training"
+    assert [n["last_answer"] for n in run.progress()["nodes"].values()] == [4, 4, 4]
 
 
 def test_a_stop_before_a_later_warm_start_repeats_no_round(deploy, undisturbed, clock):

@@ -211,4 +211,4 @@ def test_the_log_has_rounds_and_the_steps_of_the_refiners_fit(tmp_path, monkeypa
     assert said[3:5] == ["round 4 of 4", "fit: step 1 of 10"]
     assert said[-1] == "fit: step 10 of 10"
     fit = read_json(folder.path / ".flower" / FIT)
-    assert fit == {"round": 4, "fit_step": 10, "fit_steps": 10}
+    assert fit == {"round": 4, "fit_step": 10, "fit_steps": 10, "is_first": False}

@@ -23,7 +23,7 @@ from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.diagnosis.conclusion import conclude
-from fedgs.errors import wrap_error
+from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy_label import privacy_label
 from fedgs.round import local
@@ -125,6 +125,11 @@ def resume(path: Path, typed: str = "") -> None:
     folder = RunFolder.open(path)
     if folder.is_finished:
         say(f"{path} is finished; its generator is written.")
+    elif folder.is_deployed:
+        raise UserError(
+            f"RUN = {path}: its data lie with the clients of a deployment; continue it "
+            f"with `{folder.go_on}`"
+        )
     elif folder.is_baseline:
         other = open_other(path, typed)
         run_to_end(folder, other.load_data(), other)

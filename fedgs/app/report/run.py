@@ -202,7 +202,7 @@ def _grids(run: Path) -> list[Grid]:
     if not paths:
         raise UserError(
             f"{run}: it has no samples yet (samples/ has no round-*.png); continue it "
-            f"with `fedgs resume {run}`"
+            f"with `{RunFolder.open(run).go_on}`"
         )
     return [_grid(paths[place]) for place in spread(len(paths), MOST_GRIDS)]
 
