@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedgs.config.feature_settings import GroupMeansSettings
+from fedgs.config.feature_settings import MOST_GROUPS, GroupMeansSettings
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_text
 from fedgs.randomness import derived_seed
@@ -80,17 +80,30 @@ def read_client_cohorts(path: Path) -> dict[str, CohortOfClient]:
         raise UserError(f"{where}: the first line is {','.join(header)!r}; {remedy}")
     found: dict[str, CohortOfClient] = {}
     for number, row in enumerate(rows, start=2):
+        if not row:  # a blank line
+            continue
         if len(row) != len(header) or not row[0]:
             raise UserError(f"{where}: line {number}: give {','.join(header)}")
         owner, value, *part = row
         if owner in found:
             raise UserError(f"{where}: line {number}: the owner is there twice")
-        if not all(text.isdecimal() for text in part):
-            raise UserError(f"{where}: line {number}: give part a number from 0 on")
+        if value != value.strip():
+            problem = f"the cohort {value!r} begins or ends with blanks"
+            raise UserError(f"{where}: line {number}: {problem}; leave them out")
+        if not all(is_part(text) for text in part):
+            raise UserError(
+                f"{where}: line {number}: give part a number from 0 to "
+                f"{MOST_GROUPS - 1}: which of the cohort's groups the owner is in"
+            )
         found[owner] = CohortOfClient(value, *map(int, part))
     if not found:
         raise UserError(f"{where}: it names no owner; give a line for each")
     return found
+
+
+def is_part(text: str) -> bool:
+    """Tells whether a cell is the number of one of a cohort's groups."""
+    return text.isdecimal() and text in map(str, range(MOST_GROUPS))
 
 
 def groups_of(
@@ -203,6 +216,11 @@ def _of_cohorts(
         # By the rank among all clients of the node, whatever cohorts these are in.
         part = cohort.part
         if part is None:
-            part = ranks[place]
-        groups.append(first_of[cohort.value] + part % config.groups)
+            part = ranks[place] % config.groups
+        if part >= config.groups:
+            raise UserError(
+                f"cohorts: an owner has the part {part}, and groups = {config.groups} "
+                f"has none beyond {config.groups - 1}; mend the file of --cohorts"
+            )
+        groups.append(first_of[cohort.value] + part)
     return groups

@@ -392,6 +392,9 @@ class GroupMeansSettings(LowFrequencySettings):
             value = getattr(self, name)
             if value is not None and not is_plain_name(value):
                 yield name, NAME_RULE  # of the files of its groups
+        if not self.compares_nodes and self.clients_per_group is not None:
+            why = "the groups of cohorts have all owners of these"
+            yield "clients_per_group", f"{why}; leave it out"
         if self.compares_nodes:
             yield from self._problems_of_nodes()
         elif self.nodes is None and self.cohorts is None:

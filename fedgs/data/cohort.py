@@ -1,6 +1,7 @@
 """The clients of a run's cohort, picked from all that the data has."""
 
 import dataclasses
+import warnings
 from collections.abc import Collection
 from pathlib import Path
 
@@ -87,6 +88,9 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
         return data
     if config.cohorts is not None:
         data = _with_cohorts(Path(config.cohorts), data)
+        # Files of client names leave out others on purpose.
+        if config.cohort is None:
+            _warn_of_owners_without_a_line(config.cohorts, data)
     elif config.cohort_value is not None:
         # Without the file nobody has the value, and not everybody.
         raise UserError(
@@ -133,6 +137,21 @@ def _with_cohorts(path: Path, data: FederatedImages) -> FederatedImages:
     _check_known("cohorts", path, cohorts, data)
     of_clients = tuple(cohorts.get(name) for name in data.client_names)
     return dataclasses.replace(data, client_cohorts=of_clients)
+
+
+def _warn_of_owners_without_a_line(path: str, data: FederatedImages) -> None:
+    """Says how many owners are in no cohort, which a misspelt name may be the cause of.
+
+    Privacy: reads private data; the warning is for whoever has the file.
+    """
+    without = data.client_cohorts.count(None)
+    if without:
+        warnings.warn(
+            f"cohorts = {path}: {without} of {data.num_clients} owners have no line "
+            "in it, so they are in no cohort",
+            RuntimeWarning,
+            stacklevel=1,
+        )
 
 
 def _names_with(value: str, data: FederatedImages) -> set[str]:

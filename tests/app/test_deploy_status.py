@@ -91,6 +91,23 @@ def test_nobody_is_waited_for_once_all_have_answered(tmp_path):
     assert json.loads(path.read_text())["waiting_for"] == []
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"nodes": 5}, {"nodes": {"h1": {}}}, {"phase": "training"}, {"waiting_for": [1]}],
+)
+def test_a_damaged_record_hides_no_other_run(trained, fedgs, said):
+    other = shutil.copytree(trained.path, trained.path.with_name("other"))
+    (other / ".flower").mkdir()
+    write_json(other / ".flower" / "nodes.json", said)
+    code, out, _ = fedgs("deploy", "status", trained.path.parent, "--json")
+    assert code == 1
+    damaged, whole = sorted(json.loads(out), key=len)
+    assert "nodes.json: it is damaged" in damaged["error"]
+    assert whole["round"] == 3
+    code, out, _ = fedgs("deploy", "status", trained.path.parent)
+    assert (code, "cannot be read" in out) == (1, True)
+
+
 def test_command_shows_nodes_and_a_broken_run_beside_others(trained, fedgs):
     torn = shutil.copytree(trained.path, trained.path.with_name("broken"))
     runs.keep_lines(torn / "ledger.jsonl", 1)

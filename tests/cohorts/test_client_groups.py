@@ -40,13 +40,15 @@ NAMES = tuple(f"p{number:02}" for number in range(12))
 
 # ------------------------------------------------------------------ the file
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*have no line")
+
 
 def test_a_file_says_a_value_and_may_say_a_part(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text('owner,cohort\nann,v1\n"b, c",\n')
     found = read_client_cohorts(path)
     assert found == {"ann": CohortOfClient("v1"), "b, c": CohortOfClient("")}
-    path.write_text("owner,cohort,part\nann,v1,3\n")
+    path.write_text("owner,cohort,part\nann,v1,3\n\n")
     assert read_client_cohorts(path) == {"ann": CohortOfClient("v1", 3)}
 
 
@@ -63,6 +65,9 @@ def test_a_file_says_a_value_and_may_say_a_part(tmp_path):
         ("owner,cohort\nann,v1\nann,v2\n", "line 3: the owner is there twice"),
         ("owner,cohort,part\nann,v1,x\n", "line 2: give part a number"),
         ("owner,cohort,part\nann,v1,-1\n", "line 2: give part a number"),
+        ("owner,cohort,part\nann,v1,6\n", "line 2: give part a number from 0 to 5"),
+        ("owner,cohort,part\nann,v1," + "9" * 5000 + "\n", "line 2: give part a"),
+        ("owner,cohort\nann,v1 \n", "line 2: the cohort 'v1 ' begins or ends with"),
         ('owner,cohort\n"ann,v1\n', "cannot be read"),
     ],
 )
@@ -127,9 +132,11 @@ def test_a_part_of_the_file_is_the_group():
     cohorts = [
         CohortOfClient("v1", 2),
         CohortOfClient("v2", 2),
-        CohortOfClient("v1", 6),
+        CohortOfClient("v1", 3),
     ]
-    assert groups_of(own, NAMES[:3], cohorts) == [2, 6, 2]
+    assert groups_of(own, NAMES[:3], cohorts) == [2, 6, 3]
+    cohorts[2] = CohortOfClient("v1", 4)
+    assert_refused("the part 4, and groups = 4", groups_of, own, NAMES[:3], cohorts)
 
 
 def test_cohorts_without_a_file_are_refused():
@@ -193,6 +200,19 @@ def test_one_cohort_is_not_everybody_where_no_file_says_who_is_in_it(tiny_run):
     """A node of a deployment without the file would otherwise train on all clients."""
     asked = dataclasses.replace(tiny_run(), cohort_value="v1", cohorts=None)
     assert_refused("^cohort_value = v1: ", keep_cohort, asked, people())
+
+
+@pytest.mark.filterwarnings("default:.*have no line")
+def test_owners_whom_the_file_leaves_out_are_told_of(tiny_run, tmp_path):
+    file = write_cohorts(tmp_path / "some.csv", {"0": "v1", "1": "v2"})
+    words = f"cohorts = {file}: 4 of 6 owners have no line in it, so they are in no"
+    with pytest.warns(RuntimeWarning, match=words):
+        load_data(tiny_run(cohorts=file))
+
+
+def test_the_groups_of_cohorts_have_all_of_their_owners():
+    words = "^clients_per_group = 5: the groups of cohorts have all owners .* leave it"
+    assert_refused(words, of_cohorts, "own.csv", clients_per_group=5)
 
 
 def test_a_file_of_other_owners_is_refused(tiny_run, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgs.app.tables import Table
-from fedgs.errors import UserError
+from fedgs.errors import UserError, wrap_error
 from fedgs.files import read_json
 from fedgs.privacy.accountant import in_short
 from fedgs.privacy.rounding import upper
@@ -46,7 +46,12 @@ def statuses_in(path: Path) -> list[Status]:
     statuses: list[Status] = []
     for run in runs:
         try:
-            statuses.append(status_of(run))
+            status = status_of(run)
+            # A damaged file must not end the report of all runs.
+            damaged = f"{run / '.flower' / 'nodes.json'}: it is damaged"
+            with wrap_error(Exception, damaged, "the server writes it anew"):
+                _tables(status)
+            statuses.append(status)
         except (UserError, OSError) as error:  # broken, or removed meanwhile
             statuses.append({"run": run.absolute().name, "error": str(error)})
     return statuses
@@ -111,12 +116,19 @@ def _epsilons(run: Path) -> list[dict[str, Any]]:
 
 def show(status: Status) -> None:
     """Prints a table of a run, and one of its nodes."""
+    for table in _tables(status):
+        table.show()
+
+
+def _tables(status: Status) -> list[Table]:
     rows = list(_rows(status))
-    Table(status["run"], ("what", "now"), rows, numeric=False).show()
+    tables = [Table(status["run"], ("what", "now"), rows, numeric=False)]
     nodes = status.get("nodes")
     if nodes:
         rows = [(name, *_node_cells(node)) for name, node in nodes.items()]
-        Table(f"nodes of {status['run']}", NODE_HEAD, rows, numeric=False).show()
+        title = f"nodes of {status['run']}"
+        tables.append(Table(title, NODE_HEAD, rows, numeric=False))
+    return tables
 
 
 def _rows(status: Status) -> Iterator[tuple[str, str]]:

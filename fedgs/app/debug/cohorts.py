@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from fedgs.app.debug.debug_request import Compared
-from fedgs.cohorts.client_groups import HEADER, PART
+from fedgs.cohorts.client_groups import HEADER, PART, CohortOfClient
 from fedgs.cohorts.cohort_file import Cohort, write_cohort
 from fedgs.config.feature_settings import FEWEST_CLIENTS, GroupMeansSettings
 from fedgs.config.run_config import GroupMeansConfig, RunConfig
@@ -88,7 +88,9 @@ def smallest_group(own: GroupMeansConfig, data: FederatedImages) -> int:
     """
     if own.compares_nodes:
         return own.group_size
-    sizes = Counter(cohort.value for cohort in data.client_cohorts if cohort)
+    cohorts = [cohort for cohort in data.client_cohorts if cohort]
+    sizes = Counter(cohort.value for cohort in cohorts)
+    parts = Counter(cohort for cohort in cohorts if cohort.part is not None)
     counts: list[int] = []
     for name in (HEALTHY, SUSPICIOUS):
         value = getattr(own, name)
@@ -99,8 +101,14 @@ def smallest_group(own: GroupMeansConfig, data: FederatedImages) -> int:
                 f"{own.groups} groups of {FEWEST_CLIENTS}; give a value that more "
                 "clients have in the file of --cohorts"
             )
-        counts.append(count)
-    return min(counts) // own.groups
+        counts.append(count // own.groups)
+        # A file that says who is in which group may make groups of any size.
+        if parts:
+            of_groups = [
+                parts[CohortOfClient(value, part)] for part in range(own.groups)
+            ]
+            counts.append(min(of_groups))
+    return min(counts)
 
 
 def _check_apart(files: dict[str, Path], cohorts: dict[str, Cohort]) -> None:

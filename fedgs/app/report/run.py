@@ -144,7 +144,7 @@ def read_run(path: Path) -> RunFacts:
         name=folder.path.name,
         config=folder.config,
         events=events,
-        metrics=read_json_lines(folder.path / "metrics.jsonl"),
+        metrics=folder.metrics(),
         statements=statements,
         versions=versions_of(folder.path),
         evaluation=_evaluation(folder.path),
