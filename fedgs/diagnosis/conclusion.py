@@ -164,7 +164,7 @@ def _comparisons(
     }
     if config.suspicious is None:
         for name, verdict in compare_sites(samples, **how).items():
-            found = _of_site(verdict)
+            found = _of_site(verdict, len(samples))
             if name in absent:
                 found |= _undecided([name]) | {"is_accused": False, "rivals": []}
             yield found
@@ -190,9 +190,12 @@ def _undecided(absent: Sequence[str]) -> dict[str, Any]:
     return {"verdict": UNDECIDED, "sentence": sentence}
 
 
-def _of_site(verdict: SiteVerdict) -> dict[str, Any]:
-    names = verdict.site, THE_OTHERS
-    sentence = sentences.sentence_of_site(verdict, THE_OTHERS)
+def _of_site(verdict: SiteVerdict, num_sites: int) -> dict[str, Any]:
+    others = THE_OTHERS
+    if len(verdict.others) < num_sites - 1:  # some were named, and taken out
+        others = " and ".join(verdict.others)
+    names = verdict.site, others
+    sentence = sentences.sentence_of_site(verdict, others)
     return _as_json(names, verdict.diagnosis, sentence) | {
         "p": verdict.p,
         "is_accused": verdict.is_accused,

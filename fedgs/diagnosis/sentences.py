@@ -58,7 +58,11 @@ def sentence_of_site(verdict: SiteVerdict, others: str) -> str:
     else:
         # It may be another site's fault that it lies apart from all others together.
         text = "Not accused: that it differs is not significant for all sites together."
-    return f"{text} {_not_tested(diagnosis)}"
+    rate = (
+        f"If {verdict.site} and {others} are alike, any of them is named, or said to "
+        f"differ, with probability at most {diagnosis.rule.alpha:.3g}."
+    )
+    return f"{text} {rate} {_not_tested(diagnosis)}"
 
 
 def unseen(absent: Sequence[str]) -> str:
@@ -148,6 +152,9 @@ def _closest(diagnosis: Diagnosis) -> str:
     """Returns the entry that explains most of a difference, though not enough."""
     best = diagnosis.ranking[0]
     if best.fit is None or best.effect is None:
+        return ""
+    # What may be no effect at all is near to nothing.
+    if best.interval is not None and best.interval[0] <= 0:
         return ""
     return (
         f" The closest entry is {title(best.bug)} ({_effect(best)}): it "

@@ -73,6 +73,7 @@ class SiteVerdict:
 
     Attributes:
         site: its name.
+        others: the names of those that it was compared with.
         diagnosis: of the site, which is the suspicious cohort, against the others that
             remained in its last step. What it says of a site that is not accused may be
             the fault of another one.
@@ -84,6 +85,7 @@ class SiteVerdict:
     """
 
     site: str
+    others: tuple[str, ...]
     diagnosis: Diagnosis
     p: float
     is_accused: bool = False
@@ -371,4 +373,9 @@ class _Question:
             self.rule,
         )
         # No site is named by more than the test of all sites together allows.
-        return SiteVerdict(site, diagnosis, p=max(least_p, diagnosis.p))
+        return SiteVerdict(
+            site=site,
+            others=tuple(name for name in comparison.names if name != site),
+            diagnosis=diagnosis,
+            p=max(least_p, diagnosis.p),
+        )

@@ -106,20 +106,24 @@ def near(path: Path) -> Path:
     return path
 
 
-def show_end(path: Path, typed: str = "") -> None:
+def show_end(path: Path, typed: str = "", is_comparison: bool = False) -> None:
     """Prints how a training ends: the picture, the one epsilon, what to do next.
 
     Args:
         path: the path of the run folder.
         typed: a method that the user named on the command line, and so trusts.
+        is_comparison: whether groups were compared, of whose pictures the verdict
+            speaks: nobody draws samples of them.
     """
     grids = sorted((path / "samples").glob("*.png"))
     for grid in grids[-1:]:  # none where the disk was full
-        say(f"Samples:     {grid}")
+        if not is_comparison:
+            say(f"Samples:     {grid}")
     label = privacy_label(path, typed)
     say(f"Privacy:     {protection(label)}; details: fedgs privacy of {path}")
     say(f"Run folder:  {path}; keep it to yourself, for it holds private files")
-    if label["epsilon"] is not None:  # a run without one is refused
+    # A run without an epsilon is refused.
+    if label["epsilon"] is not None and not is_comparison:
         say(f"To publish:  fedgs publish {path} -o FOLDER")
     say(f"Report:      fedgs report {path} -o report.html")
 

@@ -18,6 +18,7 @@ from fedgs.app.commands.run_outcome import (
 from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.cohorts.selection import PLAN
+from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.recipes import described, is_fitted
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
@@ -103,7 +104,8 @@ def _planned(
         return None
     if is_fitted(resolved):
         say(f"The run takes {forecast.duration(resolved, data)}.")
-    say(forecast.evaluation_note(resolved, data))
+    if resolved.method != GROUP_MEANS:
+        say(forecast.evaluation_note(resolved, data))
     if resolved.engine == "local":
         return folder, data
     return folder, None
@@ -237,7 +239,7 @@ def run_to_end(
                 raise
             say(f"The privacy budget is spent, so the run is complete: {end}")
         conclude(folder)  # writes a diagnosis where groups are compared
-    show_end(path, trusted)
+    show_end(path, trusted, is_comparison=folder.config.method == GROUP_MEANS)
 
 
 def _description(config: RunConfig) -> str:
@@ -284,3 +286,9 @@ def sample(asked: SampleRequest) -> None:
         count = asked.per_class * len(wanted)
     draw_samples(folder, count, wanted, asked.seed).write(asked.output)
     say(f"Wrote {count} images to {Output.of(asked.output).path}")
+    if folder.average() is None:
+        say(
+            f"Warning: {asked.run} is not finished, so these images are of its last "
+            f"checkpoint and may be no pictures yet; go on with `{folder.go_on}`",
+            is_error=True,
+        )
