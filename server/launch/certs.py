@@ -18,7 +18,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -30,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedgs.deployment import THIS_MACHINE, check_name, read_host
+from fedgs.deployment import THIS_MACHINE, check_name, public_key, read_host
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import make_folder, sync
 
@@ -109,6 +111,9 @@ def _server(folder: Path, names: list[x509.GeneralName]) -> list[Path]:
         for name in names:
             if name not in known:
                 raise UserError(f"{certificate}: it is not for {name.value}; {ANEW}")
+        check_issued(certificate, folder / "ca.crt")
+        owner = _certificates(certificate)[0].public_key()
+        _check_pair(folder / "server.key", certificate, owner)
         return []
     if not (folder / "ca.key").exists():
         raise UserError(
@@ -119,6 +124,7 @@ def _server(folder: Path, names: list[x509.GeneralName]) -> list[Path]:
     problem = f"{path}: it is no certificate in PEM form"
     with wrap_error(ValueError, problem, "put the authority's certificate back"):
         authority = x509.load_pem_x509_certificate(path.read_bytes())
+    _check_pair(folder / "ca.key", path, authority.public_key())
     signer = _load_key(folder / "ca.key")
     key, written = _key(folder / "server.key")
     is_no_authority = x509.BasicConstraints(ca=False, path_length=None)
@@ -144,9 +150,7 @@ def _client(folder: Path, name: str) -> list[Path]:
     public = folder / f"{name}.pub"
     if public.exists():
         # The server may know the public one already, so that no other takes its place.
-        if not private.exists():
-            problem = "it is not here; delete its .pub to have a new pair made"
-            raise UserError(f"{private}: {problem}")
+        _check_pair(private, public, public_key(f"client = {name}", public))
         return []
     # The format that Flower's SuperNodes read.
     key, written = _key(private, PrivateFormat.OpenSSH)
@@ -168,6 +172,43 @@ def _key(
     key = ec.generate_private_key(ec.SECP384R1())
     _write(path, key.private_bytes(Encoding.PEM, form, NoEncryption()), 0o600)
     return key, [path]
+
+
+def check_issued(certificate: Path, authority: Path) -> None:
+    """Refuses a certificate that another authority has signed.
+
+    Args:
+        certificate: of the server; behind it, in the same file, those between.
+        authority: whose certificate clients have.
+
+    Raises:
+        UserError: names both files.
+    """
+    leaf, *between = _certificates(certificate)
+    for signer in (*between, *_certificates(authority)):
+        with contextlib.suppress(InvalidSignature, TypeError, ValueError):
+            leaf.verify_directly_issued_by(signer)
+            return
+    raise UserError(f"{certificate}: {authority} did not sign it; {ANEW}")
+
+
+def _certificates(path: Path) -> list[x509.Certificate]:
+    problem = f"{path}: it is no certificate in PEM form"
+    with wrap_error((OSError, ValueError), problem, "put the right file back"):
+        return x509.load_pem_x509_certificates(path.read_bytes())
+
+
+def _check_pair(private: Path, public: Path, key: PublicKeyTypes) -> None:
+    """Refuses a public file without its private key.
+
+    Raises:
+        UserError: the key is missing, or another one's.
+    """
+    remedy = f"put the right one back, or delete {public.name} to have both made anew"
+    if not private.exists():
+        raise UserError(f"{private}: it is not here; {remedy}")
+    if _load_key(private).public_key() != key:
+        raise UserError(f"{private}: it is not the key of {public.name}; {remedy}")
 
 
 def _hosts_of(path: Path) -> x509.SubjectAlternativeName:

@@ -107,10 +107,14 @@ class ServerOptions:
                 that is taken.
         """
         if not self.insecure:
+            from server.launch.certs import check_issued  # takes a moment to load
+
             files = [file_of("certs", self.certs / name) for name in CERTIFICATES]
             with wrap_error(OSError, f"certs = {self.certs}: broken", "make them anew"):
                 context = ssl.create_default_context(cafile=files[0])
                 context.load_cert_chain(*files[1:], password="")  # it asks nobody
+            authority, certificate, _ = map(Path, files)
+            check_issued(certificate, authority)
         problem = f"host = {self.host} and port = {self.port} cannot be used"
         remedy = "give an address of this machine, or another port"
         with wrap_error(OSError, problem, remedy):

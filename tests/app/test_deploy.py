@@ -5,6 +5,7 @@ import hashlib
 import io
 import re
 import shlex
+import shutil
 import socket
 import stat
 import subprocess
@@ -43,7 +44,7 @@ from server.launch import certs as deploy_certs
 from server.launch import control as deploy_control
 from server.launch import server_command, supervisor
 from server.launch import submit as deploy_submit
-from server.launch.certs import make_certificates
+from server.launch.certs import check_issued, make_certificates
 from server.launch.flower_app import free_port
 from server.launch.server_command import ServerOptions
 from server.launch.superlink import MOST_BYTES, Guard
@@ -140,7 +141,8 @@ def spoil(certs: Path, removed: str, garbled: str) -> None:
         ("server.crt", "ca.crt", "10.1.2.3", "ca.crt: it is no certificate"),
         ("server.crt", "ca.key", "10.1.2.3", "ca.key: it is no private key"),
         ("server.crt ca.key", "", "10.1.2.3", "ca.key: it is not here"),
-        ("clients/a.key", "", "a", "is not here; delete its .pub"),
+        ("server.key", "", "10.1.2.3", "server.key: it is not here; put .* server.crt"),
+        ("clients/a.key", "", "a", "a.key: it is not here; put the right .* a.pub to"),
     ],
 )
 def test_certificates_that_cannot_be_made_are_refused_and_nothing_is_written(
@@ -151,6 +153,37 @@ def test_certificates_that_cannot_be_made_are_refused_and_nothing_is_written(
     hosts = [] if clients or not host else [host]
     assert_refused(words, make_certificates, certs, hosts, clients)
     assert content(certs) == before
+
+
+@pytest.mark.parametrize(
+    ("exchanged", "hosts", "words"),
+    [
+        ("clients/a.key", [], "a.key: it is not the key of a.pub; put the right one"),
+        ("server.key", ["10.1.2.3"], "server.key: it is not the key of server.crt"),
+        ("ca.key", ["10.1.2.3"], "ca.key: it is not the key of ca.crt"),
+        ("ca.crt", ["10.1.2.3"], "server.crt: .*ca.crt did not sign it; delete it"),
+    ],
+)
+def test_files_that_do_not_belong_together_are_refused(
+    certs, tmp_path, exchanged, hosts, words
+):
+    make_certificates(tmp_path / "others", ["10.1.2.3"], ["a"])
+    shutil.copy(tmp_path / "others" / exchanged, certs / exchanged)
+    if exchanged == "ca.key":
+        (certs / "server.crt").unlink()
+    before = content(certs)
+    assert_refused(words, make_certificates, certs, hosts, ["a"])
+    assert content(certs) == before
+
+
+def test_a_certificate_may_be_signed_by_one_between(certs, tmp_path):
+    """A company's own authority signs others, which sign its machines."""
+    make_certificates(tmp_path / "others", ["10.1.2.3"], [])
+    other = tmp_path / "others/ca.crt"
+    assert_refused("did not sign it", check_issued, certs / "server.crt", other)
+    chain = (certs / "server.crt").read_bytes() + (certs / "ca.crt").read_bytes()
+    (certs / "server.crt").write_bytes(chain)
+    check_issued(certs / "server.crt", other)
 
 
 def test_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
@@ -211,6 +244,7 @@ def test_server_with_a_broken_certificate_is_refused(certs, tmp_path):
     intact = content(certs)
     make_certificates(tmp_path / "others", ["10.1.2.3"], [])
     other = (tmp_path / "others/server.key").read_bytes()
+    authority = (tmp_path / "others/ca.crt").read_bytes()
     for name, wrong, words in (
         ("ca.crt", b"no PEM\n", "broken.*anew"),
         ("server.crt", b"no PEM\n", "broken.*anew"),
@@ -220,6 +254,8 @@ def test_server_with_a_broken_certificate_is_refused(certs, tmp_path):
         (certs / name).write_bytes(wrong)
         assert_refused(f"certs = {certs}: .*{words}", server.check)
         (certs / name).write_bytes(intact[name])
+    (certs / "ca.crt").write_bytes(authority)
+    assert_refused("server.crt: .*ca.crt did not sign it", server.check)
 
 
 def test_server_without_its_port_is_refused(tmp_path):
