@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from logging import ERROR, INFO
+from logging import ERROR, INFO, LogRecord
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -161,8 +161,17 @@ def refused(problem: str) -> UserError:
     """
     refusal = f"{REFUSED}: {problem}"
     log(ERROR, "%s", refusal)
-    FLOWER_LOGGER.addFilter(lambda record: not record.exc_info)  # no traceback
+    FLOWER_LOGGER.addFilter(_is_no_crash)
     return UserError(refusal)
+
+
+def _is_no_crash(record: LogRecord) -> bool:
+    """Leaves out what Flower says of an app that raises: the refusal is said already.
+
+    These are a traceback, and that nobody handled an exception, with a page for help.
+    """
+    is_exit = record.getMessage().startswith("Exit Code:")
+    return not (record.exc_info or is_exit)
 
 
 def write_cohorts(folder: RunFolder, state: State) -> None:

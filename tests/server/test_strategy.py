@@ -193,6 +193,10 @@ def test_refused_settings_are_said_with_the_remedy_of_who_gave_them(
     assert flower.filter(told)
     told.exc_info = (UserError, refused.value, None)
     assert not flower.filter(told)  # no traceback of Flower's
+    exit_code = logging.LogRecord(
+        "flwr", logging.ERROR, "", 0, "Exit Code: 202", (), None
+    )
+    assert not flower.filter(exit_code)
     remedy = "num_rounds = -1: give --num-rounds at least 1"
     assert said[0].startswith(f"the settings of this run are refused: {remedy}")
     assert said[0].endswith("key a-flag of --run-config") == is_plain
