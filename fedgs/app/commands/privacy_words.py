@@ -40,9 +40,10 @@ def protection(label: Mapping[str, Any]) -> str:
         return f"none; {label['guarantee']}"
     against = AGAINST[label["adversary"]]
     unit = label["unit_of_privacy"]
+    delta = upper(label["delta"], 6)
     text = (
-        f"epsilon {upper(epsilon)} for {unit}, against {against} (a smaller epsilon "
-        "protects more)"
+        f"epsilon {upper(epsilon)} ({label['relation']}, delta {delta}) for {unit}, "
+        f"against {against} (a smaller epsilon protects more)"
     )
     # Without its first part, which says only that there is a guarantee: so does `text`.
     caveats = label["guarantee"].split("; ")[1:]

@@ -198,7 +198,8 @@ def test_the_label_and_the_epsilon_to_quote_are_of_the_valid_line(run, class_mea
     assert none["guarantee"] == f"{NO_GUARANTEE}; the method claims none"
     assert (none["epsilon"], none["who_sees_what"]) == (None, [])
     assert protection(none) == f"none; {none['guarantee']}"
-    assert re.match(r"epsilon (8|7\.99\d) for one shard", protection(label))
+    words = r"epsilon (8|7\.99\d) \((replace-one|zero-out), delta 1e-05\) for one shard"
+    assert re.match(words, protection(label))
     said = explained(label)[0]
     assert "(adversary release, zero-out, delta 1e-05, " in said
 
