@@ -1,7 +1,8 @@
 """Cells of an experiment: computed once, kept as JSON lines, found again.
 
 A cell has a name. Its line is appended to one file, whole or not at all, so that
-several processes can fill the same file; of a cell's lines the last counts.
+several processes can fill the same file; of a cell's lines the last counts, but a
+failure never replaces what was found.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 from fedgs.app.commands.run_outcome import Exit, exit_if_stopped
 from fedgs.app.commands.terminal import say
 from fedgs.errors import UserError, first_n, wrap_error
-from fedgs.files import append_whole, read_json_lines
+from fedgs.files import append_whole, read_json_lines, without_nan
 
 Line = dict[str, Any]
 
@@ -26,19 +27,33 @@ class Store:
         lines: the last one of each cell, by its name.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, check: Callable[[Line], None] | None = None) -> None:
         """Reads what is there.
 
+        Args:
+            path: the path of the file.
+            check: refuses a line that its reader can do nothing with.
+
         Raises:
-            UserError: the file cannot be read, or is no file of cells.
+            UserError: the file cannot be read, or has a line that is none of a cell.
         """
-        known = read_json_lines(path)
-        # A file of another kind must not be appended to.
-        wrong = [line for line in known if "cell" not in line]
-        if wrong:
-            raise UserError(f"{path}: no line of a cell: {wrong[0]}; restore the file")
         self.path = path
-        self.lines = {str(line["cell"]): line for line in known}
+        self.lines: dict[str, Line] = {}
+        remedy = "restore the file, or remove this line to compute its cell again"
+        for number, line in enumerate(read_json_lines(path), start=1):
+            with wrap_error(UserError, f"{path}: line {number} is damaged", remedy):
+                # A file of another kind must not be appended to.
+                if "cell" not in line:
+                    raise UserError("cell is missing")
+                if check is not None:
+                    check(line)
+            name = str(line["cell"])
+            if "failed" not in line or not self.has_scores(name):
+                self.lines[name] = line
+
+    def has_scores(self, name: str) -> bool:
+        """Returns whether a cell has a line, and not that of a failure."""
+        return name in self.lines and "failed" not in self.lines[name]
 
     def add(self, name: str, content: Line) -> Line:
         """Keeps what was found of a cell, and returns its line.
@@ -46,7 +61,7 @@ class Store:
         Raises:
             UserError: it cannot be written.
         """
-        line = {"cell": name, **content}
+        line: Line = without_nan({"cell": name, **content})
         problem = f"output = {self.path.parent}: it cannot be written"
         with wrap_error(OSError, problem, "free the disk"):
             self.path.parent.mkdir(parents=True, exist_ok=True)

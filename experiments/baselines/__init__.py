@@ -4,11 +4,12 @@
 This module imports no tensor library: a method is loaded when it is asked for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from fedgs.config.plugins import load
+from fedgs.config.plugins import load, of_user_code
+from fedgs.errors import raise_if_any
 
 if TYPE_CHECKING:
     from experiments.baselines.baseline import Baseline
@@ -26,19 +27,41 @@ BASELINES: Mapping[str, str] = MappingProxyType(
         "wgan-gp": "experiments.baselines.wgan_gp:WganGp",
     }
 )
+METHOD_UNITS = ("user", "record", "none")
 # What a class must have to be one.
 _PARTS = ("name", "title", "unit", "Settings", "recipe", "guarantees", "step")
 
 
-def find(name: str, is_typed: bool = False) -> "type[Baseline[Any]]":
+def find(
+    name: str,
+    is_typed: bool = False,
+    setting: str = "baseline",
+) -> "type[Baseline[Any]]":
     """Returns a method by its name, or by its place; see `fedgs.config.plugins`.
 
     Args:
         name: a key of `BASELINES`, or "module:object".
         is_typed: the user gave the name on the command line.
+        setting: what the user gave the name as, for errors.
 
     Raises:
-        UserError: there is no such method, or its place is not trusted.
+        UserError: there is no such method, its place is not trusted, or it is not as
+            `Baseline` says.
     """
-    found = load("baseline", name, BASELINES, _PARTS, is_typed)
+    found = load(setting, name, BASELINES, _PARTS, is_typed)
+    where = f"{setting} = {name!r}"
+    raise_if_any(where, _problems(found))
+    with of_user_code(where, "give every setting of the class a default"):
+        found.Settings()
     return cast("type[Baseline[Any]]", found)
+
+
+def _problems(method: Any) -> Iterator[str]:
+    for part in ("name", "title"):
+        value = getattr(method, part)
+        if not isinstance(value, str) or not value:
+            yield f"{part} = {value!r}; give the class a text as its {part}"
+    if method.unit not in METHOD_UNITS:
+        yield f"unit = {method.unit!r}; give the class one of {', '.join(METHOD_UNITS)}"
+    if not isinstance(method.recipe, Mapping):
+        yield f"recipe = {method.recipe!r}; give the class a table of settings"

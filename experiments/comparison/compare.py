@@ -15,7 +15,8 @@ def compare(request: CompareRequest, settings: dict[str, Any]) -> None:
 
     Raises:
         UserError: no such cell, bad settings, seeds of a row that were not run alike,
-            or cells that failed; a failed cell costs no other.
+            stored lines of other settings, or cells that failed; a failed cell costs no
+            other.
         Exit: stopped by the user; the same command goes on.
     """
     cells = grid(request, settings)

@@ -13,7 +13,14 @@ from typing import Any
 from experiments.baselines import BASELINES, find, g_pate, pate_gan
 from experiments.baselines.baseline_run import made_settings
 from experiments.comparison.options import CompareRequest
-from experiments.grid.cells import NO_NOISE, CellMethod, Cells, CellSettings, Source
+from experiments.grid.cells import (
+    NO_NOISE,
+    CellMethod,
+    Cells,
+    CellSettings,
+    Source,
+    unit,
+)
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 
@@ -94,7 +101,7 @@ def grid(request: CompareRequest, settings: CellSettings) -> Cells:
     listed = {how.baseline for how in methods.values()}
     for name in (*BASELINES, *request.method):
         if name not in listed:
-            found = find(name, is_typed=True)
+            found = find(name, is_typed=True, setting="method")
             row = re.sub(r"\W+", "-", found.name)
             if row in methods:  # both would lie in the same folders
                 raise UserError(f"method = {name}: {row} is a row already; rename it")
@@ -122,13 +129,6 @@ def _of_others(method: CellMethod) -> CellMethod:
         epsilons = {each: _noise(method.baseline, made, each) for each in EPSILONS}
     epsilons |= method.epsilons
     return method._replace(epsilons=epsilons, is_capped=whose == "record")
-
-
-def unit(method: CellMethod) -> str:
-    """Returns whom a row's guarantee is about: "user", "record" or "none"."""
-    if not method.baseline:
-        return "user"
-    return find(method.baseline, is_typed=True).unit
 
 
 def _made(baseline: str, settings: Mapping[str, Any]) -> Any:

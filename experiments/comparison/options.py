@@ -38,4 +38,5 @@ class CompareRequest(TableRequest):
 
     def __post_init__(self) -> None:
         """Checks the metrics."""
+        super().__post_init__()
         check_names("metrics", self.metrics, METRIC_NAMES)

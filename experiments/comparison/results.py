@@ -10,14 +10,12 @@ from typing import Any
 
 from experiments.comparison.methods import EPSILONS
 from experiments.comparison.published import beside_the_paper, by_classifier
-from experiments.comparison.rows import Row
+from experiments.comparison.rows import CANNOT, Row
 from experiments.grid.lines import NUM_SAMPLES
 from experiments.store import Line
 from fedgs.app.report.words import num_bytes
 from fedgs.app.tables import Table
 from fedgs.privacy.rounding import lower, upper
-
-CANNOT = "–"
 
 _RELATIONS_SHOWN = ("add-or-remove", "zero-out", "replace-one")  # in this order
 UNITS = {
@@ -136,8 +134,9 @@ def _details(row: Row, kind: str) -> dict[str, str]:
 
 def _accuracy(row: Row) -> str:
     """Returns the mean accuracy of the CNN, of several seeds with the range."""
-    accuracies = [line["accuracy_cnn"] for line in row.done]
-    text = f"{row.accuracy:.3f}"
+    found = [line["accuracy_cnn"] for line in row.done]
+    accuracies = [accuracy for accuracy in found if accuracy is not None]
+    text = _number(row.mean("accuracy_cnn"), ".3f")
     if len(accuracies) > 1:
         lowest = min(accuracies)
         highest = max(accuracies)
@@ -147,12 +146,12 @@ def _accuracy(row: Row) -> str:
 
 def _thirteen(row: Row) -> str:
     text = _number(row.mean("accuracy_mean_of_13"), ".3f")
-    counts: set[int] = set()
+    counts: set[int | None] = set()
     for line in row.done:
         if line["accuracy_mean_of_13"] is not None:
             counts.add(line["num_synthetic"])
     # A reader must not compare scores of fewer samples with the others unwarned.
-    for count in counts - {NUM_SAMPLES}:
+    for count in counts - {NUM_SAMPLES, None}:
         text += f" ({count:,})"
     return text
 
@@ -279,7 +278,7 @@ def _failed(rows: Sequence[Row]) -> list[str]:
 def losses(rows: Sequence[Row]) -> list[str]:
     """Returns where fedgs' own methods have less than others of the same unit."""
     found: list[str] = []
-    done = [row for row in rows if row.done]
+    done = [row for row in rows if row.accuracy >= 0]
     kinds = [(row.data, row.asked, row.unit) for row in done]
     for data, asked, unit in dict.fromkeys(kinds):
         group: list[Row] = []
@@ -300,7 +299,7 @@ def losses(rows: Sequence[Row]) -> list[str]:
                 names = ", ".join(_scored(row) for row in better)
                 found.append(f"{data}, {what}: {_scored(own)} is below {names}")
     # Of a method without noise there is one text for each unit.
-    return [*dict.fromkeys(found), *_records(rows)]
+    return [*dict.fromkeys(found), *_records(done)]
 
 
 def _scored(row: Row) -> str:
@@ -311,7 +310,7 @@ def _records(rows: Sequence[Row]) -> list[str]:
     """Returns where a curator and record level give better pictures."""
     found: list[str] = []
     for row in rows:
-        if row.unit != "record" or not row.done or row.asked is None:
+        if row.unit != "record" or row.asked is None:
             continue
         own: list[float] = []
         for other in rows:

@@ -5,14 +5,15 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from experiments.comparison.methods import IN_VIEW, unit
-from experiments.grid.cells import Cell
+from experiments.comparison.methods import IN_VIEW
+from experiments.grid.cells import Cell, unit
 from experiments.store import Line
 from fedgs.errors import UserError
 
 ROW_NOT_RUN = "not run"
 _FAILED = "failed"
-ALIKE = ("num_clients", "rounds", "reduced")  # in all seeds of a row
+CANNOT = "–"
+ALIKE = ("num_clients", "rounds", "reduced", "settings")  # in all seeds of a row
 
 
 @dataclass(eq=False)
@@ -32,7 +33,7 @@ class Row:
 
     @property
     def accuracy(self) -> float:
-        """Mean accuracy of the CNN; -1 where nothing is done."""
+        """Mean accuracy of the CNN; -1 where none was computed."""
         found = self.mean("accuracy_cnn")
         if found is None:  # so that such a row stands last
             return -1.0
@@ -65,7 +66,9 @@ class Row:
             return ROW_NOT_RUN
         if not self.done:
             return _FAILED
-        text = f"{self.accuracy:.3f}"
+        text = CANNOT
+        if self.accuracy >= 0:
+            text = f"{self.accuracy:.3f}"
         fid = self.mean("fid")
         if fid is not None:
             text += f", {fid:.0f}"
@@ -108,7 +111,9 @@ def _check_alike(lines: Sequence[Line]) -> None:
     """Refuses to take the mean of runs with different settings."""
     for line in lines:
         first = lines[0]
-        other = [name for name in ALIKE if line.get(name) != first.get(name)]
+        # A line of an older version does not tell all settings.
+        told = [name for name in ALIKE if name in line and name in first]
+        other = [name for name in told if line[name] != first[name]]
         if other:
             raise UserError(
                 f"{line['cell']}: differs from {first['cell']} in "

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from experiments.baselines import find
 from experiments.baselines.target import NOISES
 from fedgs.config.fields import flag
 from fedgs.errors import UserError, wrap_error
@@ -19,6 +20,7 @@ from fedgs.errors import UserError, wrap_error
 CellSettings = dict[str, Any]
 NO_NOISE = math.inf
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
+SEEDS = range(1000)
 
 
 class Source(NamedTuple):
@@ -43,10 +45,17 @@ class CellMethod(NamedTuple):
     settings: Mapping[str, Any] = NOTHING
     epsilons: Mapping[float, Mapping[str, Any]] = NOTHING
     data: Collection[str] = ()  # all where empty
-    seeds: Collection[int] = range(1000)  # of those that are asked for
+    seeds: Collection[int] = SEEDS  # of those that are asked for
     reduced: Mapping[str, Any] = NOTHING
     baseline: str = ""
     is_capped: bool = False
+
+
+def unit(method: CellMethod) -> str:
+    """Returns whom a row's guarantee is about: "user", "record" or "none"."""
+    if not method.baseline:
+        return "user"
+    return find(method.baseline, is_typed=True).unit
 
 
 class Cell(NamedTuple):
@@ -196,14 +205,27 @@ class TableRequest:
     output: Path = Path()
     metrics: tuple[str, ...] = ("cnn",)
 
+    def __post_init__(self) -> None:
+        """Makes the output a path that holds everywhere, without `~`.
+
+        Raises:
+            UserError: there is no such user as the output names.
+        """
+        problem = f"output = {self.output}: its user is not known"
+        with wrap_error(RuntimeError, problem, "give another --output"):
+            object.__setattr__(self, "output", self.output.expanduser())
+
     def of(self, cells: Cells) -> list[Cell]:
         """Returns the cells that are asked for, in the order of the table.
 
         Raises:
             UserError: no such cell, a bad expression or bad seeds.
         """
-        with wrap_error(ValueError, f"seeds = {self.seeds}", "give --seeds like 0,1"):
+        given = f"seeds = {','.join(self.seeds)!r}"
+        with wrap_error(ValueError, given, "give --seeds like 0,1"):
             seeds = [int(seed) for seed in self.seeds]
+        if not seeds or not set(seeds) <= set(SEEDS):
+            raise UserError(f"{given}: give --seeds from {SEEDS[0]} to {SEEDS[-1]}")
         with wrap_error(re.error, f"only = {self.only!r}", "give a regular expression"):
             asked = re.compile(self.only)
         known = cells.of_seeds(seeds)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.baselines.baseline_run import CURATOR, BaselineRun, open_run
 from experiments.grid.cells import Cell
@@ -11,8 +12,12 @@ from fedgs.app.report.communication import communication
 from fedgs.app.report.run import read_run
 from fedgs.audit.finding import REFUTED, Finding
 from fedgs.audit.mechanism import Claim, audit_rounds
+from fedgs.config.method_settings import settings_with
+from fedgs.config.recipes import overridden
+from fedgs.config.run_config import RunConfig
 from fedgs.files import read_json
 from fedgs.privacy.accountant import VALID, Statement
+from fedgs.round.preparation import with_absolute_paths
 from fedgs.runs.run_folder import RunFolder, is_baseline, versions
 
 NUM_SAMPLES = 10_000
@@ -23,6 +28,31 @@ _MOST_DRAWS = 1e7
 NODES = "no curator: nodes add noise; adversary = server covers the server as well"
 KEPT = ("label", "relation", "epsilon", "delta", "theorem")
 OTHER_CLAIMS = ("amplification", "as published")  # theorems of rows that are not shown
+
+
+def asked_data(cell: Cell) -> dict[str, Any]:
+    """Returns which data a cell is asked for: the settings that its run keeps of them.
+
+    Where the data lie on this machine, and what computes, is not among them.
+    """
+    values = {"data": cell.data, **cell.source.settings}
+    config = with_absolute_paths(overridden(RunConfig(), values))
+    left_out = settings_with("machine")
+    return {name: getattr(config, name) for name in values if name not in left_out}
+
+
+def asked_of(cell: Cell) -> Line:
+    """Returns what a cell is asked for, as far as its line tells it.
+
+    The line is published, so that it names no file of the data's owner.
+    """
+    data = asked_data(cell)
+    left_out = settings_with("stays")
+    return {
+        **cell.identity,
+        "reduced": dict(cell.how.reduced),
+        "settings": {name: data[name] for name in data if name not in left_out},
+    }
 
 
 def line_of(cell: Cell, run: Path, scores: Line) -> Line:
@@ -48,7 +78,7 @@ def line_of(cell: Cell, run: Path, scores: Line) -> Line:
     if (run / COST_FILE).exists():
         cost = read_json(run / COST_FILE)
     return {
-        **cell.identity,
+        **asked_of(cell),
         **facts,
         "accuracy_cnn": scores.get("downstream_cnn_accuracy"),
         "accuracy_mean_of_13": scores.get("classifiers", {}).get("average"),
@@ -59,7 +89,6 @@ def line_of(cell: Cell, run: Path, scores: Line) -> Line:
         "fid_network": scores.get("network"),
         "num_synthetic": scores.get("num_synthetic"),
         **{name: cost.get(name) for name in _COST_NAMES},
-        "reduced": dict(cell.how.reduced),
         "versions": versions(),
     }
 

@@ -6,16 +6,31 @@ interrupted run is resumed. `OUTPUT/cells.jsonl` has all that a table needs.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from experiments.baselines.training import train_baseline
-from experiments.grid.cells import Cell, Cells, CellSettings, TableRequest
-from experiments.grid.lines import COST_FILE, NUM_SAMPLES, line_of
+from experiments.grid.cells import (
+    NO_NOISE,
+    Cell,
+    Cells,
+    CellSettings,
+    TableRequest,
+    unit,
+)
+from experiments.grid.line_checks import check_line
+from experiments.grid.lines import (
+    COST_FILE,
+    NUM_SAMPLES,
+    asked_data,
+    asked_of,
+    line_of,
+)
 from experiments.store import Line, Store, each, end
 from fedgs.app.commands.run_outcome import Exit
 from fedgs.app.commands.terminal import say
@@ -25,13 +40,13 @@ from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.tables import Table
 from fedgs.config.recipes import DEFAULT, overridden, recipe
 from fedgs.config.run_config import RunConfig
-from fedgs.data.sources import load_records, with_absolute_path
+from fedgs.data.sources import load_records
 from fedgs.errors import UserError
 from fedgs.files import read_json_lines, write_atomically, write_json
 from fedgs.process import forget_peak_memory, peak_memory
 from fedgs.round.preparation import check_device, fitted_to_data, new_run
 from fedgs.runs import sample, sample_files
-from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.run_folder import RunFolder, check_place
 
 # Of a metric of `fedgs evaluate`: a score that it alone has, and what a line calls it.
 SCORES_OF_METRICS = {
@@ -60,21 +75,22 @@ def fill(
         All stored lines, by the names of their cells.
 
     Raises:
-        UserError: no such cell or folder, lines that make no table, or cells that
-            failed; a failed cell costs no other.
+        UserError: no such cell or folder, lines that make no table or are of other
+            settings, or cells that failed; a failed cell costs no other.
         Exit: stopped by the user; the same command goes on.
     """
     chosen = request.of(cells)
-    store = Store(request.output / "cells.jsonl")
+    check_place(str(request.output))
+    store = Store(request.output / "cells.jsonl", check_line)
     if request.printed and not store.lines:
         raise UserError(
             f"output = {request.output}: no cells are stored there; give --output the "
             "folder of an earlier call, or leave out --print"
         )
     page_of(store.lines)  # refuses what it cannot show before work starts
-    check_same_data(chosen, request.output.expanduser())
     failed: dict[str, str] = {}
     if not request.printed:
+        check_as_asked(chosen, request.output, store.lines)
         failed = _fill_missing(chosen, request, store)
     request.output.mkdir(parents=True, exist_ok=True)
     page = request.output / "table.md"
@@ -103,30 +119,60 @@ def _fill_missing(
     for cell in missing:
         work[cell.name] = partial(compute, cell, request, store)
     failed = each(work)
-    # A failure has a line too: the table says of what it has no number.
+    # A failure has a line too: the table says of what it has no number. Scores of
+    # other metrics that the cell has already stay.
     for cell in missing:
-        if cell.name in failed:
+        if cell.name in failed and not store.has_scores(cell.name):
             store.add(cell.name, cell.identity | {"failed": failed[cell.name]})
     return failed
 
 
-def check_same_data(cells: Sequence[Cell], output: Path) -> None:
-    """Refuses cells whose names stand for other data in this folder.
+def check_as_asked(cells: Sequence[Cell], output: Path, lines: Lines) -> None:
+    """Refuses cells whose names stand for other settings in this folder.
 
-    A name is shorter than what it is made of: npz:a/b.npz and npz:a-b.npz share one.
+    A name is shorter than what it is made of: it does not tell the number of clients,
+    and npz:a/b.npz and npz:a-b.npz share one.
 
     Raises:
-        UserError: a run that is there was trained on other data.
+        UserError: a line that is there is of other settings, or a run of other data.
     """
     for cell in cells:
+        line = lines.get(cell.name, {})
+        if "failed" not in line:
+            _check_alike(cell, output, line, _asked_of_line(cell))
         path = output / cell.name
-        if not (path / "config.json").exists():
-            continue
-        known = RunFolder.open(path).config.data
-        asked = with_absolute_path(cell.settings["data"])
-        if known != asked:
-            problem = f"{cell.name} is of data = {known!r} there, not of {asked!r}"
-            raise UserError(f"output = {output}: {problem}; give another --output")
+        if (path / "config.json").exists():
+            config = RunFolder.open(path).config
+            _check_alike(cell, output, vars(config), asked_data(cell))
+
+
+def _asked_of_line(cell: Cell) -> Line:
+    """Returns what a cell's line has to say, as far as that is known before its run."""
+    asked = asked_of(cell)
+    num_clients = cell.settings.get("num_clients")
+    if num_clients:  # else the number is that of the data
+        asked["num_clients"] = num_clients
+    if cell.epsilon != NO_NOISE:
+        asked["unit"] = unit(cell.how)
+    if cell.how.baseline:
+        asked["cap"] = cell.settings.get("max_images_per_user")
+    return asked
+
+
+def _check_alike(
+    cell: Cell,
+    output: Path,
+    stored: Mapping[str, Any],
+    asked: Mapping[str, Any],
+) -> None:
+    for name, value in asked.items():
+        # A line of an older version does not tell all settings.
+        if name in stored and stored[name] != value:
+            raise UserError(
+                f"output = {output}: {cell.name} is stored with {name} = "
+                f"{stored[name]!r}, not {value!r}; give another --output, or --print "
+                "to see what is stored"
+            )
 
 
 def check_data(cells: Sequence[Cell]) -> None:
@@ -162,7 +208,7 @@ def compute(cell: Cell, request: TableRequest, store: Store) -> None:
     Privacy: releases (epsilon, delta)-DP output; events: in the run's ledger. The
     scores are computed from real data: output private.
     """
-    path = request.output.expanduser().absolute() / cell.name
+    path = request.output.absolute() / cell.name
     # The generator is written last, so a run that has it is finished.
     if not (path / "generator.safetensors").exists():
         say(f"{cell.name}: training")

@@ -65,6 +65,7 @@ class FigureRequest(TableRequest):
 
     def __post_init__(self) -> None:
         """Checks the figure."""
+        super().__post_init__()
         check_ranges(self)
 
 

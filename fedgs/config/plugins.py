@@ -10,12 +10,14 @@ This module imports no tensor library: a method is loaded when it is asked for.
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import is_dataclass
 from types import MappingProxyType
 from typing import Any
 
 from fedgs.config.fields import shortened
-from fedgs.errors import UserError
+from fedgs.errors import UserError, reason_of
 
 TRUSTED_VARIABLE = "FEDGS_METHODS"  # "module:object", comma-separated
 GS_WGAN = "gs-wgan"
@@ -107,14 +109,38 @@ def load(
         )
     module, _, attribute = place.partition(":")
     remedy = "give a method that can be imported (PYTHONPATH), module:object"
-    try:
+    where = f"{what} = {name!r}"
+    with of_user_code(where, remedy):
         method = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"{what} = {name!r}: {error}; {remedy}") from error
-    # Any object can be imported: one that is no method would fail in the middle of a
-    # run.
-    missing = [part for part in parts if not hasattr(method, part)]
-    if missing:
-        problem = f"it is no method, it has no {missing[0]} (docs/baselines.md)"
-        raise UserError(f"{what} = {name!r}: {problem}; {remedy}")
+        # Any object can be imported: one that is no method would fail in the middle of
+        # a run.
+        for part in parts:
+            if not hasattr(method, part):
+                problem = f"it is no method, it has no {part} (docs/baselines.md)"
+                raise UserError(f"{where}: {problem}; {remedy}")
+        if "Settings" in parts and not is_dataclass(method.Settings):
+            raise UserError(f"{where}: its Settings is no dataclass; make it one")
     return method
+
+
+@contextmanager
+def of_user_code(where: str, remedy: str) -> Iterator[None]:
+    """Turns whatever the user's code raises, an exit too, into a UserError.
+
+    A script that ends with sys.exit() at import would otherwise end fedgs in silence.
+
+    Args:
+        where: the setting that names the code, and its value.
+        remedy: ends the message.
+
+    Raises:
+        UserError: in the place of any other error.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        kind = type(error).__name__
+        problem = f"{kind}: {reason_of(error)}".removesuffix(f": {kind}")
+        raise UserError(f"{where}: {problem}; {remedy}") from error

@@ -115,15 +115,25 @@ def check_free(output: str) -> None:
         if (path / "config.json").exists():
             remedy += f", or continue it with `fedgs resume {output}`"
         raise UserError(f"output = {output}: it exists already; {remedy}")
+    check_place(output)
+
+
+def check_place(output: str) -> None:
+    """Refuses an output in which no file can be made, whether it exists or not.
+
+    Raises:
+        UserError: it or the folder above is a file, or cannot be written.
+    """
+    path = Path(output).expanduser().absolute()
     # The nearest folder that exists; the ones between are made with the output.
-    parent = next(above for above in path.parents if above.exists())
-    if not parent.is_dir():
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if not nearest.is_dir():
         raise UserError(
-            f"output = {output}: {parent} is a file; choose another --output"
+            f"output = {output}: {nearest} is a file; choose another --output"
         )
-    if not os.access(parent, os.W_OK | os.X_OK):
+    if not os.access(nearest, os.W_OK | os.X_OK):
         raise UserError(
-            f"output = {output}: {parent} cannot be written; choose another --output"
+            f"output = {output}: {nearest} cannot be written; choose another --output"
         )
 
 

@@ -1,10 +1,13 @@
 """`fedgs compare`: which cells there are, and the page that their lines make."""
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from command_line import refused
+from command_line import printed, refused
+from evaluation_data import refuse
 from experiments.baselines import BASELINES
 from experiments.comparison import methods
 from experiments.comparison.options import METRIC_NAMES, CompareRequest
@@ -13,6 +16,7 @@ from experiments.comparison.results import details, losses, overview, page
 from experiments.comparison.rows import rows_of
 from experiments.grid import lines, runs
 from experiments.grid.cells import CellMethod
+from experiments.grid.line_checks import check_line
 from experiments.store import Store
 from fedgs.evaluation.classifiers import CLASSIFIERS
 from fedgs.privacy.poisson import PoissonReleases, epsilon
@@ -63,7 +67,9 @@ def tables(tmp_path) -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def test_rows_of_users_of_records_and_without_privacy_stand_apart(call, tmp_path):
+def test_rows_of_users_of_records_and_without_privacy_stand_apart(
+    call, tmp_path, monkeypatch
+):
     only = "--only=pate-gan-eps10|wgan-gp|dp-merf-eps10|steps-eps3"
     others = "--method=baselines:Steps"  # of somebody else
     code, shown, _ = call(only, others, "--metrics=cnn")
@@ -94,6 +100,10 @@ def test_rows_of_users_of_records_and_without_privacy_stand_apart(call, tmp_path
     assert line["cap"] == 100
     assert line["reduced"] == {"num_features": 50, "generator_steps": 2}
     assert stored["digits-steps-eps3-seed0"]["releases"] == 4
+    given = {"num_clients": 12, "clients_per_node": 6, "test_fraction": 0.25}
+    assert line["settings"] == given | {"image_size": 16}
+    monkeypatch.setattr(runs, "compute", refuse)
+    assert printed(call(only, others)) == printed(call(only, others, "--metrics=cnn"))
 
 
 def test_every_registered_method_has_rows():
@@ -196,12 +206,183 @@ def test_what_would_fail_every_cell_is_refused_and_stores_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("seeds", ["-1", "1000", "0,1000", ""])
+def test_seeds_that_no_row_has_are_refused_by_their_own_name(call, seeds):
+    refused(call(f"--seeds={seeds}"), "seeds = .*give --seeds")
+
+
+def test_an_output_that_can_hold_nothing_is_refused_before_work(call, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    for output in (file, file / "below"):
+        refused(call(f"--output={output}"), f"output = {output}: {file} is a file;")
+    refused(call("--output=~nobody-of-this-name/out"), "output = ~nobody-of-this-name")
+
+
+# ------------------------------------------------------------------ lines of a folder
+
+ONE_CELL = "--only=moments-eps10"
+CELL = "digits-moments-eps10-seed0"
+
+
+def keep(folder: Path, *lines: dict) -> Path:
+    """Writes lines of one cell, each a good one with changes; returns the file."""
+    good = json.loads(STORED.read_text().partition("\n")[0])
+    good |= {"cell": CELL, "data": "digits", "num_clients": 12}
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "cells.jsonl"
+    texts = [json.dumps(good | changes) for changes in lines]
+    kept.write_text("".join(f"{text}\n" for text in texts))
+    return kept
+
+
+def test_a_stored_line_of_what_is_asked_for_is_the_answer(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "compute", refuse)
+    settings = {"num_clients": 12, "clients_per_node": 6, "test_fraction": 0.25}
+    keep(tmp_path / "out", {"settings": settings | {"image_size": 16}})
+    assert "0.936" in printed(call(ONE_CELL))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "0.936" in printed(call(ONE_CELL, "--output=~/out"))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"num_clients": 1000}, "num_clients = 1000, not 12;"),
+        ({"asked_epsilon": 3.0}, "asked_epsilon = 3.0, not 10.0;"),
+        ({"seed": 1}, "seed = 1, not 0;"),
+        ({"method": "gs-wgan"}, "method = 'gs-wgan', not 'moments';"),
+        ({"unit": "record"}, "unit = 'record', not 'user';"),
+        ({"reduced": {"steps": 1}}, r"reduced = {'steps': 1}, not {};"),
+        ({"settings": {"image_size": 28}}, "settings = {'image_size': 28}, not {.*};"),
+    ],
+)
+def test_a_stored_line_of_other_settings_is_not_the_answer(call, tmp_path, other, said):
+    kept = keep(tmp_path / "out", other)
+    before = kept.read_bytes()
+    refused(call(ONE_CELL), f"{CELL} is stored with {said} .*another --output.*--print")
+    assert kept.read_bytes() == before
+    printed(call(ONE_CELL, "--print"))
+
+
+def test_a_failure_replaces_no_scores(call, tmp_path):
+    kept = keep(tmp_path / "out", {"fid": None})
+    (tmp_path / "out" / CELL).write_text("in the place of the run folder")
+    code, shown, said = call(ONE_CELL, "--metrics=cnn,images")
+    assert (code, "0.936" in shown) == (2, True)
+    assert f"{CELL}: failed; call again" in said
+    assert kept.read_text().count("\n") == 1
+    keep(tmp_path / "out", {}, {"failed": "as an older version kept it"})
+    assert "0.936" in printed(call(ONE_CELL, "--print"))
+
+
+@pytest.mark.parametrize("name", ["data", "method", "asked_epsilon", "unit", "own"])
+@pytest.mark.parametrize("value", [None, [], {"a": 1}, float("nan"), 10**400, "\ud800"])
+def test_a_damaged_line_is_refused_by_its_number(call, tmp_path, name, value):
+    if (name, value) == ("asked_epsilon", None):
+        value = "ten"
+    kept = keep(tmp_path / "out", {}, {name: value})
+    for words in ([], ["--print"]):
+        refused(call(ONE_CELL, *words), f"{kept}: line 2 .*{name}.*restore the file")
+
+
+NUMBERS = ["num_clients", "releases", "rounds", "bytes_per_client", "accuracy_cnn"]
+GUARANTEE = {"label": "valid", "unit": "user", "relation": "zero-out", "epsilon": 1.0}
+AUDIT = {"lower_bound": 1.0, "claimed": 2.0, "refuted": False}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        *(({name: float("inf")}, name) for name in NUMBERS),
+        *(({name: "many"}, name) for name in [*NUMBERS, "cpu_seconds", "fid"]),
+        ({"guarantees": None}, "guarantees"),
+        ({"guarantees": ["valid"]}, "guarantees"),
+        ({"guarantees": [GUARANTEE | {"relation": "other"}]}, "relation = 'other'"),
+        ({"guarantees": [GUARANTEE | {"epsilon": "1"}]}, "epsilon = '1'"),
+        ({"guarantees": [{"label": "valid"}]}, "unit is missing"),
+        ({"audit": 3}, "audit = 3"),
+        ({"audit": AUDIT | {"claimed": []}}, "claimed = "),
+        ({"accuracy_by_classifier": {"mlp": "good"}}, "accuracy_by_classifier.mlp"),
+        ({"reduced": []}, "reduced"),
+        ({"settings": 1}, "settings"),
+        ({"trust": 1}, "trust"),
+        ({"failed": 1}, "failed"),
+    ],
+)
+def test_damaged_facts_of_a_line_are_refused(call, tmp_path, wrong, named):
+    keep(tmp_path / "out", wrong)
+    refused(call(ONE_CELL, "--print"), f"line 1 .*{named}")
+
+
+@pytest.mark.parametrize("changes", [{}, {"failed": "why"}])
+def test_a_line_without_a_field_is_refused(tmp_path, changes):
+    kept = keep(tmp_path, changes)
+    whole = json.loads(kept.read_text())
+    needed = {"cell", "data", "method", "asked_epsilon", "seed"}
+    if not changes:
+        unread = {"num_records", "accuracy_by_classifier", "versions", "fid_network"}
+        needed = set(whole) - unread
+    for name in needed:
+        line = {other: whole[other] for other in whole if other != name}
+        kept.write_text(json.dumps(line) + "\n")
+        assert_refused(f"line 1 .*{name} is missing", Store, kept, check_line)
+
+
+def test_rows_without_the_accuracy_show_none_and_lose_nothing(call, tmp_path):
+    images_only = {"accuracy_cnn": None, "fid": 20.0}
+    second = {"cell": f"{CELL[:-1]}1", "seed": 1}
+    keep(tmp_path / "out", images_only, images_only | second)
+    shown = printed(call(ONE_CELL, "--print", "--metrics=images"))
+    assert "–, 20 (2)" in shown
+    assert "-1.000" not in (tmp_path / "out" / "table.md").read_text()
+
+
+# ------------------------------------------------------------------ methods of others
+
+FINE = """
+from baselines import Steps
+class METHOD(Steps):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
+        ("METHOD = (", "SyntaxError: "),
+        ("import sys\nsys.exit(3)", "SystemExit: 3"),
+        (f"{FINE}METHOD.Settings = dict", "Settings is no dataclass"),
+        (f"{FINE}METHOD.name = None", "name = None"),
+        (f"{FINE}METHOD.title = 3", "title = 3"),
+        (f"{FINE}METHOD.unit = 'site'", "unit = 'site'"),
+        (f"{FINE}METHOD.recipe = None", "recipe = None"),
+        (
+            f"import dataclasses\n{FINE}METHOD.Settings = dataclasses.make_dataclass("
+            "'Needs', ['value'])",
+            "missing 1 required .* argument: 'value'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["--print"]])
+def test_a_method_of_others_that_cannot_be_used_is_refused(
+    call, tmp_path, monkeypatch, code, said, words
+):
+    place = tmp_path / "methods"
+    place.mkdir()
+    (place / "bad_method.py").write_text(code)
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.delitem(sys.modules, "bad_method", raising=False)
+    refused(call("--method=bad_method:METHOD", *words), f"method = .*{said}")
+
+
 # ------------------------------------------------------------------ what is stored
 
 
 @pytest.fixture
 def stored() -> dict[str, dict]:
-    return Store(STORED).lines
+    return Store(STORED, check_line).lines
 
 
 @pytest.fixture

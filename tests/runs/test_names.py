@@ -147,7 +147,7 @@ def test_no_setting_has_a_character_that_no_path_has(tmp_path, fedgs):
 
 def test_two_methods_with_one_name_are_no_two_rows(monkeypatch):
     own = find("wgan-gp")
-    monkeypatch.setattr(methods, "find", lambda name, is_typed: own)
+    monkeypatch.setattr(methods, "find", lambda name, **_: own)
     request = CompareRequest(method=("mine:GAN",))
     assert_refused(
         "method = mine:GAN: wgan-gp is a row already", methods.grid, request, {}
@@ -162,10 +162,15 @@ def test_a_run_of_other_data_with_the_same_name_is_not_taken(tmp_path):
         {"moments": CellMethod("moments", {}, {10.0: {}})},
     )
     request = TableRequest(seeds=("0",), only="moments", output=tmp_path / "out")
-    words = (
-        "npz-a-b-moments-eps10-seed0 is of data = 'npz:/a-b' there, not of 'npz:/a/b'"
-    )
-    assert_refused(words, runs.fill, cells, request, json.dumps, lambda lines: [])
+
+    def refuse(cells: Cells, words: str) -> None:
+        named = f"npz-a-b-moments-eps10-seed0 is stored with {words};"
+        assert_refused(named, runs.fill, cells, request, json.dumps, lambda lines: [])
+
+    refuse(cells, "data = 'npz:/a-b', not 'npz:/a/b'")
+    # Nor of other clients, where the run was interrupted and has no line.
+    more = {"npz-a-b": Source({"data": "npz:/a-b", "num_clients": 1000})}
+    refuse(cells._replace(data=more), "num_clients = [0-9]+, not 1000")
     assert (tree(tmp_path), made.exists()) == (before, True)
 
 

@@ -6,12 +6,12 @@ server cannot name one.
 
 import importlib
 import runpy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from fedgs.config.plugins import of_user_code
 from fedgs.data.transformations import Degree, Images, Transformation
 from fedgs.errors import UserError
 
@@ -31,24 +31,11 @@ def load_suspect(text: str) -> Transformation:
     remedy = "give --suspect MODULE:FUNCTION, or FILE.py:FUNCTION"
     if not source:
         raise UserError(f"suspect = {text!r}: {remedy}")
-    with _of_user_code(text, remedy):
+    with of_user_code(f"suspect = {text!r}", remedy):
         found = _function(source, name)
     if not callable(found):
         raise UserError(f"suspect = {text!r}: {name} cannot be called; {remedy}")
     return Transformation(text, f"changed as by {text}", images=_checked(text, found))
-
-
-@contextmanager
-def _of_user_code(text: str, remedy: str) -> Iterator[None]:
-    """Turns whatever the user's code raises, an exit too, into a UserError.
-
-    A script that ends with sys.exit() at import would otherwise end fedgs in silence.
-    """
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        what = f"{type(error).__name__}: {error}".strip(": ")
-        raise UserError(f"suspect = {text!r}: {what}; {remedy}") from error
 
 
 def _function(source: str, name: str) -> Any:
@@ -64,7 +51,7 @@ def _checked(
     """Returns the function on arrays; what it returns is checked."""
 
     def changed(images: Images, degree: Degree) -> Images:
-        with _of_user_code(text, "return images of the same shape"):
+        with of_user_code(f"suspect = {text!r}", "return images of the same shape"):
             # A copy, because the samples are used again.
             found = np.asarray(function(images.copy()), np.float32)
         if found.shape != images.shape or not np.isfinite(found).all():
