@@ -170,7 +170,7 @@ def _lines(
         if power.now == YES and powers[bug].now == YES
     ]
     yield f"  always found even in half of the clients: {', '.join(bugs) or 'nothing'}"
-    yield f"  if both cohorts are alike, {CLEAN[clean.now]}"
+    yield f"  if both cohorts were alike, {CLEAN[clean.now]}"
     # Bugs that need the same signal share a line.
     levels: dict[float | None, list[str]] = {}
     for bug, power in powers.items():
@@ -184,9 +184,9 @@ def _lines(
 
 
 CLEAN = {
-    YES: "the verdict is none",
-    PERHAPS: "the verdict is none or undecided",
-    NO: "the verdict is undecided",
+    YES: "the verdict was none in these trials",
+    PERHAPS: "the verdict was none or undecided in these trials",
+    NO: "the verdict was undecided in these trials",
 }
 
 
