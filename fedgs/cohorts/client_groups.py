@@ -216,11 +216,8 @@ def _of_cohorts(
         # By the rank among all clients of the node, whatever cohorts these are in.
         part = cohort.part
         if part is None:
-            part = ranks[place] % config.groups
-        if part >= config.groups:
-            raise UserError(
-                f"cohorts: an owner has the part {part}, and groups = {config.groups} "
-                f"has none beyond {config.groups - 1}; mend the file of --cohorts"
-            )
-        groups.append(first_of[cohort.value] + part)
+            part = ranks[place]
+        # Of fewer groups than the file has parts, some have several: a refusal here
+        # would tell the server something of one owner.
+        groups.append(first_of[cohort.value] + part % config.groups)
     return groups

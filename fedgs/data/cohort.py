@@ -88,8 +88,10 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
         return data
     if config.cohorts is not None:
         data = _with_cohorts(Path(config.cohorts), data)
-        # Files of client names leave out others on purpose.
-        if config.cohort is None:
+        # A client may have the file and take part in a run of everybody; and files of
+        # client names leave out others on purpose.
+        is_asked = config.cohort_value or getattr(config, "healthy", None)
+        if is_asked and config.cohort is None:
             _warn_of_owners_without_a_line(config.cohorts, data)
     elif config.cohort_value is not None:
         # Without the file nobody has the value, and not everybody.

@@ -203,7 +203,8 @@ def test_training_ends_with_picture_epsilon_and_where_the_rest_is(fedgs, tmp_pat
     end = " ".join(out.splitlines()[-5:])
     for line in (
         f"{run}/samples/round-0000003.png",
-        rf"epsilon 9\.\d+ for one client \(an owner .*fedgs privacy of {run}",
+        r"epsilon 9\.\d+ \(zero-out, delta 1e-05\) for one client \(an owner .*"
+        rf"fedgs privacy of {run}",
         f"fedgs publish {run} -o FOLDER",
         f"fedgs report {run} -o",
     ):

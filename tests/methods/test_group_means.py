@@ -57,6 +57,8 @@ from simulated_grid import FakeGrid, product, start
 from tests.support.ledgers import statements_from_ledger
 from tiny import changed, next_request, tiny_config
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*have no line")
+
 QUIET = {"noise_multiplier": 0.0}
 MODES = ("nodes", "cohorts")
 DELTA = 1e-5

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from fedgs.app.debug.debug_request import Compared
-from fedgs.cohorts.client_groups import HEADER, PART, CohortOfClient
+from fedgs.cohorts.client_groups import HEADER, PART
 from fedgs.cohorts.cohort_file import Cohort, write_cohort
 from fedgs.config.feature_settings import FEWEST_CLIENTS, GroupMeansSettings
 from fedgs.config.run_config import GroupMeansConfig, RunConfig
@@ -90,7 +90,11 @@ def smallest_group(own: GroupMeansConfig, data: FederatedImages) -> int:
         return own.group_size
     cohorts = [cohort for cohort in data.client_cohorts if cohort]
     sizes = Counter(cohort.value for cohort in cohorts)
-    parts = Counter(cohort for cohort in cohorts if cohort.part is not None)
+    parts = Counter(
+        (cohort.value, cohort.part % own.groups)
+        for cohort in cohorts
+        if cohort.part is not None
+    )
     counts: list[int] = []
     for name in (HEALTHY, SUSPICIOUS):
         value = getattr(own, name)
@@ -104,10 +108,7 @@ def smallest_group(own: GroupMeansConfig, data: FederatedImages) -> int:
         counts.append(count // own.groups)
         # A file that says who is in which group may make groups of any size.
         if parts:
-            of_groups = [
-                parts[CohortOfClient(value, part)] for part in range(own.groups)
-            ]
-            counts.append(min(of_groups))
+            counts.append(min(parts[value, part] for part in range(own.groups)))
     return min(counts)
 
 
