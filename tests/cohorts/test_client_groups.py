@@ -6,10 +6,11 @@ What one owner may move is in tests/methods/test_group_means.py.
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from fedgs.app.debug.cohorts import smallest_group
 from fedgs.cohorts.client_groups import (
     CohortOfClient,
     InGroup,
@@ -19,6 +20,7 @@ from fedgs.cohorts.client_groups import (
 )
 from fedgs.config.run_config import RunConfig
 from fedgs.data.cohort import keep_cohort
+from fedgs.data.federated import FederatedImages
 from fedgs.data.load import load_data
 from fedgs.privacy_label import privacy_label
 from fedgs.runs.publication import publish
@@ -254,3 +256,17 @@ def test_what_is_published_says_of_no_client_where_it_is_and_draws_samples(
     assert "v1" not in settings
     assert "p00" not in settings
     assert len(draw_samples(RunFolder.open(out), 3).images) == 3
+
+
+def test_a_file_that_says_who_is_in_which_group_says_how_small_the_smallest_is():
+    own = phase_of(of_cohorts("own.csv"))
+
+    def data(parts: Sequence[int | None]) -> FederatedImages:
+        cohorts = [CohortOfClient(v, part) for v in ("v1", "v2") for part in parts]
+        return dataclasses.replace(people(), client_cohorts=tuple(cohorts))
+
+    assert smallest_group(own, data([None] * 20)) == 5
+    # Parts beyond the four groups come round again: 20 are 10, 6, 2 and 2.
+    assert smallest_group(own, data([0, 1, 4, 0, 5, 1, 2, 3, 4, 0] * 2)) == 2
+    words = "^healthy = v1: by the parts .* one of its groups has 0 clients"
+    assert_refused(words, smallest_group, own, data([0] * 20))

@@ -108,7 +108,14 @@ def smallest_group(own: GroupMeansConfig, data: FederatedImages) -> int:
         counts.append(count // own.groups)
         # A file that says who is in which group may make groups of any size.
         if parts:
-            counts.append(min(parts[value, part] for part in range(own.groups)))
+            least = min(parts[value, part] for part in range(own.groups))
+            if least < FEWEST_CLIENTS:
+                raise UserError(
+                    f"{name} = {value}: by the parts in the file of --cohorts one of "
+                    f"its groups has {least} clients, fewer than {FEWEST_CLIENTS}; "
+                    "deal its owners evenly, or leave the column out"
+                )
+            counts.append(least)
     return min(counts)
 
 
