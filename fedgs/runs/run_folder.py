@@ -180,7 +180,9 @@ class RunFolder:
             stack.callback(shutil.rmtree, staging, ignore_errors=True)
             for name in ("samples", "checkpoint", "private"):
                 files.make_folder(staging / name)
-            (staging / "private").chmod(0o700)
+            # An evaluation will leave real images here, beside what is private anyway.
+            for own in (staging, staging / "private"):
+                own.chmod(0o700)
             if config.cohort is not None:
                 files.write_atomically(staging / COHORT, _cohort_file(config.cohort))
                 config = dataclasses.replace(config, cohort=str(path / COHORT))

@@ -242,6 +242,13 @@ def test_finished_run_is_read_as_it_is_published(finished, tmp_path):
     assert folder.read_ledger().length == 3
 
 
+def test_a_run_folder_is_for_its_owner_alone(tmp_path):
+    """Pictures of an evaluation in it are of real images."""
+    folder = RunFolder.create(tiny_config(output=str(tmp_path / "runs" / "new")))
+    assert folder.path.stat().st_mode & 0o077 == 0
+    assert folder.path.parent.stat().st_mode & 0o055  # others may look at what is there
+
+
 def test_a_lost_checkpoint_is_no_new_beginning(finished, tmp_path):
     folder = RunFolder.open(shutil.copytree(finished, tmp_path / "run"))
     (folder.path / "checkpoint" / "checkpoint.json").unlink()
