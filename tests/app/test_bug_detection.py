@@ -241,6 +241,13 @@ def test_nodes_are_compared_each_with_all_others(debug, tmp_path, asked):
     if "each" in asked:
         assert by_name["1"]["p"] <= 0.05
         assert "Every site against all others" in out
+        rate = "any of them is named, or said to differ, with probability at most 0.05"
+        assert all(rate in found["sentence"] for found in by_name.values())
+        # The one with the bug is taken out before the two others are compared.
+        assert (by_name["1"]["healthy"], by_name["0"]["healthy"]) == ("all others", "2")
+    # What was released is averages of groups, of which nobody makes a data set.
+    for words in ("Samples:", "To publish:", "can be evaluated"):
+        assert words not in out
     # Rows of the picture: one for each node, whoever was compared.
     assert len([*(tmp_path / "out" / "groups").glob("*.npz")]) == 12
 

@@ -30,7 +30,7 @@ from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from plans import TABLE_2
 from runs import generator, keep_lines, rewrite
-from tiny import NUM_CLASSES, SIDE, write_tiny_npz
+from tiny import NUM_CLASSES, SIDE, tiny_config, write_tiny_npz
 
 OF_DATA = ("data", "num_clients", "num_classes")
 TINY = {n: v for n, v in tiny.SETTINGS.items() if n not in OF_DATA}
@@ -603,14 +603,24 @@ def test_an_unfinished_run_is_sampled_from_its_checkpoint_unless_in_use(
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     for path in run.glob("generator*"):
         path.unlink()
-    printed(fedgs("sample", run, "-o", tmp_path / "s.npz"))
-    assert (tmp_path / "s.npz").exists()
+    code, _, err = fedgs("sample", run, "-o", tmp_path / "s.npz")
+    assert (code, (tmp_path / "s.npz").exists()) == (0, True)
+    assert re.match("Warning: .*run is not finished, .* go on with `fedgs resume", err)
     with RunFolder.open(run).locked():
         done = fedgs("resume", run)
     refused(done, r".*/run: another process trains in this folder; wait")
     shutil.rmtree(run / "checkpoint")
     done = fedgs("sample", run, "-o", tmp_path / "t.npz")
     refused(done, r".*/run: no generator yet; run `fedgs resume")
+
+
+def test_a_deployed_run_is_continued_where_its_clients_are(fedgs, tmp_path):
+    own = {"nodes": "a,b", "node_sizes": "3,3", "output": str(tmp_path / "run")}
+    RunFolder.create(tiny_config(engine="flower", **own))
+    go_on = "fedgs deploy submit ... --resume run --client NAME=KEY.pub ..."
+    for words in (["resume"], ["sample", "-o", tmp_path / "s.npz"]):
+        command, *more = words
+        refused(fedgs(command, tmp_path / "run", *more), f".*`{re.escape(go_on)}`")
 
 
 def test_epsilon_by_round_as_csv_ends_with_what_privacy_states(

@@ -136,6 +136,15 @@ def test_a_verdict_is_about_clients_and_measured_strength(digits):
     assert "each in 25% of the clients or more" in said(none)
 
 
+def test_what_may_be_no_effect_at_all_is_no_closest_entry(digits):
+    found = diagnose(digits[:G], each(invert, digits[G:]), 10)
+    best, *others = found.ranking
+    for low, is_told in ((0.1, True), (0.0, False), (-0.1, False)):
+        near = dataclasses.replace(best, interval=(low, 1.0))
+        changed = dataclasses.replace(found, ranking=(near, *others))
+        assert ("closest entry" in sentences._closest(changed)) == is_told
+
+
 def said(found):
     return sentences.sentence(found, "b", "a")
 

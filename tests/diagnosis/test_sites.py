@@ -73,6 +73,8 @@ def test_the_site_with_a_bug_is_named_with_it_and_no_other(name, degree, count):
         assert found[other].rivals == ()
         assert found[other].diagnosis.verdict == "none"
         assert found[other].p >= found["b"].p
+        assert {*found[other].others} == {*found} - {"b", other}
+    assert {*found["b"].others} == {*found} - {"b"}
 
 
 @pytest.mark.parametrize("second", ["transpose", "invert"])

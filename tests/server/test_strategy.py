@@ -174,7 +174,11 @@ def test_apps_are_where_pyproject_says():
 
 @pytest.mark.parametrize(
     ("settings", "is_plain"),
-    [({"recipe": "demo"}, True), ({"nodes": "a,b", "num-clients": 2}, False)],
+    [
+        ({"recipe": "demo"}, True),
+        ({"nodes": "a,b", "num-clients": 2}, False),
+        ({"recipe": "demo", "nodes": "a,b", "num-clients": 2}, False),
+    ],
 )
 def test_refused_settings_are_said_with_the_remedy_of_who_gave_them(
     monkeypatch, settings, is_plain
