@@ -240,7 +240,6 @@ class RollCall:
         """
         started = time.monotonic()
         logged = started
-        self.progress.set_phase("roll call", self.round)
         # With enough nodes it waits as for a round; without, longer than that.
         patience = max(ROLL_CALL_SECONDS, self.config.round_timeout)
         while self.missing:
@@ -263,9 +262,6 @@ class RollCall:
                 log(INFO, "roll call: the run waits for %s", self._absent)
             self.step()
             time.sleep(ROLL_CALL_POLL_SECONDS)
-        # A run that goes on in its fit asks nobody for long.
-        self.progress.set_phase("training", self.round)
-        self.progress.set_waiting({})
 
     @property
     def missing(self) -> list[str]:

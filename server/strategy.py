@@ -112,7 +112,13 @@ class FederatedGan(SilentStrategy):
         # Nodes have written their states before they answer.
         opened = RunSession.opened(self.folder, self.report, lambda keep_round: None)
         with opened as self.training:
-            self.nodes.wait()
+            if self.training.goes_on:
+                self.nodes.wait()
+            else:
+                # Only the last fit is left, which asks nobody: a client that is away,
+                # or whose limit is spent, must not hold it up.
+                self.nodes.progress.set_phase("training", self.training.round)
+                self.nodes.progress.set_waiting({})
             yield
 
     # -------------------------------------------------------------- Flower's verbs

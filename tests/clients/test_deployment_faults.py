@@ -340,10 +340,18 @@ def test_a_refusal_that_may_be_mended_is_told_once(deploy, log, clock):
     assert sum("is refused" in line for line in log) == 1
 
 
-def test_a_server_that_starts_again_knows_who_has_answered(deploy, clock):
+def test_a_server_that_starts_again_with_all_answers_needs_nobody(deploy, clock):
     run = deploy()
     run.start()
-    run.start()  # there is nothing left to ask for
+    product = run.product()
+    (run.folder.path / "generator.safetensors").unlink()
+    for client in run.clients:
+        client.is_online = False
+    before = clock.now
+    run.start()
+    assert clock.now - before < 10
+    assert run.product() == product
+    assert run.progress()["waiting_for"] == []
     assert run.progress()["phase"] == "training"
     assert [n["last_answer"] for n in run.progress()["nodes"].values()] == [4, 4, 4]
 
