@@ -324,7 +324,7 @@ class TrainingRun:
         """
         if self.is_finished:
             return self
-        _check_engine(self.config, f"fedgs resume {self.path}")
+        _check_engine(self.config, self.folder.go_on)
         if images is not None:
             self._data = _reader(self.config, images, labels, clients)(self.config)
         else:

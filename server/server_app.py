@@ -124,7 +124,7 @@ def main(grid: Grid, context: Context) -> None:
         raise refused(f"{error}{more}") from None
     torch.set_num_threads(1)
     keep_freed_memory()
-    is_deployed = bool(folder.config.node_names)
+    is_deployed = folder.is_deployed
     flower = folder.path / ".flower"
     flower.mkdir(exist_ok=True)
 
@@ -272,7 +272,7 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
     run_folder = settings.pop("run_folder", "")
     if run_folder:
         folder = RunFolder.open(run_place(str(run_folder)))
-        if folder.config.node_names:  # may be older than what is refused today
+        if folder.is_deployed:  # may be older than what is refused today
             folder.config.validate()
         return folder
     config = _config_of(settings)

@@ -31,6 +31,7 @@ from fedgs.randomness import derived_seed
 
 HEADER = ["owner", "cohort"]
 PART = "part"
+PARTS = tuple(map(str, range(MOST_GROUPS)))  # what a cell of it may be
 
 
 class CohortOfClient(NamedTuple):
@@ -90,20 +91,15 @@ def read_client_cohorts(path: Path) -> dict[str, CohortOfClient]:
         if value != value.strip():
             problem = f"the cohort {value!r} begins or ends with blanks"
             raise UserError(f"{where}: line {number}: {problem}; leave them out")
-        if not all(is_part(text) for text in part):
+        if any(text not in PARTS for text in part):
             raise UserError(
-                f"{where}: line {number}: give part a number from 0 to "
-                f"{MOST_GROUPS - 1}: which of the cohort's groups the owner is in"
+                f"{where}: line {number}: give part a number from 0 to {PARTS[-1]}: "
+                "which of the cohort's groups the owner is in"
             )
         found[owner] = CohortOfClient(value, *map(int, part))
     if not found:
         raise UserError(f"{where}: it names no owner; give a line for each")
     return found
-
-
-def is_part(text: str) -> bool:
-    """Tells whether a cell is the number of one of a cohort's groups."""
-    return text.isdecimal() and text in map(str, range(MOST_GROUPS))
 
 
 def groups_of(

@@ -96,6 +96,11 @@ class RunConfig(Settings):
         return values
 
     @property
+    def compares_groups(self) -> bool:
+        """Whether averages of groups are compared, as `fedgs debug` does it."""
+        return isinstance(self, GroupMeansSettings)
+
+    @property
     def unit_condition(self) -> str:
         """What one unit of privacy is: its name, a few words, and after ";" the rest.
 

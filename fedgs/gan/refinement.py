@@ -250,11 +250,11 @@ def refine(
             batch = zip(z.chunk(THREADS), labels.chunk(THREADS), strict=True)
             drawn = pool.starmap(found_of, batch)
             of_parts = torch.stack([means.detach() for means, _ in drawn])
-            now = of_parts.mean(0)
+            found = of_parts.mean(0)
             if step > 0:
-                now = torch.lerp(now, remembered.means, MEMORY)
-            remembered.means = now
-            distance = now - target
+                found = torch.lerp(found, remembered.means, MEMORY)
+            remembered.means = found
+            distance = found - target
             if config.public_data is not None:
                 distance = credible(distance, release)
             gradients = pool.starmap(gradient, drawn)

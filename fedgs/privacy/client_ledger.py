@@ -49,6 +49,7 @@ COUNT_REMEDY = "restore it from a copy: it is the record of the privacy spent"
 # where the answer came late. None: the server has nothing.
 Received = tuple[str, int, str] | None
 LOCK_POLL_SECONDS = 0.01  # other nodes hold the count for one fsync
+INDEX = "clients.json"  # of a count
 COUNT_FORMAT = 2  # of clients.json
 _Places = npt.NDArray[np.int64]
 
@@ -325,7 +326,7 @@ class ClientLedger:
         make_folder(self.folder)
         with FileLock(self.folder / ".lock", poll_interval=LOCK_POLL_SECONDS):
             # Only what this lock is about: others may be writing other files here.
-            remove_temporaries(self.folder, "clients.json")
+            remove_temporaries(self.folder, INDEX)
             try:
                 self._catch_up()
                 yield
@@ -336,7 +337,7 @@ class ClientLedger:
                     ledger.close()
 
     def _read_index(self) -> dict[str, Any]:
-        path = self.folder / "clients.json"
+        path = self.folder / INDEX
         if not path.exists():
             return {}
         index = read_json(path)
@@ -359,7 +360,7 @@ class ClientLedger:
                 problem = "clients.json does not say whose releases these are"
                 raise UserError(f"{path}: {problem}; {COUNT_REMEDY}")
         for name, clients in index.items():
-            path = inside(self.folder, name, "clients.json")
+            path = inside(self.folder, name, INDEX)
             if not path.exists():
                 raise UserError(f"{path}: it is missing; {COUNT_REMEDY}")
             if name not in self._ledgers:
@@ -431,7 +432,7 @@ class ClientLedger:
         Ledger.create(path, _bound(self.clients))
         index[name] = self.clients
         index["format"] = COUNT_FORMAT
-        write_json(self.folder / "clients.json", index)
+        write_json(self.folder / INDEX, index)
         ledger = Ledger.open(path)
         places = None
         if not self.is_whole:

@@ -268,6 +268,11 @@ class RunFolder:
         return (self.path / GENERATOR).exists()
 
     @property
+    def has_average(self) -> bool:
+        """Whether the averaged generator is written, also in a published folder."""
+        return (self.path / AVERAGE).exists()
+
+    @property
     def is_deployed(self) -> bool:
         """Whether the run's data lie with clients on other machines."""
         return bool(self.config.node_names)
@@ -665,9 +670,9 @@ class RunFolder:
         Raises:
             UserError: corrupted, exchanged, or of another ledger than the folder's.
         """
-        path = self.path / AVERAGE
-        if not path.exists():
+        if not self.has_average:
             return None
+        path = self.path / AVERAGE
         files.check_tensors(path)
         record = self._seen_by(LEDGER_RECORD)  # nothing of a published folder
         if record is not None:

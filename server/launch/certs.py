@@ -121,9 +121,7 @@ def _server(folder: Path, names: list[x509.GeneralName]) -> list[Path]:
             "server certificate"
         )
     path = folder / "ca.crt"
-    problem = f"{path}: it is no certificate in PEM form"
-    with wrap_error(ValueError, problem, "put the authority's certificate back"):
-        authority = x509.load_pem_x509_certificate(path.read_bytes())
+    authority = _certificates(path)[0]
     _check_pair(folder / "ca.key", path, authority.public_key())
     signer = _load_key(folder / "ca.key")
     key, written = _key(folder / "server.key")

@@ -19,6 +19,7 @@ from PIL import Image
 import settings_page
 import tiny
 from command_line import flags, printed, refused
+from fedgs import library
 from fedgs.app.cli import main as cli
 from fedgs.app.commands import train as running
 from fedgs.app.flags import MOST_USED
@@ -29,6 +30,7 @@ from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
 from fedgs.runs.run_folder import RunFolder
 from plans import TABLE_2
+from refusals import assert_refused
 from runs import generator, keep_lines, rewrite
 from tiny import NUM_CLASSES, SIDE, tiny_config, write_tiny_npz
 
@@ -621,6 +623,8 @@ def test_a_deployed_run_is_continued_where_its_clients_are(fedgs, tmp_path):
     for words in (["resume"], ["sample", "-o", tmp_path / "s.npz"]):
         command, *more = words
         refused(fedgs(command, tmp_path / "run", *more), f".*`{re.escape(go_on)}`")
+    loaded = library.load(tmp_path / "run")
+    assert_refused(f"engine = flower: .*`{re.escape(go_on)}`", loaded.resume)
 
 
 def test_epsilon_by_round_as_csv_ends_with_what_privacy_states(

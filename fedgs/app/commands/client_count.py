@@ -7,12 +7,10 @@ from typing import Any
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.config.run_config import RunConfig
-from fedgs.privacy.client_ledger import Spent, read_spent
+from fedgs.privacy.client_ledger import INDEX, Spent, read_spent
 from fedgs.privacy.client_limits import Limits
 from fedgs.privacy.plan import SENSITIVITIES
 from fedgs.privacy.rounding import upper
-
-INDEX = "clients.json"  # of a count
 
 
 def counted_in(path: Path) -> Path | None:

@@ -23,7 +23,6 @@ from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.feature_settings import OF_MOMENTS, OF_TRUNKS
-from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.data.sources import has_test_split
@@ -506,7 +505,7 @@ def lines(config: ResolvedConfig, data: FederatedImages) -> dict[str, str]:
     folder = near(Path(config.output))
     said["memory"] = f"about {held / 1e9:.1f} GB"
     said["disk"] = f"about {math.ceil(bytes_on_disk(config) / 1e6)} MB in {folder}"
-    if config.method != GROUP_MEANS:
+    if not config.compares_groups:
         said["evaluation"] = evaluation_note(config, data)
     return said
 

@@ -18,7 +18,6 @@ from fedgs.app.commands.run_outcome import (
 from fedgs.app.commands.sample_request import DEFAULT_COUNT, SampleRequest
 from fedgs.app.commands.terminal import Progress, say
 from fedgs.cohorts.selection import PLAN
-from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.recipes import described, is_fitted
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
@@ -104,7 +103,7 @@ def _planned(
         return None
     if is_fitted(resolved):
         say(f"The run takes {forecast.duration(resolved, data)}.")
-    if resolved.method != GROUP_MEANS:
+    if not resolved.compares_groups:
         say(forecast.evaluation_note(resolved, data))
     if resolved.engine == "local":
         return folder, data
@@ -239,7 +238,7 @@ def run_to_end(
                 raise
             say(f"The privacy budget is spent, so the run is complete: {end}")
         conclude(folder)  # writes a diagnosis where groups are compared
-    show_end(path, trusted, is_comparison=folder.config.method == GROUP_MEANS)
+    show_end(path, trusted, is_comparison=folder.config.compares_groups)
 
 
 def _description(config: RunConfig) -> str:
@@ -286,7 +285,7 @@ def sample(asked: SampleRequest) -> None:
         count = asked.per_class * len(wanted)
     draw_samples(folder, count, wanted, asked.seed).write(asked.output)
     say(f"Wrote {count} images to {Output.of(asked.output).path}")
-    if folder.average() is None:
+    if not folder.has_average:
         say(
             f"Warning: {asked.run} is not finished, so these images are of its last "
             f"checkpoint and may be no pictures yet; go on with `{folder.go_on}`",
