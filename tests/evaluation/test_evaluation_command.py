@@ -15,6 +15,7 @@ from PIL import Image
 from command_line import printed, refused
 from evaluation_data import labelled, refuse, write_mnist
 from fedgs.app.evaluation import evaluate as evaluation
+from fedgs.app.evaluation import scoring
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.evaluation.score_tables import classifier_table
 from fedgs.config.run_config import RunConfig
@@ -200,6 +201,22 @@ def test_interrupted_command_continues_by_classifier(fedgs, tmp_path, monkeypatc
     assert code == 0
     assert re.search(r"1 of 2, gaussian_nb .* \(cached\)", err)
     assert re.search(r"2 of 2, lda .* s\)", err)
+
+
+def test_scores_are_shown_as_they_come_and_the_slowest_come_last(
+    fedgs, tmp_path, monkeypatch
+):
+    def stopped(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scoring, "label_efficiency", stopped)
+    path = npz(tmp_path / "s.npz")
+    code, out, err = fedgs(path, "--metrics", "label-efficiency,images,cnn")
+    assert (code, out) == (1, "")
+    cnn = err.index("\ndownstream_cnn_accuracy 0.")
+    fid = err.index(", fid_lenet_mnist ")
+    assert cnn < fid < err.index("stopped; continue with the same command")
+    assert not (tmp_path / "s.evaluations.jsonl").exists()
 
 
 def test_calibrated_divides_by_what_was_evaluated_of_the_real_images(

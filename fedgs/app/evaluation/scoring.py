@@ -1,6 +1,7 @@
 """All metrics of one source of images against real ones, by their names."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -78,17 +79,34 @@ class Scoring:
             "num_test_copies": self.real.num_copies,
             "privacy": "computed from real images: not covered by the epsilon of a run",
         }
-        # Both need the network of the real data, which is trained once.
+        # The fast ones come first, and each is shown as soon as it is known: whoever
+        # waits, or stops the command, has seen the others by then.
+        parts = {
+            "cnn": self._cnn,
+            "images": self._image_metrics,
+            "classifiers": self._classifiers,
+            "label-efficiency": self._label_efficiency,
+        }
+        for metric, scores_of in parts.items():
+            if metric in request.metrics:
+                scores = scores_of()
+                self._show(scores)
+                result |= scores
         if {"images", "label-efficiency"} & set(request.metrics):
-            result |= self._network_metrics()
-        if "cnn" in request.metrics:
-            result |= self._cnn()
-        if "classifiers" in request.metrics:
-            result["classifiers"] = self._classifiers()
+            about, _ = self._network
+            result |= about
         return result
 
-    def _network_metrics(self) -> dict[str, Any]:
-        """Returns what needs a classifier of the real data."""
+    def _show(self, scores: dict[str, Any]) -> None:
+        """Prints the numbers among the scores, in a line that stays."""
+        numbers = {n: v for n, v in scores.items() if isinstance(v, float)}
+        if numbers:
+            shown = [f"{name} {value:.4f}" for name, value in numbers.items()]
+            self.progress.say(", ".join(shown))
+
+    @cached_property
+    def _network(self) -> tuple[dict[str, Any], lenet.LeNet]:
+        """Trains the network of the real data, once, and tells what it is."""
         request = self.request
         real = self.real
         stage = self.progress.stage(f"training {request.network}:", "epoch")
@@ -96,33 +114,31 @@ class Scoring:
             real.train, real.num_classes, request.device, stage
         )
         accuracy = lenet.test_accuracy(lenet.outputs(model, real.test.images), real)
-        result: dict[str, Any] = {
+        about: dict[str, Any] = {
             "network": network,
             f"{request.network}_test_accuracy": accuracy,
         }
         kind = request.data.split(":")[0]
         if kind in lenet.PAPER_TEST_ACCURACY:
-            result["paper_classifier_test_accuracy"] = lenet.PAPER_TEST_ACCURACY[kind]
-        synthetic_outputs = lenet.outputs(model, self.synthetic.images)
-        if "images" in request.metrics:
-            real_features = lenet.outputs(model, real.train.images).features
-            result |= self._image_metrics(synthetic_outputs, real_features)
-        if "label-efficiency" in request.metrics:
-            result["label_efficiency"] = self._label_efficiency(synthetic_outputs)
-        return result
+            about["paper_classifier_test_accuracy"] = lenet.PAPER_TEST_ACCURACY[kind]
+        return about, model
 
-    def _image_metrics(
-        self,
-        synthetic_outputs: lenet.Outputs,
-        real_features: NDArray[np.float32],
-    ) -> dict[str, Any]:
+    @cached_property
+    def _outputs(self) -> lenet.Outputs:
+        """What the network says of the synthetic images."""
+        _, model = self._network
+        return lenet.outputs(model, self.synthetic.images)
+
+    def _image_metrics(self) -> dict[str, Any]:
         """Returns IS, FID, precision and recall, and memorisation."""
         name = self.request.network
         seed = self.request.seed
         real = self.real
         synthetic = self.synthetic
-        features = synthetic_outputs.features
-        mean, std = quality.inception_score(synthetic_outputs.logits, seed)
+        _, model = self._network
+        real_features = lenet.outputs(model, real.train.images).features
+        features = self._outputs.features
+        mean, std = quality.inception_score(self._outputs.logits, seed)
         result: dict[str, Any] = {
             f"is_{name}_{quality.NUM_SPLITS}_splits": mean,
             f"is_{name}_{quality.NUM_SPLITS}_splits_std": std,
@@ -152,11 +168,11 @@ class Scoring:
         order = np.random.default_rng(self.request.seed).permutation(len(part.labels))
         return order[: self.sizes.neighbours]
 
-    def _label_efficiency(self, outputs: lenet.Outputs) -> dict[str, dict[str, float]]:
+    def _label_efficiency(self) -> dict[str, Any]:
         real = self.real
-        return label_efficiency(
+        curves = label_efficiency(
             self.synthetic,
-            outputs.logits.argmax(1),
+            self._outputs.logits.argmax(1),
             real.test,
             real.num_classes,
             seed=self.request.seed,
@@ -165,6 +181,7 @@ class Scoring:
             num_steps=self.sizes.num_steps,
             device=self.request.device,
         )
+        return {"label_efficiency": curves}
 
     def _inception_fid(self) -> dict[str, Any]:
         """Returns the FID by Inception's weights, where the user has them."""
@@ -234,7 +251,7 @@ class Scoring:
         # Likewise, only if the real data's results of all classifiers are known.
         if len(ratios) == len(names):
             content["calibrated_average"] = float(np.mean([*ratios.values()]))
-        return content
+        return {"classifiers": content}
 
 
 def _flat(images: NDArray[np.float32]) -> NDArray[np.float32]:
