@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from logging import INFO
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.app import Error as FlowerError
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 
 from clients import CLIENT_APP_RAISED
 from clients.deployed_client import DeployedClient, DeploymentConfig, settings_of
@@ -31,6 +33,7 @@ from clients.node_cache import SimulatedClient
 from fedgs.errors import malformed
 from fedgs.event_log import log_event
 from fedgs.process import PROTOCOL
+from fedgs.round.kept_warm_start import Told
 from fedgs.round.messages import (
     NEXT_KEY,
     PAYLOAD_RECORD,
@@ -40,6 +43,7 @@ from fedgs.round.messages import (
     encode_answer,
 )
 
+WARM_START_SECONDS = 60.0  # between two lines of a warm start
 # Flower's node configuration of a simulation, which no other node has.
 PARTITION = "partition-id"
 NUM_PARTITIONS = "num-partitions"
@@ -142,6 +146,8 @@ def answer(message: Message, context: Context) -> Message:
         place = _place(message, context)
         worker = place.worker()
         node = worker.node(place.node_id)
+        if isinstance(place, DeployedClient):
+            node.told = _telling(place.title)
         sent = node.decode(request)
         asked = content_of(sent)
         is_counted = place.is_durable and asked.round > 0  # no warm start is waited for
@@ -209,6 +215,20 @@ def _place(message: Message, context: Context) -> SimulatedClient | DeployedClie
     return DeployedClient(
         DeploymentConfig.read(context.node_config), str(request["run_id"]), told
     )
+
+
+def _telling(title: str) -> Told:
+    """Returns what logs the steps of a long warm start, now and then."""
+    last = time.monotonic()
+
+    def told(step: int, steps: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > WARM_START_SECONDS:
+            last = now
+            log(INFO, "%s: warm start: step %d of %d", title, step, steps)
+
+    return told
 
 
 def _log_answer(title: str, started: float, outcome: str, **values: int) -> None:

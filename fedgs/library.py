@@ -69,8 +69,10 @@ def train(
             of a column. None means `num_clients` shards.
         recipe: the settings to start from, by name or as they are. None means the
             default recipe, which is fitted to the data, as in `fedgs train`.
-        progress: called with the public metrics of each round.
-        stop: when set, the run checkpoints after the current round and returns.
+        progress: called with the public metrics of each round, and within a long warm
+            start or fit with `warm_start_step` or `fit_step` beside the last round.
+        stop: when set, the run checkpoints after the current round, or step of a warm
+            start or fit, and returns.
         **settings: any setting of `RunConfig`, which overrides the recipe's. The first
             ones to know are `target_epsilon` (10 in the recipes) or `noise_multiplier`,
             `num_rounds`, `output` (the run folder, in `runs/` when unset) and `seed`.

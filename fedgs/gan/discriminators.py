@@ -12,6 +12,7 @@ activations of one chunk, that is at most CHUNK_SIZE / n of the state plus activ
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -173,9 +174,7 @@ class ModuleStack:
 
     def chunks(self, indices: Sequence[int]) -> Iterator[Positions]:
         """Splits positions into chunks of at most CHUNK_SIZE, in order."""
-        size = 1
-        if self.is_stacked:
-            size = CHUNK_SIZE
+        size = chunk_size(self.is_stacked)
         positions = torch.tensor(list(indices), dtype=torch.int64)
         for chunk in positions.split(size):
             if len(chunk):  # no indices split into one empty chunk
@@ -301,6 +300,22 @@ class Discriminators(ModuleStack):
             (n, B, C, S, S), the gradients of L_G = -D(x, y) without 1/B.
         """
         return self.ask(generator_image_grads, indices, images, labels)
+
+
+def chunk_size(is_stacked: bool) -> int:
+    """Returns how many clients one call works on, at most."""
+    if is_stacked:
+        return CHUNK_SIZE
+    return 1
+
+
+def num_chunks(num_clients: int, is_stacked: bool) -> int:
+    """Returns how many chunks so many clients are split into.
+
+    >>> num_chunks(70, is_stacked=True), num_chunks(70, is_stacked=False)
+    (2, 70)
+    """
+    return math.ceil(num_clients / chunk_size(is_stacked))
 
 
 def _rows(indices: Positions) -> Tensor | slice:

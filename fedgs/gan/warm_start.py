@@ -4,7 +4,7 @@ Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Algorithm 2, ClientWarmS
 reference source/pretrain.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedgs.config.run_config import GsWganConfig
 from fedgs.data.federated import ClientImages, FederatedImages
 from fedgs.gan.client_training import Draws, train_discriminators
-from fedgs.gan.discriminators import Discriminators, ModuleStack
+from fedgs.gan.discriminators import Discriminators, ModuleStack, num_chunks
 from fedgs.gan.models import (
     ADAM_BETAS,
     Generator,
@@ -27,17 +27,48 @@ from fedgs.shapes import Images, Labels, Latents, Positions
 PURPOSE = "warm-start-data"
 
 
+class Steps:
+    """The steps of a warm start, and where an interrupted one was.
+
+    These are kept nowhere and told to nobody; a node's are (`KeptSteps`).
+    """
+
+    def begin(self, parts: Mapping[str, ModuleStack], first: int, last: int) -> int:
+        """Returns how many steps are done, and puts the parts where these left them.
+
+        Privacy: parts are trained on private data; what is kept of them is private.
+
+        Args:
+            parts: all that the steps of a chunk of clients change, by name.
+            first: the steps before this chunk's.
+            last: the steps up to the end of this chunk's.
+
+        Returns:
+            From `first` to `last`.
+        """
+        return first
+
+    def done(self, step: int, steps: int) -> None:
+        """Takes note of a finished step, from 1, and of their number."""
+
+
+def num_steps(config: GsWganConfig, num_clients: int) -> int:
+    """Returns the steps of a node with so many clients; each is of a chunk of them."""
+    return config.warm_start_rounds * num_chunks(num_clients, config.stacked)
+
+
 def warm_start(
     config: GsWganConfig,
     discriminators: Discriminators,
     data: FederatedImages,
     hosted: Sequence[int],
     public: tuple[Images, Labels] | None = None,
+    steps: Steps | None = None,
 ) -> None:
     """Trains fresh discriminators before their first round (lines 16-27).
 
-    `local` (the paper): against an own generator per client, which is thrown away and
-    never leaves. `public`: against the server's first fakes, in `public`.
+    `local` (the paper): against an own generator per client, which never leaves and is
+    thrown away at the end. `public`: against the server's first fakes, in `public`.
 
     Privacy: reads private data; output private. Its length is fixed.
 
@@ -48,47 +79,62 @@ def warm_start(
         hosted: the clients of this node.
         public: the server's first fakes (F, C, S, S) and their labels (F,), on the
             CPU, when `config.warm_start` is public.
+        steps: where an interrupted warm start was, and who takes note of the steps.
     """
-    for chunk in discriminators.chunks(range(len(hosted))):
+    steps = steps or Steps()
+    rounds = config.warm_start_rounds
+    total = num_steps(config, len(hosted))
+    for number, chunk in enumerate(discriminators.chunks(range(len(hosted)))):
         clients = [data.of(hosted[index]) for index in chunk.tolist()]
+        opponents: LocalGenerators | PublicFakes
         if public is None:
-            _against_own_generators(config, discriminators, clients, chunk)
-            continue
-        fakes, labels = public
-        fake_labels = labels.numpy()
-        fakes = fakes.to(config.device)
-        labels = labels.to(config.device)
-        for warm_round in range(1, config.warm_start_rounds + 1):
-            draws = Draws(config, clients, PURPOSE, warm_round, fake_labels)
-            train_discriminators(config, discriminators, chunk, draws, fakes, labels)
+            opponents = LocalGenerators(config, clients)
+        else:
+            opponents = PublicFakes(config, clients, *public)
+        parts = {"discriminators": discriminators, **opponents.parts}
+        first = number * rounds
+        begun = steps.begin(parts, first, first + rounds)
+        if begun > first:
+            steps.done(begun, total)  # who waits learns where it goes on
+        for step in range(begun, first + rounds):
+            opponents.train(discriminators, chunk, step - first + 1)
+            steps.done(step + 1, total)
 
 
-def _against_own_generators(
-    config: GsWganConfig,
-    discriminators: Discriminators,
-    clients: Sequence[ClientImages],
-    chunk: Positions,
-) -> None:
-    own = LocalGenerators(config, [client.number for client in clients])
-    for warm_round in range(1, config.warm_start_rounds + 1):
-        draws = Draws(config, clients, PURPOSE, warm_round, None)
-        # Fakes with the labels of the real images beside them, which the client has: it
-        # never learns to tell real from fake by the labels that it happens to lack.
-        labels = torch.from_numpy(draws.real_labels).flatten(1).to(config.device)
-        fakes = own.draw(warm_round, labels)
-        train_discriminators(config, discriminators, chunk, draws, fakes, labels)
-        own.step(discriminators, chunk, warm_round)
+class PublicFakes:
+    """The server's first fakes, against which all clients' discriminators train."""
+
+    def __init__(
+        self,
+        config: GsWganConfig,
+        clients: Sequence[ClientImages],
+        fakes: Images,
+        labels: Labels,
+    ) -> None:
+        self.config = config
+        self.clients = clients
+        self.fake_labels = labels.numpy()
+        self.fakes = fakes.to(config.device)
+        self.labels = labels.to(config.device)
+        self.parts: dict[str, ModuleStack] = {}  # what training changes: nothing
+
+    def train(self, nets: Discriminators, chunk: Positions, warm_round: int) -> None:
+        """Takes the steps of a round of the warm start, from 1, of some clients."""
+        draws = Draws(self.config, self.clients, PURPOSE, warm_round, self.fake_labels)
+        config = self.config
+        train_discriminators(config, nets, chunk, draws, self.fakes, self.labels)
 
 
 class LocalGenerators:
-    """The warm start's own generators of some clients; never stored, never sent."""
+    """The warm start's own generators of some clients; never sent, gone after it."""
 
-    def __init__(self, config: GsWganConfig, clients: Sequence[int]) -> None:
+    def __init__(self, config: GsWganConfig, clients: Sequence[ClientImages]) -> None:
         self.config = config
         self.clients = clients
 
         def build(index: int) -> Generator:
-            seed = derived_seed(config.seed, "warm-start-generator", clients[index])
+            client = clients[index].number
+            seed = derived_seed(config.seed, "warm-start-generator", client)
             return build_generator(config, seed)
 
         self.stack = ModuleStack(
@@ -100,6 +146,18 @@ class LocalGenerators:
             device=config.device,
         )
         self.indices = torch.arange(len(clients), device=config.device)
+        self.parts = {"generators": self.stack}  # what training changes
+
+    def train(self, nets: Discriminators, chunk: Positions, warm_round: int) -> None:
+        """Takes the steps of a round of the warm start, from 1, of some clients."""
+        config = self.config
+        draws = Draws(config, self.clients, PURPOSE, warm_round, None)
+        # Fakes with the labels of the real images beside them, which the client has: it
+        # never learns to tell real from fake by the labels that it happens to lack.
+        labels = torch.from_numpy(draws.real_labels).flatten(1).to(config.device)
+        fakes = self.draw(warm_round, labels)
+        train_discriminators(config, nets, chunk, draws, fakes, labels)
+        self.step(nets, chunk, warm_round)
 
     def draw(self, warm_round: int, labels: Labels) -> Images:
         """Returns fresh fakes (n, F, C, S, S) of each client with its labels (n, F)."""
@@ -136,7 +194,7 @@ class LocalGenerators:
         z = []
         labels = []
         for client in self.clients:
-            rng = stream(config.seed, purpose, client, warm_round)
+            rng = stream(config.seed, purpose, client.number, warm_round)
             z.append(sample_latents(config, rng, count))
             labels.append(sample_labels(config, rng, count))
         all_z = torch.stack(z).to(config.device)

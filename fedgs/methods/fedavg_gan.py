@@ -37,7 +37,7 @@ from fedgs.config.method_settings import NetworkSettings
 from fedgs.config.run_config import NetworkConfig
 from fedgs.config.terms import Terms
 from fedgs.errors import UserError
-from fedgs.gan import discriminators
+from fedgs.gan.discriminators import chunk_size
 from fedgs.gan.losses import discriminator_loss
 from fedgs.gan.models import (
     advance_in_place,
@@ -159,9 +159,7 @@ class FedAvgGan(Method[NetworkConfig]):
 
     def stack_size(self, config: NetworkConfig) -> int:
         """Returns how many copies train in one batched call."""
-        if config.stacked:
-            return discriminators.CHUNK_SIZE
-        return 1
+        return chunk_size(config.stacked)
 
     def finish(
         self,

@@ -30,9 +30,9 @@ from fedgs.config.method_settings import GsWganSettings
 from fedgs.config.run_config import GsWganConfig
 from fedgs.config.terms import Terms
 from fedgs.errors import UserError
-from fedgs.gan import discriminators, models
+from fedgs.gan import models
 from fedgs.gan.client_training import Draws, train_discriminators
-from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.discriminators import Discriminators, chunk_size
 from fedgs.mechanism.sanitizer import from_dct, to_dct
 from fedgs.methods.base import Declared, Method, OneClient, Released, Request, State
 from fedgs.methods.schedule import EVERYONE, select, trainees
@@ -228,9 +228,7 @@ class GsWgan(Method[GsWganConfig]):
 
     def stack_size(self, config: GsWganConfig) -> int:
         """Returns how many discriminators train and answer in one batched call."""
-        if config.stacked:
-            return discriminators.CHUNK_SIZE
-        return 1
+        return chunk_size(config.stacked)
 
 
 METHOD = GsWgan()

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
+from fedgs.gan.discriminators import ModuleStack
 from fedgs.gan.fit import Fit
 from fedgs.methods.base import State
 from fedgs.privacy.ledger import Chain
@@ -23,6 +24,7 @@ from fedgs.runs.sample import write_grid
 from fedgs.shapes import TensorDict
 
 Report = Callable[[dict[str, Any]], None]
+Part = nn.Module | Optimizer | ModuleStack
 CHECKPOINT_SHARE = 0.05  # of the run's time, at most
 CHECKPOINT_SECONDS = 1.0  # and never more often than this
 FIT_SECONDS = 15.0  # between two times that a fit is kept
@@ -55,8 +57,11 @@ def restored_releases(
     return found
 
 
-def tensors_of(parts: Mapping[str, nn.Module | Optimizer]) -> TensorDict:
-    """Returns the tensors of networks, and Adam's, each under "<part>.<name>"."""
+def tensors_of(parts: Mapping[str, Part]) -> TensorDict:
+    """Returns the tensors of networks, and Adam's, each under "<part>.<name>".
+
+    Privacy: as private as the parts.
+    """
     # Tensors only, in a format that runs no code when it is read (safetensors).
     flat: TensorDict = {}
     for key, part in parts.items():
@@ -69,7 +74,7 @@ def tensors_of(parts: Mapping[str, nn.Module | Optimizer]) -> TensorDict:
 
 
 def load_tensors(
-    parts: Mapping[str, nn.Module | Optimizer],
+    parts: Mapping[str, Part],
     tensors: TensorDict,
 ) -> None:
     """Puts networks and optimizers into the state of `tensors_of`."""

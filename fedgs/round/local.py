@@ -8,21 +8,27 @@ cancel: this process is one curator and sees all of them. So a run has the same 
 in Flower.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Self
 
 import torch
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
+from fedgs.gan.warm_start import num_steps
 from fedgs.methods.base import Request
 from fedgs.methods.schedule import nodes_of
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.process import keep_freed_memory
+from fedgs.round.kept_warm_start import Told
 from fedgs.round.messages import NodeRelease
 from fedgs.round.node import Node
+from fedgs.round.node_state import discriminators_config
 from fedgs.round.run import Report, RunSession, Stop
 from fedgs.runs.run_folder import RunFolder, node_folder
 
@@ -64,7 +70,9 @@ def train_nodes(
         while training.goes_on:
             new = training.unprepared()
             if new:
-                nodes.prepare(training.preparation, new)
+                nodes.prepare(
+                    training.preparation, new, training.told_of_warm_start(stop)
+                )
             request = training.begin()
             answers = nodes.answers(request)
             training.finish(answers, nodes.failures)
@@ -134,11 +142,38 @@ class LocalNodes:
             return f"node {node_id}: {error}"
         return ""
 
-    def prepare(self, request: Request, nodes: Sequence[int]) -> None:
-        """Has the nodes make their discriminators."""
+    def prepare(self, request: Request, nodes: Sequence[int], told: Told) -> None:
+        """Has the nodes make their discriminators.
+
+        Args:
+            request: of round 0.
+            nodes: who makes them.
+            told: of the steps of all these nodes together, and of their number. What it
+                raises ends them.
+        """
         requests = request.per_node(self.config.hosting, nodes)
+        config = discriminators_config(self.config)
+        total = 0
+        for node_id in nodes:
+            hosted = self.config.hosting.hosted(node_id)
+            total += num_steps(config, len(hosted))
+        done: Counter[int] = Counter()
+        lock = Lock()  # the nodes' threads tell at once
+
+        def tell(node_id: int, step: int, steps: int) -> None:
+            with lock:
+                done[node_id] = step
+                told(done.total(), total)
+
+        def prepare_one(node_id: int, own: Request) -> None:
+            node = self._node(node_id)
+            node.told = partial(tell, node_id)
+            node.answer(own)
+            # Also of a node that was prepared before, which takes no step.
+            done[node_id] = num_steps(config, len(node.hosted))
+
         # The list waits for all of them, and raises what one of them raised.
-        list(self.pool.map(self._answer, nodes, requests.values()))
+        list(self.pool.map(prepare_one, nodes, requests.values()))
 
     def check_clients(self) -> None:
         """Refuses to go on with other clients, before a round is charged for.

@@ -25,6 +25,7 @@ from fedgs.methods.base import Hosted, Request
 from fedgs.privacy.client_ledger import ClientLedger
 from fedgs.privacy.client_limits import ALLOW_ALL, ClientRefused, Limits
 from fedgs.round.answer import answer_of
+from fedgs.round.kept_warm_start import Told, nobody
 from fedgs.round.messages import (
     MaskedRequest,
     NodeRelease,
@@ -48,6 +49,8 @@ class Node:
         state: what the node keeps between rounds.
         peers: the nodes whose masking keys are accepted. None, as in a simulation,
             means the keys of all nodes.
+        told: of each step of a warm start, and of their number. What it raises ends
+            the warm start, which goes on there when it is asked for again.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Node:
         self.hosted = config.hosting.hosted(node_id)
         self.data = data
         self.peers = peers
+        self.told: Told = nobody
         folder = node_folder(private, node_id)
         permitted = limits or ALLOW_ALL
         # Names, not numbers: the count goes on over runs that number clients anew.
@@ -251,5 +255,6 @@ class Node:
         public_fakes = None
         if config.is_warm_start_public:
             public_fakes = (request.tensors["images"], request.tensors["labels"])
-        warm_start(config, made, self.data, self.hosted, public_fakes)
+        steps = self.state.kept_steps(request.digest(), self.told)
+        warm_start(config, made, self.data, self.hosted, public_fakes, steps)
         self.state.keep_discriminators(made, config.rounds_before)

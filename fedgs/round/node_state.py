@@ -26,6 +26,7 @@ from fedgs.mechanism.integer_sums import IntegerSum
 from fedgs.mechanism.masks import MaskedSum, received_masked
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.methods import phase_with_discriminators
+from fedgs.round.kept_warm_start import KeptSteps, Told
 from fedgs.round.messages import NEXT_KEY, NodeRelease
 from fedgs.runs.run_folder import (
     old_states,
@@ -33,6 +34,7 @@ from fedgs.runs.run_folder import (
     sealed,
     state_path,
     state_rounds,
+    warm_start_path,
 )
 from fedgs.shapes import Release, TensorDict
 
@@ -80,6 +82,16 @@ class NodeState:
         self._node_id = node_id
         self._hosted = config.hosting.hosted(node_id)
         self._clients_hash = clients_hash(client_names)
+
+    def kept_steps(self, digest: str, told: Told) -> KeptSteps:
+        """Returns the steps of the warm start, which are kept beside the states.
+
+        Args:
+            digest: the hash of the request that asks for it, with what it begins from.
+            told: as of `KeptSteps`.
+        """
+        of = {_DIGEST: digest, CLIENTS: self._clients_hash}
+        return KeptSteps(self.folder, of, told)
 
     def check_clients(self) -> None:
         """Refuses other clients than those that the states on disk are of.
@@ -199,6 +211,7 @@ class NodeState:
         write_tensors(path, sealed(tensors, metadata), metadata, spare, is_durable)
         for file in old[:-1]:  # one stays, for the next save to overwrite
             file.unlink(missing_ok=True)
+        warm_start_path(self.folder).unlink(missing_ok=True)  # the state has its end
         self.is_saved = True
 
     def _catch_up(self, round: int) -> None:

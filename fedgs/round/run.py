@@ -55,10 +55,11 @@ from fedgs.shapes import TensorDict
 
 SaveNodes = Callable[[int], None]
 _SHOWN_FAILURES = 3
+TELL_SECONDS = 1.0  # between two reports of a warm start
 STOPPING = """
-The run stops with a checkpoint: in a fit at once, else after the round in progress or
-its warm start. To end it now, press Ctrl-C (or send SIGTERM) again; what a round has
-cost stays counted.
+The run stops with a checkpoint: in a fit or a warm start at once, else after the round
+in progress. To end it now, press Ctrl-C (or send SIGTERM) again; what a round has cost
+stays counted.
 """
 
 
@@ -76,6 +77,14 @@ class RunStopped(RuntimeError):
 
 class BudgetSpent(RunStopped):
     """The next release would exceed target_epsilon; the run ends before it."""
+
+
+def _end_if_asked(stop: Stop, work: str, step: int, steps: int) -> None:
+    """Ends long work after one of its steps if `stop` is set."""
+    if stop.is_set():
+        raise RunStopped(
+            f"The run was told to stop, after step {step} of {steps} of the {work}"
+        )
 
 
 class RunSession(Session):
@@ -207,10 +216,7 @@ class RunSession(Session):
         method, own = phase_at(self.config, round)
 
         def check(step: int, steps: int) -> None:
-            if stop.is_set():
-                raise RunStopped(
-                    f"The run was told to stop, after step {step} of {steps} of the fit"
-                )
+            _end_if_asked(stop, "fit", step, steps)
             # A hundred reports: one for each of thousands of steps would flood whoever
             # listens. The first one tells where a fit goes on.
             is_first = step == fit.begun + 1
@@ -233,6 +239,25 @@ class RunSession(Session):
         if has_fitted:
             self.write_picture()
         self._settled = round
+
+    def told_of_warm_start(self, stop: Stop) -> Callable[[int, int], None]:
+        """Returns what is told of the steps of a warm start, and reports some of them.
+
+        It raises `RunStopped` once `stop` is set.
+        """
+        last = begun = time.monotonic()
+
+        def told(step: int, steps: int) -> None:
+            nonlocal last
+            _end_if_asked(stop, "warm start", step, steps)
+            now = time.monotonic()
+            is_end = step == steps and last > begun
+            if is_end or now - last > TELL_SECONDS:  # a short one tells nothing
+                last = now
+                done = {"warm_start_step": step, "warm_start_steps": steps}
+                self.report({"round": self.server.round, **done})
+
+        return told
 
     # Kept, so that it is drawn and hashed once, however many nodes are prepared with
     # it, and whenever they are.

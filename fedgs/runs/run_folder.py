@@ -786,6 +786,11 @@ def state_path(folder: Path, round: int) -> Path:
     return folder / f"round-{round:07d}.safetensors"
 
 
+def warm_start_path(folder: Path) -> Path:
+    """Returns the file of a node's interrupted warm start, beside its states."""
+    return folder / "warm-start.safetensors"
+
+
 def sealed(tensors: "TensorDict", metadata: dict[str, str]) -> "TensorDict":
     """Returns a node's state with a hash of all of it, which `read_state` compares.
 

@@ -201,7 +201,7 @@ def test_discriminators_start_on_fakes_of_the_fitted_generator(tmp_path, monkeyp
     prepared = record_calls(monkeypatch, local.LocalNodes, "prepare")
     folder = RunFolder.create(config)
     train(folder, data=tiny_data(config))
-    ((_, request, _),) = prepared
+    ((_, request, *_),) = prepared
     assert request.round == 0
     untrained = public_fakes(tiny_config(**FULL_PARTICIPATION))
     assert not torch.equal(request.tensors["images"], untrained.tensors["images"])

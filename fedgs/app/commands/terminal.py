@@ -70,11 +70,15 @@ class Progress:
         """Returns what a run of so many rounds calls with each round's metrics."""
         stage = self.stage(title, unit=title.split()[-1])
         fit = self.stage("fitting the generator: step")
+        warm_start = self.stage("warm start of the discriminators: step")
 
         def show(metrics: dict[str, Any]) -> None:
             if "fit_step" in metrics:
                 stage.first = None  # its time is no round's
                 fit(metrics["fit_step"], metrics["fit_steps"])
+            elif "warm_start_step" in metrics:
+                stage.first = None
+                warm_start(metrics["warm_start_step"], metrics["warm_start_steps"])
             else:
                 ratio = metrics.get("signal_to_noise")
                 if ratio is None:
