@@ -14,6 +14,7 @@ import pytest
 from flwr.app import Error as FlowerError
 from flwr.app import Message
 
+from clients import client_app
 from clients.failures import log_privately
 from deployed_grid import EPOCH, LIMITS, NAMES, Backup, kill_after_count
 from fedgs import event_log
@@ -377,3 +378,15 @@ def test_a_stop_before_a_later_warm_start_repeats_no_round(deploy, undisturbed, 
     run.start()
     assert run.attempts() == [(round, 1) for round in range(1, 4)]
     assert run.product() == undisturbed(run)
+
+
+def test_the_log_of_a_client_tells_how_far_a_long_warm_start_is(
+    deploy, log, monkeypatch
+):
+    monkeypatch.setattr(client_app, "WARM_START_SECONDS", -1.0)
+    run = deploy(warm_start_rounds=2)
+    run.start()
+    told = [line for line in log if "warm start: step" in line]
+    lines = [f"{name}: warm start: step 1 of 2" for name in NAMES[:3]]
+    assert set(lines) < set(told)
+    assert len(told) == 2 * len(lines)

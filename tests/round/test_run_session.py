@@ -65,7 +65,7 @@ class Nodes:
         answering = nodes[self.lost.get(request.round, 0) :]
         return [self.release(request.round, node) for node in answering]
 
-    def prepare(self, request: Request, nodes) -> None:
+    def prepare(self, request: Request, nodes, told) -> None:
         assert request.round == 0
         self.prepared += nodes
 
