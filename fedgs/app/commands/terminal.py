@@ -101,6 +101,7 @@ class Stage:
         # Hidden until the first step: not every run has every stage.
         self.task = progress.bars.add_task(title, total=None, visible=False, pace="")
         self.first: int | None = None
+        self.done = 0
         # What is told of the last step
         self.started = 0.0
         self.about = ""
@@ -108,7 +109,10 @@ class Stage:
     def __call__(self, done: int, total: int, note: str = "") -> None:
         """Shows how many steps are done; a note is a result, and its line stays."""
         now = time.monotonic()
-        if self.first is None:  # what came before the first report is no step's time
+        is_again = done < self.done  # the same work once more, as of another node
+        self.done = done
+        # What came before the first report is no step's time.
+        if self.first is None or is_again:
             self.first = done
             self.started = now
         title = f"{self.title} {done} of {total}{self.about}"
