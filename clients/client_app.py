@@ -32,8 +32,8 @@ from clients.flower_speed import hasten_simulation, silence_ray
 from clients.node_cache import SimulatedClient
 from fedgs.errors import malformed
 from fedgs.event_log import log_event
+from fedgs.gan.warm_start import Told
 from fedgs.process import PROTOCOL
-from fedgs.round.kept_warm_start import Told
 from fedgs.round.messages import (
     NEXT_KEY,
     PAYLOAD_RECORD,

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedgs.config.run_config import GsWganConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
-from fedgs.gan.warm_start import warm_start
+from fedgs.gan.warm_start import Steps, Told, warm_start
 from fedgs.mechanism.integer_sums import real_values
 from fedgs.mechanism.masks import MaskedSum
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, from_dct
@@ -178,22 +178,23 @@ class CanaryNodes(LocalNodes):
 
     def _answer(self, node_id: int, request: Request) -> NodeRelease | None:
         config = of_gs_wgan(self.config)
+        own = Hosted(
+            data=self.data,
+            clients=config.hosting.hosted(node_id),
+            node_id=node_id,
+            discriminators=self.stacks[node_id],
+        )
+        return answer_of(config, own, request)
+
+    def _prepare(self, node_id: int, request: Request, told: Told) -> None:
+        config = of_gs_wgan(self.config)
         hosted = config.hosting.hosted(node_id)
-        if request.round > 0:
-            own = Hosted(
-                data=self.data,
-                clients=hosted,
-                node_id=node_id,
-                discriminators=self.stacks[node_id],
-            )
-            return answer_of(config, own, request)
         stack = CanaryDiscriminators(config, hosted, self.fixed)
         fakes = None
         if config.is_warm_start_public:
             fakes = (request.tensors["images"], request.tensors["labels"])
-        warm_start(config, stack, self.data, hosted, fakes)
+        warm_start(config, stack, self.data, hosted, fakes, Steps(told))
         self.stacks[node_id] = stack
-        return None
 
     def _known(self, node: int, request: Request) -> Tensor:
         """Returns what the node's other clients contributed, summed over the fakes."""

@@ -4,7 +4,7 @@ Source: Chen, Orekondy, Fritz, "GS-WGAN", NeurIPS 2020, Algorithm 2, ClientWarmS
 reference source/pretrain.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +27,19 @@ from fedgs.shapes import Images, Labels, Latents, Positions
 PURPOSE = "warm-start-data"
 
 
-class Steps:
-    """The steps of a warm start, and where an interrupted one was.
+Told = Callable[[int, int], None]  # of a finished step, from 1, and their number
 
-    These are kept nowhere and told to nobody; a node's are (`KeptSteps`).
-    """
+
+def nobody(step: int, steps: int) -> None:
+    """Is told of a step, and does nothing."""
+
+
+class Steps:
+    """The steps of a warm start. These are kept nowhere; a node's are (`KeptSteps`)."""
+
+    def __init__(self, told: Told = nobody) -> None:
+        """Takes who is told of each step; what it raises ends the warm start."""
+        self.told = told
 
     def begin(self, parts: Mapping[str, ModuleStack], first: int, last: int) -> int:
         """Returns how many steps are done, and puts the parts where these left them.
@@ -49,7 +57,8 @@ class Steps:
         return first
 
     def done(self, step: int, steps: int) -> None:
-        """Takes note of a finished step, from 1, and of their number."""
+        """Tells of a finished step, from 1, and of their number."""
+        self.told(step, steps)
 
 
 def num_steps(config: GsWganConfig, num_clients: int) -> int:

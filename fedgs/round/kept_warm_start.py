@@ -10,7 +10,7 @@ as a node's state, and gone as soon as there is one.
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ import torch
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import write_tensors
 from fedgs.gan.discriminators import ModuleStack
-from fedgs.gan.warm_start import Steps
+from fedgs.gan.warm_start import Steps, Told
 from fedgs.round.checkpoint import (
     CHECKPOINT_SHARE,
     FIT_SECONDS,
@@ -30,17 +30,11 @@ from fedgs.round.checkpoint import (
 from fedgs.runs.run_folder import read_state, sealed, warm_start_path
 from fedgs.shapes import TensorDict
 
-Told = Callable[[int, int], None]  # of a finished step, from 1, and their number
-
-
-def nobody(step: int, steps: int) -> None:
-    """Is told of a step, and does nothing."""
-
 
 class KeptSteps(Steps):
     """The steps of a node's warm start."""
 
-    def __init__(self, folder: Path, of: dict[str, str], told: Told = nobody) -> None:
+    def __init__(self, folder: Path, of: dict[str, str], told: Told) -> None:
         """Reads what is kept, if it is of the same warm start.
 
         Args:
@@ -48,9 +42,9 @@ class KeptSteps(Steps):
             of: what the steps depend on beside the run's settings.
             told: of each step. What it raises ends the warm start, which is kept.
         """
+        super().__init__(told)
         self.path = warm_start_path(folder)
         self.of = of
-        self.told = told
         self.step = 0
         self.parts: Mapping[str, ModuleStack] = {}
         self._found = self._read()
@@ -85,7 +79,7 @@ class KeptSteps(Steps):
         if time.monotonic() - self._last > wait:
             self.keep()
         try:
-            self.told(step, steps)
+            super().done(step, steps)
         except Exception:
             self.keep()
             raise

@@ -20,12 +20,11 @@ import torch
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.gan.warm_start import num_steps
+from fedgs.gan.warm_start import Told, num_steps
 from fedgs.methods.base import Request
 from fedgs.methods.schedule import nodes_of
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.process import keep_freed_memory
-from fedgs.round.kept_warm_start import Told
 from fedgs.round.messages import NodeRelease
 from fedgs.round.node import Node
 from fedgs.round.node_state import discriminators_config
@@ -166,11 +165,10 @@ class LocalNodes:
                 told(done.total(), total)
 
         def prepare_one(node_id: int, own: Request) -> None:
-            node = self._node(node_id)
-            node.told = partial(tell, node_id)
-            node.answer(own)
+            self._prepare(node_id, own, partial(tell, node_id))
             # Also of a node that was prepared before, which takes no step.
-            done[node_id] = num_steps(config, len(node.hosted))
+            hosted = self.config.hosting.hosted(node_id)
+            done[node_id] = num_steps(config, len(hosted))
 
         # The list waits for all of them, and raises what one of them raised.
         list(self.pool.map(prepare_one, nodes, requests.values()))
@@ -190,6 +188,11 @@ class LocalNodes:
         """Writes the state of every node that changed."""
         for node in list(self.nodes.values()):
             node.save(keep_round)
+
+    def _prepare(self, node_id: int, request: Request, told: Told) -> None:
+        node = self._node(node_id)
+        node.told = told
+        node.answer(request)
 
     def _answer(self, node_id: int, request: Request) -> NodeRelease | None:
         return self._node(node_id).answer(request)

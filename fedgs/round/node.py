@@ -18,14 +18,13 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.gan.discriminators import Discriminators
-from fedgs.gan.warm_start import warm_start
+from fedgs.gan.warm_start import Told, nobody, warm_start
 from fedgs.mechanism.peers import Peers
 from fedgs.methods import phase_at
 from fedgs.methods.base import Hosted, Request
 from fedgs.privacy.client_ledger import ClientLedger
 from fedgs.privacy.client_limits import ALLOW_ALL, ClientRefused, Limits
 from fedgs.round.answer import answer_of
-from fedgs.round.kept_warm_start import Told, nobody
 from fedgs.round.messages import (
     MaskedRequest,
     NodeRelease,

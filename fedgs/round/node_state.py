@@ -22,11 +22,12 @@ from fedgs.config.run_config import GsWganConfig, ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import read_metadata, write_tensors
 from fedgs.gan.discriminators import Discriminators
+from fedgs.gan.warm_start import Told
 from fedgs.mechanism.integer_sums import IntegerSum
 from fedgs.mechanism.masks import MaskedSum, received_masked
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
 from fedgs.methods import phase_with_discriminators
-from fedgs.round.kept_warm_start import KeptSteps, Told
+from fedgs.round.kept_warm_start import KeptSteps
 from fedgs.round.messages import NEXT_KEY, NodeRelease
 from fedgs.runs.run_folder import (
     old_states,
