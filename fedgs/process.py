@@ -33,6 +33,7 @@ FAST_VARIABLE = "FEDGS_FAST_MESSAGES"  # of simulations: "1" or "0"
 RUNS_VARIABLE = "FEDGS_RUNS"  # the folder of all run folders; a deployed server has one
 FIT = "fit.json"  # in `.flower`: how far the fit is
 REFUSED = "the settings of this run are refused"  # what a server says of a submission
+CANNOT_GO_ON = "The run cannot go on"  # what is said of one that no `resume` finishes
 PROTOCOL = 4  # of joining and answering a deployed run
 WATCH_SECONDS = 0.5  # between looks whether the process that started this one lives
 TEMPORARY_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # where TMPDIR cannot be used

@@ -496,6 +496,7 @@ class RollCall:
             if self._is_enough():
                 raise UserError(reason)
             # Asking again mends nothing, and the run cannot go on without this node.
+            self.progress.add_failure(node, reason)
             raise RunStopped(f"The run stopped, because {name} refused: {reason}")
         self._check_state(node, seen)
         self.addresses[node] = address

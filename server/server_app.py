@@ -237,6 +237,8 @@ def recorded_outcome(path: Path, ended: Callable[[str, str], None]) -> Iterator[
         outcome["status"] = "completed"
     except RunStopped as error:
         outcome = {"status": "stopped", "message": str(error)}
+        log(ERROR, "%s", error)
+        FLOWER_LOGGER.addFilter(_is_no_crash)
         raise
     except Exception as error:
         outcome["message"] = f"{type(error).__name__}: {error}"

@@ -18,6 +18,7 @@ from typing import Any
 from fedgs.config.feature_settings import (
     OF_FEATURES,
     OF_TRUNKS,
+    MomentSettings,
     PretrainedSettings,
 )
 from fedgs.config.phases import Phase, read_phases
@@ -214,9 +215,10 @@ REFINED_SIDE = (500, 10)
 def is_fitted(config: RunConfig) -> bool:
     """Tells whether a run's moments are to be fitted to its clients and its noise.
 
-    Those of the default recipe are, whether the user has named it or not.
+    Those of the default recipe are, whether the user has named it or not; other phases
+    in their place may have no moments.
     """
-    return config.recipe == DEFAULT
+    return config.recipe == DEFAULT and isinstance(config, MomentSettings)
 
 
 def moments_for(config: RunConfig) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from fedgs.methods.schedule import (
 from fedgs.privacy.budget import budget_of
 from fedgs.privacy.ledger import Event, Ledger, agreed_values
 from fedgs.privacy.plan import counted_nodes
+from fedgs.process import CANNOT_GO_ON
 from fedgs.round.answer import summed
 from fedgs.round.checkpoint import (
     KeptFit,
@@ -162,6 +163,13 @@ class RunSession(Session):
                     training.save_generator()
                     training.write_picture()
                 raise
+
+    @property
+    def has_product(self) -> bool:
+        """Whether the finished rounds have made a generator that draws images."""
+        if self.server.round == 0:
+            return False
+        return phase_at(self.config, self.server.round).method.has_generator
 
     @property
     def round(self) -> int:
@@ -331,17 +339,27 @@ class RunSession(Session):
         self._round = replace(asked, event=event)
         # The budget before the ledger: an event that is written counts for good, even
         # if nothing is sent.
-        if self._budget is not None and not self._budget.allows(event):
+        if not self._can_pay(event):
+            exceeds = f"would exceed target_epsilon = {self.config.target_epsilon:g}"
+            if not self.has_product:
+                raise RunStopped(
+                    f"{CANNOT_GO_ON}: the release of round {request.round} {exceeds}, "
+                    "and nothing has been learned that is worth keeping. What was "
+                    "released stays counted. Start a new run"
+                )
             raise BudgetSpent(
-                f"The run ended before round {request.round}, whose release would "
-                f"exceed target_epsilon = {self.config.target_epsilon:g}. The "
-                "generator is written"
+                f"The run ended before round {request.round}, whose release {exceeds}. "
+                "The generator is written"
             )
         self.ledger.append(event)  # durably, then counted
         self.attempts[event.round] += 1
         if self._budget is not None:
             self._budget.add(event)
         return request
+
+    def _can_pay(self, event: Event) -> bool:
+        """Tells whether `target_epsilon` has room for one more release."""
+        return self._budget is None or self._budget.allows(event)
 
     def required(self, participants: Clients) -> int:
         """Returns how many nodes of a round must answer, by `min_answers`."""
@@ -432,12 +450,19 @@ class RunSession(Session):
         if self.config.is_masked:
             required = max(required, LEAST_NODES)
         if num_answers < required:
+            remedy = "Resume the run when more nodes are there"
+            if not self._can_pay(event) and not self.has_product:
+                remedy = (
+                    f"{CANNOT_GO_ON}: a repetition would exceed target_epsilon = "
+                    f"{self.config.target_epsilon:g}. Start a new run when more nodes "
+                    "are there"
+                )
             raise RunStopped(
                 f"The run stopped in round {event.round}: {num_answers} of "
                 f"{event.planned_nodes} nodes answered within round_timeout = "
                 f"{self.config.round_timeout:g} s, and min_answers requires "
                 f"{required}. The round is discarded, and its privacy cost is counted. "
-                "Resume the run when more nodes are there" + _reasons(failures)
+                f"{remedy}{_reasons(failures)}"
             )
 
     def _opened(

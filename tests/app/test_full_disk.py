@@ -18,6 +18,8 @@ from command_line import flags, printed, refused
 from fedgs.app.commands import train as running
 from fedgs.app.commands.run_outcome import Exit, exit_if_stopped, stopping_on_failure
 from fedgs.errors import UserError
+from fedgs.process import CANNOT_GO_ON
+from fedgs.round.run import RunStopped
 from report_folders import make_run
 from runs import generator
 from tiny import SETTINGS, write_tiny_npz
@@ -176,6 +178,12 @@ def test_what_the_system_refuses_stops_a_run_that_has_begun(error, said, capsys)
     with pytest.raises(Exit), exit_if_stopped("go on"), stopping_on_failure():
         raise error
     assert capsys.readouterr().err.startswith(said)
+
+
+def test_what_nothing_continues_is_said_without_advice(capsys):
+    with pytest.raises(Exit), exit_if_stopped("go on"):
+        raise RunStopped(f"{CANNOT_GO_ON}: why")
+    assert capsys.readouterr().err == f"{CANNOT_GO_ON}: why\n"
 
 
 def test_bad_input_stays_bad_input():

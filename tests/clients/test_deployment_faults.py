@@ -311,8 +311,11 @@ def test_the_roll_call_says_who_is_missing_and_can_be_stopped(deploy, log, clock
     assert not run.progress()["nodes"]["c-clinic"]["joined"]
 
 
-def test_a_clients_own_limit_ends_a_run_that_needs_it_at_once(deploy, log, clock):
+def test_a_clients_own_limit_ends_a_run_that_needs_it_at_once(
+    deploy, monkeypatch, clock
+):
     """Asking again mends nothing; what others may do without, goes on without it."""
+    monkeypatch.setattr(progress, "WRITE_SECONDS", 0.0)
     run = deploy()
     client = run.clients[1]
     usual = client.node_config["limits"]
@@ -324,6 +327,7 @@ def test_a_clients_own_limit_ends_a_run_that_needs_it_at_once(deploy, log, clock
         run.start()
     assert clock.now < 10
     assert run.attempts() == []
+    assert "its own limit" in run.progress()["nodes"][client.name]["last_failure"]
     client.node_config["limits"] = usual
     client.restart()
     run.start()

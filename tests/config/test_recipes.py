@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedgs.config.phases import read_phases
-from fedgs.config.recipes import RECIPES, recipe
+from fedgs.config.recipes import RECIPES, configure, is_fitted, recipe
 from fedgs.config.run_config import RunConfig, check_names
 from fedgs.data.partition import DIGITS_NUM_CLIENTS
 from fedgs.gan import losses, models
@@ -113,3 +113,11 @@ def test_plain_flwr_run_is_the_demo_on_flowers_default_nodes():
     demo = recipe("demo")
     assert demo.data == "digits"
     assert FLOWER_DEFAULT_NODES * demo.clients_per_node == DIGITS_NUM_CLIENTS
+
+
+@pytest.mark.parametrize("phases", ["gs-wgan", "dp-merf", "cohort-classifier"])
+def test_default_with_other_phases_in_its_place_is_not_fitted(phases):
+    """They have no moments whose number could be chosen."""
+    config = configure("feature-means", None, {"phases": phases, "num_rounds": 3})
+    assert not is_fitted(config)
+    assert is_fitted(configure("feature-means", None, {}))

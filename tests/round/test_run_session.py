@@ -18,6 +18,7 @@ from fedgs.mechanism.noise import NoiseStream
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, sanitize
 from fedgs.methods.base import Request
 from fedgs.methods.schedule import nodes_of
+from fedgs.process import CANNOT_GO_ON
 from fedgs.round import checkpoint, preparation
 from fedgs.round import run as training
 from fedgs.round.local import train_nodes
@@ -186,6 +187,23 @@ def test_budget_stops_before_the_release_that_exceeds_it_also_after_a_repeat(tmp
         run(again, Nodes(again))
     assert len(events(again)) == done
     assert committed(again) == done - 2
+
+
+def test_lost_release_that_has_no_room_for_another_is_told_to_be_the_end(tmp_path):
+    """Nothing was learned, so there is no product, and no resume helps."""
+    settings = {"noise_multiplier": 2.0, "num_rounds": 1, "delta": 1e-3}
+    settings |= {"client_selection": "all", "target_epsilon": 1.5}  # one release
+    folder = create(tmp_path / "run", **settings)
+    lost = rf"{CANNOT_GO_ON}: a repetition would exceed target_epsilon = .* new run"
+    with pytest.raises(RunStopped, match=lost):
+        run(folder, Nodes(folder, lost={1: 1}))
+    never = rf"^{CANNOT_GO_ON}: the release of round 1 would exceed target_epsilon"
+    for _ in range(2):
+        with pytest.raises(RunStopped, match=never):
+            run(folder, Nodes(folder))
+    assert len(events(folder)) == 1
+    assert not folder.is_finished
+    assert not folder.has_average
 
 
 @pytest.mark.parametrize("noise", [{"noise_multiplier": 1.0}, {"target_epsilon": 9.0}])

@@ -206,6 +206,23 @@ def test_refused_settings_are_said_with_the_remedy_of_who_gave_them(
     assert said[0].endswith("key a-flag of --run-config") == is_plain
 
 
+def test_a_run_that_stops_is_said_in_a_line_without_a_traceback(
+    tmp_path, log, monkeypatch
+):
+    flower = server_app.FLOWER_LOGGER
+    monkeypatch.setattr(flower, "filters", [])
+    path = tmp_path / "result.json"
+    ended = server_app.recorded_outcome(path, lambda *of: None)
+    with pytest.raises(RunStopped) as stopped, ended:
+        raise RunStopped("The run stopped: why")
+    assert log == ["The run stopped: why"]
+    outcome = {"status": "stopped", "message": "The run stopped: why"}
+    assert read_json(path) == outcome
+    raised = logging.LogRecord("flwr", logging.ERROR, "", 0, "raised", (), None)
+    raised.exc_info = (RunStopped, stopped.value, None)
+    assert not flower.filter(raised)
+
+
 def test_the_log_has_rounds_and_the_steps_of_the_refiners_fit(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(

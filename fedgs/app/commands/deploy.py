@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from clients.client_command import ClientOptions, become
+from fedgs.app.commands.run_outcome import with_advice
 from fedgs.cohorts.selection import deployed_settings
 from fedgs.cohorts.selection_settings import Thresholds
 from fedgs.config.plugins import COHORT_COUNTS
@@ -206,7 +207,7 @@ def _submit(submission: Submission) -> None:
         )
         # The run may have failed before the server made its folder.
         begun = "if the run has begun; else submit it again"
-        print(f"{error}\ncontinue with: {again} ({begun})", file=sys.stderr)
+        print(with_advice(error, f"continue with: {again} ({begun})"), file=sys.stderr)
         raise typer.Exit(1) from error
     if submission.follow:
         place = f"STATE_DIR/runs/{run}"

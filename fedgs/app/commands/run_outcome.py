@@ -16,6 +16,7 @@ from fedgs.app.tables import folded
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, refused_by_system, wrap_error
 from fedgs.privacy_label import privacy_label
+from fedgs.process import CANNOT_GO_ON
 from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import check_free
 from server.launch.control import FlowerFailed
@@ -60,9 +61,17 @@ def exit_if_stopped(advice: str) -> Iterator[None]:
     try:
         yield
     except (RunStopped, FlowerFailed) as error:
-        # Exit code 1 tells a script that the run can go on; bad input has 2.
-        print(folded(f"{error}\n{advice}", sys.stderr), file=sys.stderr)
+        # Exit code 1 tells a script that a run had begun; bad input has 2.
+        text = with_advice(error, advice)
+        print(folded(text, sys.stderr), file=sys.stderr)
         raise Exit(1) from error
+
+
+def with_advice(error: Exception, advice: str) -> str:
+    """Returns why a run ended, and what continues it, unless nothing does."""
+    if CANNOT_GO_ON in str(error):
+        return str(error)
+    return f"{error}\n{advice}"
 
 
 @contextmanager
