@@ -74,6 +74,8 @@ RELEASE = re.compile(r"([0-9a-f]{16})/([0-9]{1,9})/([0-9a-f]{64}|)")  # see `Rec
 # By a server that has nothing of this node yet.
 NOTHING_TOLD = {"start": "0" * 16, "since": 0, "answered": ""}
 COHORTS = "cohorts.csv"  # in the state directory
+MOST_SETTINGS = 200_000  # characters of all settings of a run
+MOST_OF_SETTING = 50_000  # of one, such as the names of a thousand clients
 CLIENT_LOCK_SECONDS = 10.0  # for the client process before, which may be ending
 
 
@@ -630,13 +632,31 @@ def settings_of(payload: Mapping[str, object]) -> dict[str, Any]:
         UserError: malformed, or of another protocol.
     """
     check_protocol("the server", payload.get("protocol"), "this client")
+    text = payload.get("settings")
     settings: Any = None
     # Whatever came, the text of the refusal quotes nothing of it.
-    with contextlib.suppress(TypeError, ValueError):
-        settings = json.loads(payload.get("settings"))  # type: ignore
+    if isinstance(text, str) and len(text) <= MOST_SETTINGS:
+        with contextlib.suppress(ValueError, RecursionError):
+            settings = json.loads(text)
     if not isinstance(settings, dict):
         raise malformed("the request to join cannot be decoded")
+    # Settings are quoted where one is refused: in a line of the client's own journal,
+    # in which no server writes lines of its own.
+    for name, value in settings.items():
+        if not is_quotable(name) or not is_quotable(value):
+            raise malformed("the request to join has a setting that is no short line")
     return settings
+
+
+def is_quotable(value: object) -> bool:
+    r"""Tells whether a foreign value is a number, or a short line to be printed.
+
+    >>> is_quotable("iid"), is_quotable(3), is_quotable("a\nb"), is_quotable([1])
+    (True, True, False, False)
+    """
+    if isinstance(value, str):
+        return value.isprintable() and len(value) <= MOST_OF_SETTING
+    return value is None or isinstance(value, bool | int | float)
 
 
 class Told(NamedTuple):

@@ -189,6 +189,12 @@ def test_a_client_of_another_protocol_is_refused_in_a_clear_sentence(deploy, log
         ({"settings": 3}, "cannot be decoded"),
         ({"settings": "[]"}, "cannot be decoded"),
         ({"settings": "{"}, "cannot be decoded"),
+        ({"settings": "[" * 100_000}, "cannot be decoded"),
+        ({"settings": "{}" + " " * 200_000}, "cannot be decoded"),
+        ({"settings": '{"seed": "1\\nlies"}'}, "no short line"),
+        ({"settings": '{"x\\u001b[31m": 1}'}, "no short line"),
+        ({"settings": '{"seed": [1]}'}, "no short line"),
+        ({"settings": f'{{"seed": "{"x" * 60_000}"}}'}, "no short line"),
     ],
 )
 def test_a_malformed_request_to_join_is_refused(change, words):
