@@ -33,6 +33,7 @@ QUIET = {
 # Of a deployed client: a server reads no request that weighs more than it and a frame,
 # for what it reads is held twice before anybody can look at it.
 MOST_ANSWER_BYTES = 2**26
+CLIENT_CURVE = "secp384r1"  # P-384, the one that Flower's SuperNodes use
 FLOWER_REMEDY = "install the flwr that fedgs' uv.lock names"
 INSECURE = "Use neither encryption nor authentication; on one machine only."
 LOG_JSON = "File to append events to as JSON lines: node, round, outcome, duration."
@@ -183,31 +184,69 @@ def file_of(name: str, path: Path | None) -> str:
 
 
 def private_key(where: str, path: Path) -> "ec.EllipticCurvePrivateKey":
-    """Reads a private key; raises `UserError` if `fedgs deploy certs` made none."""
+    """Reads a private key of a client.
+
+    Args:
+        where: names the file for people.
+        path: the file.
+
+    Raises:
+        UserError: it is none as `fedgs deploy certs` makes.
+    """
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+    key = None
     with contextlib.suppress(Exception):  # a parser raises anything of what it is given
         key = load_ssh_private_key(read_bytes(path), password=None)
-        if isinstance(key, ec.EllipticCurvePrivateKey):
-            return key
-    raise UserError(
-        f"{where}: it is no private key of `fedgs deploy certs`; give NAME.key"
-    )
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(
+            f"{where}: it is no private key of `fedgs deploy certs`; give NAME.key"
+        )
+    check_curve(where, key.curve)
+    return key
 
 
 def public_key(where: str, path: Path) -> "ec.EllipticCurvePublicKey":
-    """Reads a public key; raises `UserError` if `fedgs deploy certs` made none."""
+    """Reads a public key of a client.
+
+    Args:
+        where: names the file for people.
+        path: the file.
+
+    Raises:
+        UserError: it is none as `fedgs deploy certs` makes.
+    """
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
+    key = None
     with contextlib.suppress(Exception):
         key = load_ssh_public_key(read_bytes(path))
-        if isinstance(key, ec.EllipticCurvePublicKey):
-            return key
-    raise UserError(
-        f"{where}: it is no public key of `fedgs deploy certs`; give NAME.pub"
-    )
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UserError(
+            f"{where}: it is no public key of `fedgs deploy certs`; give NAME.pub"
+        )
+    check_curve(where, key.curve)
+    return key
+
+
+def check_curve(where: str, curve: "ec.EllipticCurve") -> None:
+    """Refuses a client's key on another curve than `fedgs deploy certs` uses.
+
+    Args:
+        where: names the file of the key for people.
+        curve: of the key.
+
+    Raises:
+        UserError: names the remedy.
+    """
+    # Signatures of a larger curve do not fit into what announces a masking key.
+    if curve.name != CLIENT_CURVE:
+        raise UserError(
+            f"{where}: its key is on the curve {curve.name}, and clients have keys on "
+            f"{CLIENT_CURVE}; make a new pair with `fedgs deploy certs`"
+        )
 
 
 def toml_value(name: str, value: str | int | float | bool) -> str:

@@ -32,7 +32,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedgs.deployment import THIS_MACHINE, check_name, public_key, read_host
+from fedgs.deployment import (
+    THIS_MACHINE,
+    check_curve,
+    check_name,
+    public_key,
+    read_host,
+)
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import make_folder, sync
 
@@ -148,10 +154,12 @@ def _client(folder: Path, name: str) -> list[Path]:
     public = folder / f"{name}.pub"
     if public.exists():
         # The server may know the public one already, so that no other takes its place.
-        _check_pair(private, public, public_key(f"client = {name}", public))
+        known = public_key(f"client = {name}: {public}", public)
+        _check_pair(private, public, known)
         return []
     # The format that Flower's SuperNodes read.
     key, written = _key(private, PrivateFormat.OpenSSH)
+    check_curve(f"client = {name}: {private}", key.curve)
     content = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     _write(public, content + f" {name}\n".encode(), 0o644)
     return [*written, public]

@@ -1,12 +1,20 @@
 """Pinned peers: a masking key that no known node signed is never masked with."""
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 from fedgs.mechanism.masks import Announced, MaskingKey
 from fedgs.mechanism.peers import Peers
 from fedgs.privacy.client_limits import ClientRefused
 from refusals import assert_refused
 from server.launch.certs import make_certificates
+from server.launch.submit import client_key
 
 RUN = "0" * 16
 
@@ -71,6 +79,32 @@ def test_key_that_its_pinned_owner_did_not_sign_for_this_run_is_refused(peers, w
     with pytest.raises(ClientRefused, match=r"peers: .* of ") as refusal:
         peers["a"].check(WRONG[what](peers), RUN)
     assert refusal.value.setting == "peers"
+
+
+@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP521R1()])
+def test_keys_on_another_curve_than_that_of_certs_are_refused_by_file(
+    keys, tmp_path, curve
+):
+    """A signature on P-521 does not fit into what announces a masking key."""
+    own = tmp_path / "a.key"
+    peer = tmp_path / "b.pub"
+    made = ec.generate_private_key(curve)
+    kind = PrivateFormat.OpenSSH
+    own.write_bytes(made.private_bytes(Encoding.PEM, kind, NoEncryption()))
+    public = made.public_key()
+    peer.write_bytes(public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    words = f"{curve.name}, .*; make a new pair with `fedgs deploy certs`"
+    asked = ("a", own, keys, None)
+    assert_refused(f"key = {own}: .* {words}", Peers.read, *asked)
+    asked = ("a", keys / "a.key", tmp_path, None)
+    assert_refused(f"peers: {peer}: .* {words}", Peers.read, *asked)
+    assert_refused(f"client = b={peer}: .* {words}", client_key, "b", peer)
+    # Neither does `certs` take such a key for one of its own.
+    others = tmp_path / "certs"
+    (others / "clients").mkdir(parents=True)
+    own.rename(others / "clients" / "a.key")
+    assert_refused(r"a\.key: .* " + words, make_certificates, others, [], ["a"])
+    assert not (others / "clients" / "a.pub").exists()
 
 
 def test_list_of_fewer_nodes_than_the_own_minimum_is_refused(keys, peers):
