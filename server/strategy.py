@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result
 from fedgs.config.recipes import described
 from fedgs.errors import UserError
 from fedgs.event_log import log_event
-from fedgs.mechanism.masks import Announced, Attempt, MaskedSum
+from fedgs.mechanism.masks import Announced, Attempt, MaskedSum, repeated_key
 from fedgs.methods.schedule import nodes_of, select
 from fedgs.round.messages import Answer, decode_key
 from fedgs.round.run import Report, RunSession, RunStopped, Stop
@@ -231,13 +231,18 @@ class FederatedGan(SilentStrategy):
 
     def _keep_key(self, node: int, announced: Announced) -> None:
         """Keeps a node's key; raises `UserError` if the others would not take it."""
+        name = self.config.node_title(node)
         roll = self.nodes.roll
         if roll is not None and not roll.has_signed(node, announced):
-            name = self.config.node_title(node)
             raise UserError(
                 f"the masking key of {name} is not signed with the key that is "
                 f"registered for it, so it is not taken; ask {name} which key it uses"
             )
+        # Listed, it would have every other node refuse the round.
+        announced.check(name)
+        for other, kept in self.keys.items():
+            if other != node and kept.public == announced.public:
+                raise repeated_key(name, self.config.node_title(other))
         self.keys[node] = announced
 
     def _gather_keys(self, round: int) -> dict[int, Announced]:
@@ -280,6 +285,6 @@ class FederatedGan(SilentStrategy):
             where = f"round {round}: {self.config.node_title(node)}"
             try:
                 record = self.nodes.record(reply, node, where)
-                self._keep_key(node, decode_key(record))
+                self._keep_key(node, decode_key(record, where))
             except UserError as error:
                 exchange.refuse(node, str(error))

@@ -51,6 +51,8 @@ KEY_BYTES = 32  # of X25519
 MOST_SIGNATURE = 128  # ECDSA on P-384 takes at most 104
 _LABEL = "fedgs masks, version 1"
 _NODE_BYTES = 4
+_PRIME = 2**255 - 19  # of the field of X25519
+_TRIAL_KEY = X25519PrivateKey.generate()  # tries keys, and masks nothing
 _MADE_HERE = object()
 Uint32s = npt.NDArray[np.uint32]
 
@@ -70,9 +72,38 @@ class Announced(NamedTuple):
         """Returns both as bytes."""
         return self.public + self.signature
 
+    def check(self, title: str) -> None:
+        """Refuses a key whose masks may hide nothing, or that is not in its one form.
+
+        Privacy: with a point of small order the masks would be known to everybody.
+
+        Args:
+            title: what the node that announced it is called.
+
+        Raises:
+            UserError: names the node.
+        """
+        try:
+            point = X25519PublicKey.from_public_bytes(self.public)
+            # Raises for zeros, which points of small order give with any private key,
+            # and no other points do.
+            _TRIAL_KEY.exchange(point)
+        except ValueError:
+            is_strong = False
+        else:
+            is_strong = True
+        # X25519 also reads larger numbers, so that one key could look like two.
+        is_one_form = int.from_bytes(self.public, "little") < _PRIME
+        if not (is_strong and is_one_form):
+            raise UserError(
+                f"the masking key of {title} is none that fedgs draws, and might hide "
+                f"nothing, so it is not taken; ask who runs {title} which program made "
+                "it"
+            )
+
     @classmethod
     def unpack(cls, content: object) -> Self:
-        """Reads what `pack` wrote; the signature is not checked.
+        """Reads what `pack` wrote; neither key nor signature is checked.
 
         Raises:
             UserError: of another type or size.
@@ -112,12 +143,31 @@ class Attempt:
         """SHA-256 of the number and the key list."""
         return hashlib.sha256(b"%d:" % self.number + self.packed).hexdigest()
 
-    @classmethod
-    def unpack(cls, number: int, content: object, num_nodes: int) -> Self:
-        """Reads a number and what `packed` has.
+    def check(self, title_of: Callable[[int], str]) -> None:
+        """Refuses a list with a key as `Announced.check` refuses, or with a key twice.
+
+        Privacy: of two nodes with one key, each could take off all the other one's
+            masks.
+
+        Args:
+            title_of: node -> what it is called.
 
         Raises:
-            UserError: malformed, of fewer than two nodes, or two keys are the same.
+            UserError: names the node, or both.
+        """
+        owners: dict[bytes, int] = {}
+        for node, announced in self.keys.items():
+            announced.check(title_of(node))
+            owner = owners.setdefault(announced.public, node)
+            if owner != node:
+                raise repeated_key(title_of(node), title_of(owner))
+
+    @classmethod
+    def unpack(cls, number: int, content: object, num_nodes: int) -> Self:
+        """Reads a number and what `packed` has; the keys are not checked.
+
+        Raises:
+            UserError: malformed, or of fewer than two nodes.
         """
         if type(content) is not bytes:
             raise malformed("the request has no list of masking keys")
@@ -131,13 +181,25 @@ class Attempt:
                 )
             keys[node] = Announced.unpack(announced)
             last = node
-        # Of two nodes with one key, each could take off all the other one's masks.
-        distinct = {announced.public for announced in keys.values()}
-        if len(keys) < LEAST_NODES or len(distinct) < len(keys):
+        if len(keys) < LEAST_NODES:
             raise malformed(
-                f"the list of masking keys has fewer than {LEAST_NODES} different ones"
+                f"the list of masking keys has fewer than {LEAST_NODES} nodes"
             )
         return cls(number, keys)
+
+
+def repeated_key(title: str, other: str) -> UserError:
+    """Returns the refusal of a key that two nodes have announced.
+
+    Args:
+        title: what the node is called whose key is refused.
+        other: what the other one is called.
+    """
+    return UserError(
+        f"the masking key of {title} is that of {other} too, and every node draws its "
+        f"own, so it is not taken; ask who runs {title} and who runs {other} which "
+        "program made it"
+    )
 
 
 def _entries(content: bytes) -> Iterator[tuple[int, bytes]]:

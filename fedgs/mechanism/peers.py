@@ -97,6 +97,10 @@ class Peers:
         signature = self.key.sign(text, _ECDSA)
         return Announced(key.public, signature)
 
+    def has_signed(self, announced: Announced, run: str) -> bool:
+        """Tells whether this node's own key has signed a masking key for a run."""
+        return is_signed(self.key.public_key(), run, self.name, announced)
+
     def check_names(self, names: tuple[str, ...]) -> None:
         """Refuses a run with nodes that are not pinned, or too few of them.
 

@@ -210,14 +210,21 @@ def decode_key_request(payload: Mapping[str, object], config: ResolvedConfig) ->
     return _integer(payload, "round", 1, config.num_rounds)
 
 
-def decode_key(payload: Mapping[str, object]) -> Announced:
-    """Returns the masking key that a node announces.
+def decode_key(payload: Mapping[str, object], where: str) -> Announced:
+    """Returns the masking key that a node announces; it is not checked.
+
+    Args:
+        payload: the fields of the message that came.
+        where: names round and node for people.
 
     Raises:
         UserError: wrong keys or values.
     """
-    _check_fields(payload, {NEXT_KEY})
-    return Announced.unpack(payload[NEXT_KEY])
+    try:
+        _check_fields(payload, {NEXT_KEY})
+        return Announced.unpack(payload[NEXT_KEY])
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def encode_answer(

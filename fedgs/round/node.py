@@ -194,7 +194,8 @@ class Node:
 
         Raises:
             ClientRefused: the listed nodes are not those that the clients agreed to.
-            UserError: asked without masks, or not under this node's last key.
+            UserError: asked without masks, or not under this node's last key, or with a
+                key that hides nothing; nothing was counted.
         """
         event = self.limits.event_of(request)
         if event is None:  # its clients train, and there is nothing to mask

@@ -57,13 +57,24 @@ class NodeMasks:
         self._peers = peers
 
     def stored_key(self) -> tuple[MaskingKey, Announced] | None:
-        """Returns the key that was announced last; None if there is none."""
+        """Returns the key that was announced last; None if there is none.
+
+        What is not stored whole is none, so that another key is drawn in its place.
+        """
         try:
             content = self._path.read_bytes()
             key = MaskingKey.read(content[:KEY_BYTES])
-            return key, Announced.unpack(content[KEY_BYTES:])
+            announced = Announced.unpack(content[KEY_BYTES:])
         except (OSError, ValueError):  # UserError is one
             return None
+        # A crash in `new_key` may have left the end of the key before.
+        if self._peers is None:
+            is_whole = announced.signature == b""
+        else:
+            is_whole = self._peers.has_signed(announced, self._run)
+        if announced.public != key.public or not is_whole:
+            return None
+        return key, announced
 
     def new_key(self) -> Announced:
         """Draws the next key, over the last one, and returns what is announced."""
@@ -72,7 +83,8 @@ class NodeMasks:
         if self._peers is not None:
             announced = self._peers.sign(key, self._run)
         make_folder(self._path.parent)
-        # In place, over the last key. A crash can only tear a key that masked nothing.
+        # In place, because another file would leave the last key on the disk. A crash
+        # can only tear a key that masked nothing, which `stored_key` passes over.
         mode = "r+b" if self._path.exists() else "xb"
         with open(self._path, mode) as file:
             file.write(key.secret() + announced.pack())
@@ -90,7 +102,8 @@ class NodeMasks:
 
         Raises:
             ClientRefused: a key of nobody that is pinned, or too few of them.
-            UserError: this node's last key is not in the list; nothing is sent.
+            UserError: a key hides nothing or is there twice, or this node's last key
+                is not in the list; nothing is sent.
         """
         if len(attempt.keys) < least_nodes:
             raise ClientRefused(
@@ -104,6 +117,8 @@ class NodeMasks:
             names = self._config.node_names
             keys = {names[node]: each for node, each in attempt.keys.items()}
             self._peers.check(keys, self._run)
+        # A server could let such keys pass, and this node would count in vain.
+        attempt.check(self._config.node_title)
         listed = attempt.keys.get(self._node_id)
         stored = self.stored_key()
         is_own = False

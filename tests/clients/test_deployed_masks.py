@@ -1,8 +1,11 @@
 """A deployment under masks, without a network: signed keys, drop-outs, refusals."""
 
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +13,13 @@ from flwr.app import Message
 
 from clients.failures import reason_of
 from deployed_grid import NAMES, Backup, Deployment, place_of
-from fedgs.mechanism.masks import Announced, Attempt, MaskingKey
+from fedgs.mechanism.masks import KEY_BYTES, Announced, Attempt, MaskingKey
+from fedgs.mechanism.peers import Peers
 from fedgs.methods import gs_wgan as round
 from fedgs.methods import new_state
 from fedgs.privacy.client_limits import ClientRefused
 from fedgs.round.messages import MaskedRequest
+from fedgs.round.node_masks import NodeMasks
 from fedgs.round.run import RunStopped
 from runs import at_round, events, ignore, num_answers
 from server.launch.certs import make_certificates
@@ -148,6 +153,152 @@ def test_a_false_key_with_an_answer_is_not_listed(masked):
     assert asked.count(NAMES[0]) == 1
 
 
+def signed(tmp_path: Path, name: str, public: bytes, run_id: str) -> Announced:
+    """Any bytes as the masking key of a client, signed with its registered key."""
+    folder = tmp_path / "keys" / "clients"
+    own = Peers.read(name, folder / f"{name}.key", folder, None)
+    return own.sign(SimpleNamespace(public=public), run_id)
+
+
+def announce_always(
+    run: Deployment,
+    tmp_path: Path,
+    names: list[str],
+    public: bytes,
+    kinds: tuple[str, ...] = ("query.key", "train"),
+) -> None:
+    """Has hostile clients announce one key in their replies to these requests."""
+
+    def spoil(who: str, request: Message, reply: Message) -> Message:
+        is_theirs = who in names and request.metadata.message_type in kinds
+        if is_theirs and "next_key" in reply.content["fedgs"]:
+            run_id = request.content["fedgs"]["run_id"]
+            other = signed(tmp_path, who, public, run_id)
+            reply.content["fedgs"]["next_key"] = other.pack()
+        return reply
+
+    run.grid.spoil = spoil
+
+
+def has_counted(run: Deployment, index: int) -> bool:
+    folder = run.clients[index].state_dir / "releases"
+    return (folder / "releases-00000.jsonl").exists()
+
+
+ORDERS = {"order 2": bytes(32), "order 4": bytes([1]) + bytes(31)}
+
+
+@pytest.mark.parametrize("public", ORDERS.values(), ids=ORDERS)
+def test_a_masking_key_that_hides_nothing_names_its_sender_and_stops_nobody_else(
+    masked, tmp_path, log, public
+):
+    """Its own registered key has signed it, so that only the key itself tells."""
+    run = masked(min_answers=2)
+    announce_always(run, tmp_path, [NAMES[1]], public)
+    run.start()
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1)]
+    assert num_answers(run.folder) == [2, 2, 2]
+    assert [run.counted(index) for index in (0, 2)] == [[1, 2, 3], [1, 2, 3]]
+    assert not has_counted(run, 1)
+    assert any("the masking key of b-clinic is none that" in line for line in log)
+
+
+def test_a_masking_key_that_hides_nothing_charges_nobody_where_all_are_needed(
+    masked, tmp_path
+):
+    run = masked()
+    announce_always(run, tmp_path, [NAMES[1]], bytes(32))
+    for _ in range(2):  # as often as it is resumed
+        with pytest.raises(RunStopped, match=r"2 nodes .*\n.*of b-clinic is none that"):
+            run.start()
+        assert not any(has_counted(run, index) for index in range(3))
+    assert run.attempts() == []
+    run.grid.spoil = lambda who, request, reply: reply
+    run.start()
+    assert num_answers(run.folder) == [3, 3, 3]
+
+
+def test_a_masking_key_of_a_wrong_size_names_its_sender(masked, log):
+    run = masked(**ONE_RELEASE, min_answers=2)
+
+    def spoil(who: str, request: Message, reply: Message) -> Message:
+        if who == NAMES[1] and "next_key" in reply.content["fedgs"]:
+            reply.content["fedgs"]["next_key"] = bytes(KEY_BYTES - 1)
+        return reply
+
+    run.grid.spoil = spoil
+    run.start()
+    assert num_answers(run.folder) == [2]
+    words = "round 1: b-clinic: the message has a masking key of a wrong size"
+    assert any(words in line for line in log)
+
+
+def test_an_answer_counts_whose_next_masking_key_hides_nothing(masked, tmp_path):
+    """It has masked the sum under another one; its sender is asked for a new key."""
+    run = masked()
+    announce_always(run, tmp_path, [NAMES[1]], bytes(32), kinds=("train",))
+    run.start()
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1)]
+    assert num_answers(run.folder) == [3, 3, 3]
+    asked = [who for kind, who, _ in run.grid.replies if kind == "query.key"]
+    assert asked.count(NAMES[1]) == 3
+
+
+def test_a_masking_key_of_two_clients_names_both_and_the_later_one_is_left_out(
+    masked, tmp_path, log
+):
+    """Listed twice, it would have every client refuse the round."""
+    run = masked(min_answers=2)
+    announced: dict[str, bytes] = {}
+
+    def spoil(who: str, request: Message, reply: Message) -> Message:
+        content = reply.content["fedgs"]
+        if "next_key" in content:
+            announced[who] = content["next_key"][:KEY_BYTES]
+        if who == NAMES[2] and "next_key" in content:
+            run_id = request.content["fedgs"]["run_id"]
+            copy = signed(tmp_path, who, announced[NAMES[1]], run_id)
+            content["next_key"] = copy.pack()
+        return reply
+
+    run.grid.spoil = spoil
+    run.start()
+    assert run.attempts() == [(1, 1), (2, 1), (3, 1)]
+    assert [run.counted(index) for index in (0, 1)] == [[1, 2, 3], [1, 2, 3]]
+    assert not has_counted(run, 2)
+    words = "the masking key of c-clinic is that of b-clinic too"
+    assert any(words in line for line in log)
+
+
+def test_a_client_that_was_killed_as_it_wrote_its_next_key_goes_on_with_another(
+    masked, monkeypatch
+):
+    """The end of the longer key before was still behind it."""
+    run = masked()
+    make = NodeMasks.new_key
+
+    def killed(self: NodeMasks) -> Announced:
+        announced = make(self)
+        path = run.states(1) / "masking.key"
+        if path.read_bytes().endswith(announced.signature):
+            monkeypatch.setattr(NodeMasks, "new_key", make)
+            with open(path, "ab") as file:
+                file.write(b"!")
+            sys.exit()
+        return announced
+
+    def tear(metrics: dict) -> None:
+        if metrics["round"] == 1:
+            monkeypatch.setattr(NodeMasks, "new_key", killed)
+
+    run.restart_killed()
+    with pytest.raises(RunStopped, match="round 2: 2 of 3 nodes"):
+        run.start(tear)
+    run.start()
+    assert run.attempts() == [(1, 1), (2, 1), (2, 2), (3, 1)]
+    assert num_answers(run.folder) == [3, 3, 3]
+
+
 @pytest.mark.parametrize(
     ("own", "setting", "problem"),
     [({}, True, "--peers"), ({"peers", "key"}, False, "--peers")],
@@ -211,7 +362,7 @@ without_c = lie_about_keys(lambda k: {A: k[A], B: k[B]})
 KEY_LISTS = {
     "key of b-clinic is not signed": lambda k: k | {B: by_the_server(k, B)},
     "key of c-clinic is not signed": lambda k: k | {C: by_the_server(k, B)},
-    "fewer than 2 different ones": lambda k: {A: k[A]},
+    "fewer than 2 nodes": lambda k: {A: k[A]},
     "names a node that is not asked": lambda k: k | {3: by_the_server(k, C)},
     "than its last one": lambda k: {B: k[B], C: k[C]},
 }
@@ -230,7 +381,17 @@ def when_asked(
     run.grid.on_push = push
 
 
-def test_a_client_answers_no_list_that_a_server_could_unmask_it_by(masked):
+def with_key_of_b(keys: Keys, key: Announced) -> Keys:
+    return keys | {B: key}
+
+
+def own_key(request: Message) -> bytes:
+    """The masking key of the first client, as a server lists it."""
+    content = request.content["fedgs"]["masking_keys"]
+    return Attempt.unpack(1, content, 3).keys[A].public
+
+
+def test_a_client_answers_no_list_that_a_server_could_unmask_it_by(masked, tmp_path):
     run = masked(**ONE_RELEASE)
     victim = run.clients[A]
 
@@ -239,6 +400,15 @@ def test_a_client_answers_no_list_that_a_server_could_unmask_it_by(masked):
             other = told(request, lie_about_keys(change))
             assert run.grid.answer(victim, other).has_error()
             assert problem in (victim.state_dir / "error.log").read_text()
+        # Of a server and a peer that work together.
+        run_id = request.content["fedgs"]["run_id"]
+        weak = signed(tmp_path, NAMES[B], bytes(32), run_id)
+        twice = signed(tmp_path, NAMES[B], own_key(request), run_id)
+        for problem, key in (("is none that", weak), ("is that of a-clinic", twice)):
+            lie = lie_about_keys(partial(with_key_of_b, key=key))
+            assert run.grid.answer(victim, told(request, lie)).has_error()
+            text = (victim.state_dir / "error.log").read_text()
+            assert f"the masking key of b-clinic {problem}" in text
         victim.node_config["min-peers"] = 3
         victim.restart()
         assert run.grid.answer(victim, told(request, without_c)).has_error()

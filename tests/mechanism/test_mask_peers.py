@@ -81,6 +81,15 @@ def test_key_that_its_pinned_owner_did_not_sign_for_this_run_is_refused(peers, w
     assert refusal.value.setting == "peers"
 
 
+def test_node_knows_what_it_has_signed_for_a_run(peers):
+    keys = signed_by(peers)
+    assert peers["a"].has_signed(keys["a"], RUN)
+    assert not peers["a"].has_signed(keys["a"], "1" * 16)
+    assert not peers["a"].has_signed(keys["b"], RUN)
+    torn = Announced(keys["a"].public, keys["a"].signature + b"!")
+    assert not peers["a"].has_signed(torn, RUN)
+
+
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP521R1()])
 def test_keys_on_another_curve_than_that_of_certs_are_refused_by_file(
     keys, tmp_path, curve

@@ -171,7 +171,6 @@ WRONG_LISTS = {
     "no bytes": "text",
     "empty": b"",
     "one node": _entry(0, b"a" * 32),
-    "a key twice": _entry(0, b"a" * 32) + _entry(1, b"a" * 32),
     "a node twice": TWO + _entry(1, b"c" * 32),
     "an unknown node": TWO + _entry(2, b"c" * 32),
     "a short key": TWO[:-6] + _entry(1, b"c" * 31),
@@ -183,6 +182,40 @@ WRONG_LISTS = {
 @pytest.mark.parametrize("what", WRONG_LISTS)
 def test_malformed_key_list_is_refused(what):
     assert_refused("refused", Attempt.unpack, 1, WRONG_LISTS[what], 2)
+
+
+PRIME = 2**255 - 19
+# All u coordinates of points of order 2, 4 and 8, on the curve and on its twist.
+# From https://cr.yp.to/ecdh.html, "How do I validate Curve25519 public keys?".
+SMALL_ORDER = [
+    0,
+    1,
+    325606250916557431795983626356110631294008115727848805560023387167927233504,
+    39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    PRIME - 1,
+]
+# The same points, and an honest one, as numbers that X25519 reads like the first.
+HONEST = int.from_bytes(KEYS[0].public, "little")
+OTHER_FORMS = [PRIME, PRIME + 1, 2**255, 2**255 + 1, 2 * PRIME - 1, HONEST + 2**255]
+
+
+@pytest.mark.parametrize("number", SMALL_ORDER + OTHER_FORMS)
+def test_key_that_hides_nothing_or_has_another_form_is_refused_by_name(number):
+    public = number.to_bytes(32, "little")
+    own = KEYS[0].public
+    for keys in ({0: own, 1: public}, {0: public, 1: own}):
+        listed = Attempt(1, {n: Announced(key, b"") for n, key in keys.items()})
+        (hostile,) = [node for node, key in keys.items() if key == public]
+        words = f"^the masking key of node {hostile} is none .*; ask who runs "
+        assert_refused(words, listed.check, "node {}".format)
+
+
+def test_key_of_two_nodes_is_refused_by_both_names_and_honest_keys_pass():
+    keys = keys_of(*range(50))
+    attempt_of(keys).check("node {}".format)
+    listed = attempt_of({**keys, 33: keys[5]})
+    words = "^the masking key of node 33 is that of node 5 too.*; ask who runs "
+    assert_refused(words, listed.check, "node {}".format)
 
 
 def test_nothing_else_makes_a_masked_sum():

@@ -11,6 +11,7 @@ from flwr.app import Message
 
 from fedgs.data.load import load_data
 from fedgs.mechanism.masks import KEY_BYTES, Announced, Attempt, MaskedSum, MaskingKey
+from fedgs.mechanism.peers import Peers
 from fedgs.mechanism.sanitizer import received
 from fedgs.methods import new_state
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -22,10 +23,12 @@ from fedgs.round.messages import (
     encode_request,
 )
 from fedgs.round.node import Node
+from fedgs.round.node_masks import NodeMasks
 from fedgs.round.run import BudgetSpent, RunStopped
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
 from runs import attempts, events, limit_clients, train
+from server.launch.certs import make_certificates
 from simulated_grid import MODES, FakeGrid, product, spoil_at, start
 from tiny import changed, next_request
 
@@ -179,6 +182,60 @@ def test_a_node_without_its_key_in_the_list_or_without_a_list_releases_nothing(a
     own.state.digest = ""  # as if it had forgotten
     assert_refused("than its last one", own.answer, stale)
     assert own.limits.count.mu_squared[0] == pytest.approx(0.5 / 0.5**2)
+
+
+def _with_a_tail(content: bytes) -> bytes:
+    """The new key is shorter than the one before: its signature was."""
+    return content + b"!"
+
+
+def _of_two_keys(content: bytes) -> bytes:
+    return MaskingKey.generate().secret() + content[KEY_BYTES:]
+
+
+TORN = {
+    "with a tail": _with_a_tail,
+    "of two keys": _of_two_keys,
+    "cut off": lambda content: content[: 2 * KEY_BYTES - 1],
+    "empty": lambda content: b"",
+}
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+@pytest.mark.parametrize("how", TORN)
+def test_a_key_that_is_not_stored_whole_is_drawn_anew(create, tmp_path, how, is_signed):
+    folder = create("run", **MODES["moments"], **MASKED)
+    peers = None
+    if is_signed:
+        make_certificates(tmp_path / "keys", [], ["a", "b"])
+        keys = tmp_path / "keys" / "clients"
+        peers = Peers.read("a", keys / "a.key", keys, None)
+    masks = NodeMasks(folder.config, 0, tmp_path / "node", "0" * 16, peers)
+    announced = masks.new_key()
+    key, again = masks.stored_key()
+    assert (key.public, again) == (announced.public, announced)
+    path = tmp_path / "node" / "masking.key"
+    whole = path.read_bytes()
+    path.write_bytes(TORN[how](whole))
+    assert masks.stored_key() is None
+    other = masks.new_key()
+    assert masks.stored_key()[1] == other != announced
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_node_looks_at_all_listed_keys_before_it_counts_anything(asked, is_repeated):
+    """The server may be the one that let them pass."""
+    own, ask = asked
+    request = ask()
+    announced = request.attempt.keys[0]
+    hostile = announced if is_repeated else Announced(bytes(32), b"")
+    attempt = Attempt(1, {**request.attempt.keys, 1: hostile})
+    stored = (own.state.folder / "masking.key").read_bytes()
+    refused = dataclasses.replace(request, attempt=attempt)
+    assert_refused("the masking key of node 1 is ", own.answer, refused)
+    assert own.limits.count.mu_squared[0] == 0
+    assert (own.state.folder / "masking.key").read_bytes() == stored
+    own.answer(request)  # its key is as good as before
 
 
 # ------------------------------------------------------------------ messages
