@@ -5,8 +5,8 @@
       error.log                  texts of failures; they never leave
       releases/                  the clients' own count, over all runs
       cohorts.csv                who is in which cohort, by the last selection, until
-                                 another one is joined; counts where the client names
-                                 no other file
+                                 another one is joined; counts in runs of cohorts
+                                 where the client names no other file
       RUN_ID/run.json            the run's settings as the server sent them
       RUN_ID/start.json          which start of the server was joined last
       RUN_ID/node-*/             discriminators, their moments, the stored answer
@@ -42,7 +42,7 @@ from fedgs.config.method_settings import settings_with
 from fedgs.config.plugins import COHORT_COUNTS
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data import partition, sources
-from fedgs.data.cohort import for_all_clients, keep_cohort
+from fedgs.data.cohort import asks_for_cohorts, for_all_clients, keep_cohort
 from fedgs.data.federated import FederatedImages
 from fedgs.data.load import split_records
 from fedgs.data.records import DataWarning
@@ -128,12 +128,24 @@ class DeploymentConfig:
         values["data"] = sources.with_absolute_path(values["data"])
         if "cohorts" in values:
             values["cohorts"] = str(Path(values["cohorts"]).expanduser().absolute())
-        elif (state_dir / COHORTS).is_file():
-            values["cohorts"] = str(state_dir / COHORTS)
         RunConfig.from_flat(values)  # checks each value
         site = cls(name, state_dir, values, limits, peers)
         site.own_limits()  # refuses a file that cannot be read
         return site
+
+    @property
+    def selected(self) -> Path:
+        """The file of cohorts that this client writes in a selection."""
+        return self.state_dir / COHORTS
+
+    def uses_selected(self, config: RunConfig) -> bool:
+        """Tells whether a run's cohorts are those of the last selection.
+
+        Of a run that asks for no cohorts they are not, so that a file which nobody has
+        given keeps the client from nothing.
+        """
+        is_given = "cohorts" in self.settings
+        return asks_for_cohorts(config) and not is_given and self.selected.is_file()
 
     def own_limits(self) -> Limits:
         """Returns what the hosted clients agree to, with a count over all runs.
@@ -179,8 +191,7 @@ class DeploymentConfig:
         Raises:
             ClientRefused: names the setting and the remedy.
         """
-        values = [getattr(config, name, None) for name in ("healthy", "cohort_value")]
-        if "cohorts" not in self.settings and any(values):
+        if config.cohorts is None and asks_for_cohorts(config):
             raise ClientRefused(
                 "cohorts",
                 "cohorts is unset: the run is of cohorts of owners, and this client "
@@ -349,10 +360,10 @@ class DeployedClient:
             return
         config = phase_at(node.config, request.round).config
         cohorts = cohorts_of(config, node.data, node.hosted, request)
-        write_memberships(self.site.state_dir / COHORTS, cohorts)
+        write_memberships(self.site.selected, cohorts)
 
     def _forget_cohorts(self) -> None:
-        (self.site.state_dir / COHORTS).unlink(missing_ok=True)
+        self.site.selected.unlink(missing_ok=True)
 
     def _has_answered(self, round: int) -> bool:
         """Tells whether the clients' count has a release of a round of this run."""
@@ -479,7 +490,8 @@ class DeployedClient:
         hosted = config.hosting.hosted(_position(self.site, config))
         # Before the data are read: whether they fit would tell of them.
         limits.check_num_clients(len(hosted), config.cohort_value)
-        data = own_images(config, hosted)
+        is_selected = self.site.uses_selected(config)
+        data = own_images(config, hosted, may_be_old=is_selected)
         names = [data.client_names[client] for client in hosted]
         if config.method == COHORT_COUNTS and len(set(names)) < len(names):
             raise UserError(
@@ -538,7 +550,10 @@ def agreed(site: DeploymentConfig, settings: Mapping[str, Any]) -> ResolvedConfi
     """
     # The later one counts: what is the client's own is never the server's to set.
     imposed = {**settings, **NEUTRAL, **_own(site)}
-    config = ResolvedConfig.from_flat(imposed).validate()
+    config = ResolvedConfig.from_flat(imposed)
+    if site.uses_selected(config):
+        config = dataclasses.replace(config, cohorts=str(site.selected))
+    config.validate()
     refuse(config, same_source_problems(config))
     _position(site, config)
     return config
@@ -579,7 +594,12 @@ class HostedImages:
     of = FederatedImages.of  # reads these four attributes and no others
 
 
-def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
+def own_images(
+    config: ResolvedConfig,
+    hosted: range,
+    *,
+    may_be_old: bool = False,
+) -> FederatedImages:
     """Loads a node's data: exactly the clients that it hosts, in the data's order.
 
     Data that names no clients is one client, unless `partition` says how to cut it.
@@ -589,6 +609,7 @@ def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
     Args:
         config: the configuration that `agreed` returned.
         hosted: the run's numbers of this node's clients.
+        may_be_old: whether the file of cohorts may name owners that are gone.
 
     Raises:
         UserError: the data is missing, malformed or of another number of clients.
@@ -611,7 +632,8 @@ def own_images(config: ResolvedConfig, hosted: range) -> FederatedImages:
     if partition.rule(own, records.clients) != "by-client":
         own = dataclasses.replace(own, num_clients=len(hosted))
         are_named = False
-    data = keep_cohort(own, split_records(for_all_clients(own), records))
+    data = split_records(for_all_clients(own), records)
+    data = keep_cohort(own, data, may_be_old=may_be_old)
     if data.num_clients != len(hosted):
         raise UserError(
             f"data = {own.data}: it has {data.num_clients} clients, and the run "

@@ -26,6 +26,7 @@ if __name__ == "__main__":  # before what takes seconds to be imported
 
 from clients.deployed_client import DeploymentConfig
 from clients.flower_speed import RESIDENT, is_possible, make_resident
+from fedgs.config.checks import check_data
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import IMAGE_SIZES
 from fedgs.data import sources
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # A run will say which size of images it has; any size shows that they are read.
         settings = {"image_size": IMAGE_SIZES[0], **site.settings}
         config = RunConfig.from_flat(settings)
+        # The client's own settings contradict each other in every run.
+        check_data(config)
         print(f"reading {config.data} ...", flush=True)
         records = sources.read_records(config)
         if config.cohorts is not None:

@@ -19,6 +19,7 @@ Source: docs/privacy.md, "One release for all groups".
 """
 
 import csv
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,14 +77,20 @@ def read_client_cohorts(path: Path) -> dict[str, CohortOfClient]:
     where = f"cohorts = {path}"
     remedy = "give --cohorts a CSV file whose first line is owner,cohort"
     with wrap_error(Exception, f"{where}: it cannot be read", remedy):
-        header, *rows = csv.reader(read_text(path).splitlines(), strict=True)
+        # By csv itself: a name in quotes may contain the end of a line.
+        lines = io.StringIO(read_text(path), newline="")
+        table = csv.reader(lines, strict=True)
+        rows = [(table.line_num, row) for row in table]
+    if not rows:
+        raise UserError(f"{where}: it is empty; {remedy}")
+    _, header = rows.pop(0)
     if header not in (HEADER, [*HEADER, PART]):
         raise UserError(f"{where}: the first line is {','.join(header)!r}; {remedy}")
     found: dict[str, CohortOfClient] = {}
-    for number, row in enumerate(rows, start=2):
+    for number, row in rows:
         if not row:  # a blank line
             continue
-        if len(row) != len(header) or not row[0]:
+        if len(row) != len(header):
             raise UserError(f"{where}: line {number}: give {','.join(header)}")
         owner, value, *part = row
         if owner in found:

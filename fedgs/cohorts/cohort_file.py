@@ -159,6 +159,7 @@ def write_memberships(path: Path, cohorts: Mapping[str, str]) -> None:
     """Writes which cohort each client of a node is in, for this user alone.
 
     A CSV file with the header owner,cohort, written atomically, mode 0600.
+    `read_client_cohorts` reads any name as it is.
 
     Privacy: private; the file stays on the client's machine.
 
@@ -167,7 +168,9 @@ def write_memberships(path: Path, cohorts: Mapping[str, str]) -> None:
         cohorts: by the clients' names.
     """
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
+    # A name with a character that ends a line of this file is written in quotes.
+    # These are CR and LF, which are both in csv's own end of a line.
+    table = csv.writer(text)
     table.writerow(("owner", "cohort"))
     table.writerows(cohorts.items())
     with replacing(path) as file:

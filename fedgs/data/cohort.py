@@ -16,6 +16,11 @@ from fedgs.data.partition import check_num_clients
 from fedgs.errors import UserError, first_n
 
 
+def asks_for_cohorts(config: RunConfig) -> bool:
+    """Tells whether a run needs to know which cohort each client is in."""
+    return bool(config.cohort_value or getattr(config, "healthy", None))
+
+
 def for_all_clients(config: RunConfig) -> RunConfig:
     """Returns the configuration that loads every client for `keep_cohort` to choose.
 
@@ -59,8 +64,7 @@ def _check_known(
     data: FederatedImages,
 ) -> None:
     """Refuses a file with names that the data does not have."""
-    known = {*data.client_names, *data.test_owners}
-    unknown = sorted({*names} - known)
+    unknown = sorted(_unknown(names, data))
     if unknown:
         raise UserError(
             f"{setting} = {path}: data = {data.name} has no client "
@@ -69,7 +73,17 @@ def _check_known(
         )
 
 
-def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
+def _unknown(names: Collection[str], data: FederatedImages) -> set[str]:
+    """Returns the names that the data do not have."""
+    return {*names} - {*data.client_names, *data.test_owners}
+
+
+def keep_cohort(
+    config: RunConfig,
+    data: FederatedImages,
+    *,
+    may_be_old: bool = False,
+) -> FederatedImages:
     """Keeps the clients of the run's cohort, in the data's order.
 
     Privacy: reads private data; output private. Reads the names alone.
@@ -78,6 +92,9 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
         config: with `cohort`, and `num_clients` for the first of them; without
             `cohort` nothing changes.
         data: the data of all clients.
+        may_be_old: whether owners that the file of `cohorts` names and the data do not
+            have are passed over, as in one that a client wrote itself before they
+            left. In a file that a user gives they are an error.
 
     Raises:
         UserError: an unreadable file, names that the data does not have, or fewer than
@@ -87,11 +104,10 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
     if settings == (None, None, None):
         return data
     if config.cohorts is not None:
-        data = _with_cohorts(Path(config.cohorts), data)
+        data = _with_cohorts(Path(config.cohorts), data, may_be_old)
         # A client may have the file and take part in a run of everybody; and files of
         # client names leave out others on purpose.
-        is_asked = config.cohort_value or getattr(config, "healthy", None)
-        if is_asked and config.cohort is None:
+        if asks_for_cohorts(config) and config.cohort is None:
             _warn_of_owners_without_a_line(config.cohorts, data)
     elif config.cohort_value is not None:
         # Without the file nobody has the value, and not everybody.
@@ -133,12 +149,38 @@ def keep_cohort(config: RunConfig, data: FederatedImages) -> FederatedImages:
     )
 
 
-def _with_cohorts(path: Path, data: FederatedImages) -> FederatedImages:
+def _with_cohorts(
+    path: Path,
+    data: FederatedImages,
+    may_be_old: bool,
+) -> FederatedImages:
     """Returns data that know the cohort of each client, by the owner's own file."""
     cohorts = read_client_cohorts(path)
-    _check_known("cohorts", path, cohorts, data)
+    if may_be_old:
+        _warn_of_owners_that_are_gone(path, cohorts, data)
+    else:
+        _check_known("cohorts", path, cohorts, data)
     of_clients = tuple(cohorts.get(name) for name in data.client_names)
     return dataclasses.replace(data, client_cohorts=of_clients)
+
+
+def _warn_of_owners_that_are_gone(
+    path: Path,
+    names: Collection[str],
+    data: FederatedImages,
+) -> None:
+    """Says how many owners of a file the data do not have any more.
+
+    Privacy: reads private data; the warning is for whoever has the file.
+    """
+    gone = _unknown(names, data)
+    if gone:
+        warnings.warn(
+            f"cohorts = {path}: {len(gone)} of {len(names)} owners in it are not in "
+            f"data = {data.name} any more, so they are passed over",
+            RuntimeWarning,
+            stacklevel=1,
+        )
 
 
 def _warn_of_owners_without_a_line(path: str, data: FederatedImages) -> None:

@@ -9,7 +9,8 @@ import pytest
 from flwr.common.serde import message_to_proto
 from safetensors.torch import load
 
-from deployed_grid import LIMITS, NAMES, Deployment, place_of
+from clients.deployed_client import DeploymentConfig, agreed
+from deployed_grid import LIMITS, NAMES, Client, Deployment, place_of
 from refusals import assert_refused
 from runs import undisturbed
 from server.launch.certs import make_certificates
@@ -66,14 +67,52 @@ def answers(run: Deployment) -> list[bytes]:
 def test_a_client_finds_its_cohorts_from_any_folder(deploy, monkeypatch, tmp_path):
     run = deploy(**OF_COHORTS)
     client = run.clients[0]
-    assert "cohorts" not in place_of(run).site.settings
-    client.state_dir.mkdir(mode=0o700)
-    selected = client.state_dir / "cohorts.csv"
-    selected.write_text("owner,cohort\n0,v1\n")
-    assert place_of(run).site.settings["cohorts"] == str(selected)
+
+    def found() -> str | None:
+        site = DeploymentConfig.read(client.node_config)
+        return agreed(site, public_settings(run.folder.config)).cohorts
+
+    assert found() is None
+    selected = leftover(client, "0,v1\n")
+    assert found() == str(selected)
     monkeypatch.chdir(tmp_path)
     client.node_config["cohorts"] = "own.csv"
-    assert place_of(run).site.settings["cohorts"] == str(tmp_path / "own.csv")
+    assert found() == str(tmp_path / "own.csv")
+
+
+def leftover(client: Client, rows: str) -> Path:
+    """Writes the file of cohorts that a selection has left at a client."""
+    client.state_dir.mkdir(mode=0o700)
+    selected = client.state_dir / "cohorts.csv"
+    selected.write_text(f"owner,cohort\n{rows}")
+    return selected
+
+
+def test_owners_who_are_gone_since_the_selection_are_passed_over(deploy):
+    """Of a file that somebody has given, they are an error."""
+    run = deploy(**OF_COHORTS)
+    client = run.clients[0]
+    selected = leftover(client, "0,v1\n1,v2\nzoe,v1\n")
+    Path(client.node_config["limits"]).write_text(ALLOWED)
+    settings = public_settings(run.folder.config)
+    place = place_of(run)
+    words = f"{selected}: 1 of 3 owners in it are not in data = .* passed over"
+    with pytest.warns(RuntimeWarning, match=words):
+        assert place.join(settings).refusal is None
+    known = place.worker().node(0).data.client_cohorts
+    assert [known[number].value for number in range(2)] == ["v1", "v2"]
+    client.node_config["cohorts"] = str(selected)
+    assert_refused("has no client 'zoe'", place_of(run).join, settings)
+
+
+@pytest.mark.parametrize("partition", ["auto", "iid"])
+def test_a_run_of_no_cohorts_does_not_look_at_those_of_a_selection(deploy, partition):
+    run = deploy(mode="moments", **DEPLOYED)
+    for client in run.clients:
+        leftover(client, "no table")
+        client.node_config["partition"] = partition
+    run.start()
+    assert run.folder.read_ledger().events
 
 
 def refusal(run: Deployment, limits: str) -> str | None:

@@ -60,7 +60,7 @@ CA, KEY = "--root-certificates=", "--auth-supernode-private-key="
 
 @pytest.fixture(name="told")
 def fixture_told(monkeypatch, tmp_path) -> list[str]:
-    """What is said to systemd; a folder with data and with broken files."""
+    """What is said to systemd, and that Flower runs; a folder with broken files."""
     monkeypatch.chdir(tmp_path)
     write_tiny_npz(tmp_path / "data.npz")
     for name in ("garbage", "garbage.npz"):
@@ -69,8 +69,12 @@ def fixture_told(monkeypatch, tmp_path) -> list[str]:
     (tmp_path / "selected").mkdir(mode=0o700)
     for name in ("others.csv", "selected/cohorts.csv"):
         (tmp_path / name).write_text("owner,cohort\nzoe,v1\n")
+    (tmp_path / "own.csv").write_text("owner,cohort\n0,v1\n")
     said: list[str] = []
     monkeypatch.setattr(resident, "notify", said.append)
+    monkeypatch.setattr(resident, "make_resident", lambda app: None)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(COMMAND, "flower_supernode", lambda: said.append("runs"))
     return said
 
 
@@ -86,7 +90,8 @@ def fixture_told(monkeypatch, tmp_path) -> list[str]:
         (node(more=' cohorts="none.csv"'), "cohorts = "),
         (node(more=' cohorts="garbage"'), "first line is '-----BEGIN"),
         (node(more=' cohorts="others.csv"'), "has no client 'zoe'"),
-        (node(state="selected"), "has no client 'zoe'"),
+        (node(more=' cohorts="own.csv" partition="iid"'), "cohorts = '"),
+        (node(more=' classes="a,b"'), "classes = 'a,b': only "),
         ([*node(), CA + "none"], "ca = none:"),
         ([*node(), CA + "garbage"], "ca = garbage:"),
         ([*node(), KEY + "none"], "key = none:"),
@@ -108,11 +113,10 @@ def test_what_is_wrong_ends_with_exit_code_2_before_systemd_is_told(
     assert told == []
 
 
-def test_systemd_is_told_once_the_client_can_run(monkeypatch, told, capsys):
-    monkeypatch.setattr(resident, "make_resident", lambda app: None)
-    monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(COMMAND, "flower_supernode", lambda: told.append("runs"))
-    resident.main(node())
+@pytest.mark.parametrize("more", ["", ' partition="iid"'])
+def test_systemd_is_told_once_the_client_can_run(told, capsys, more):
+    """Whatever cohorts a selection has left, which the next run may not ask for."""
+    resident.main(node(state="selected", more=more))
     assert told == ["READY=1", "runs"]
     # Reading may take minutes, so whoever started the client sees what it does.
     first, second = capsys.readouterr().out.splitlines()
@@ -120,13 +124,10 @@ def test_systemd_is_told_once_the_client_can_run(monkeypatch, told, capsys):
     assert "waits for the server" in second
 
 
-def test_pictures_of_any_size_are_data_as_the_run_says_its_own(monkeypatch, told):
+def test_pictures_of_any_size_are_data_as_the_run_says_its_own(told):
     for owner, side in (("ann", 40), ("bob", 28)):
         Path("pictures", owner).mkdir(parents=True)
         Image.new("L", (side, side)).save(Path("pictures", owner, "1.png"))
-    monkeypatch.setattr(resident, "make_resident", lambda app: None)
-    monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(COMMAND, "flower_supernode", lambda: told.append("runs"))
     site = 'name="a" data="folder:pictures" state-dir="state"'
     resident.main([f"--node-config={site}"])
     assert told == ["READY=1", "runs"]

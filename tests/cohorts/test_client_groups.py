@@ -57,13 +57,13 @@ def test_a_file_says_a_value_and_may_say_a_part(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "cannot be read"),
+        ("", "it is empty; give --cohorts a CSV file whose first line is"),
         ("name,cohort\nann,v1\n", "the first line is 'name,cohort'"),
         ("ann,v1\nbob,v2\n", "the first line is 'ann,v1'"),
         ("owner,cohort\n", "names no owner"),
         ("owner,cohort\nann\n", "line 2: give owner,cohort"),
         ("owner,cohort\nann,v1,0\n", "line 2: give owner,cohort"),
-        ("owner,cohort\n,v1\n", "line 2: give owner,cohort"),
+        ('owner,cohort\n"a\nb",v1\nann\n', "line 4: give owner,cohort"),
         ("owner,cohort\nann,v1\nann,v2\n", "line 3: the owner is there twice"),
         ("owner,cohort,part\nann,v1,x\n", "line 2: give part a number"),
         ("owner,cohort,part\nann,v1,-1\n", "line 2: give part a number"),
@@ -217,9 +217,10 @@ def test_the_groups_of_cohorts_have_all_of_their_owners():
 
 
 def test_a_file_of_other_owners_is_refused(tiny_run, tmp_path):
-    file = write_cohorts(tmp_path / "other.csv", {"0": "v1", "zoe": "v1"})
-    words = r"no client 'zoe' \(1 of 2 names\)"
-    assert_refused(words, load_data, tiny_run(cohorts=file))
+    for name in ("zoe", ""):
+        file = write_cohorts(tmp_path / "other.csv", {"0": "v1", name: "v1"})
+        words = rf"no client '{name}' \(1 of 2 names\)"
+        assert_refused(words, load_data, tiny_run(cohorts=file))
     words = "^cohorts = .*own.csv.*: partition = iid "
     assert_refused(words, tiny_run, partition="iid", num_clients=6)
 

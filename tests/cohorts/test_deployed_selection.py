@@ -16,6 +16,7 @@ from safetensors.torch import save
 from clients.deployed_client import COHORTS
 from deployed_grid import LIMITS, place_of
 from fedgs.cohorts import classifier
+from fedgs.cohorts.client_groups import read_client_cohorts
 from fedgs.cohorts.cohort_file import write_memberships
 from fedgs.cohorts.selection import (
     deployed_settings,
@@ -436,6 +437,20 @@ def test_memberships_are_written_whole_for_their_owner_alone(tmp_path):
     assert cohorts_in(tmp_path) == cohorts
     assert path.stat().st_mode & 0o777 == 0o600
     assert [*tmp_path.iterdir()] == [path]
+
+
+LINE_ENDS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85"]
+LINE_ENDS += ["\u2028", "\u2029"]
+
+
+def test_every_name_that_is_written_is_read_again(tmp_path):
+    names = ["", " a ", "#a", 'Dr. "A", ward 3', "'", "owner", "\t"]
+    names += [f"a{end}b" for end in LINE_ENDS]
+    names += LINE_ENDS
+    cohorts = dict.fromkeys(names, "rest") | {"ann": "selected"}
+    write_memberships(tmp_path / COHORTS, cohorts)
+    read = read_client_cohorts(tmp_path / COHORTS)
+    assert {name: found.value for name, found in read.items()} == cohorts
 
 
 # ------------------------------------------------------------------ settings
