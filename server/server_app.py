@@ -114,7 +114,9 @@ def main(grid: Grid, context: Context) -> None:
     # Keys of Flower's apps are written a-key, those of settings a_key.
     given = context.run_config.items()
     settings = {name.replace("-", "_"): value for name, value in given}
-    is_plain = "recipe" in settings and not settings.get("nodes")
+    # A run that goes on is in the server's folder, and all its settings are empty.
+    is_new = not settings.get("run_folder")
+    is_plain = is_new and "recipe" in settings and not settings.get("nodes")
     try:
         folder = open_folder(settings)
     except UserError as error:
@@ -269,11 +271,17 @@ def open_folder(settings: dict[str, Any]) -> RunFolder:
     """Opens the launcher's run folder, or creates one from a plain run's settings.
 
     Raises:
-        UserError: invalid settings.
+        UserError: invalid settings, or no run to go on with.
     """
     run_folder = settings.pop("run_folder", "")
     if run_folder:
-        folder = RunFolder.open(run_place(str(run_folder)))
+        path = run_place(str(run_folder))
+        if not (path / "config.json").is_file():
+            raise UserError(
+                f"resume = {run_folder}: there is no run of this name in "
+                f"{path.parent}; give --resume one that is there"
+            )
+        folder = RunFolder.open(path)
         if folder.is_deployed:  # may be older than what is refused today
             folder.config.validate()
         return folder

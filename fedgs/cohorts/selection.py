@@ -39,6 +39,7 @@ from fedgs.cohorts.selection_settings import (
     Selection,
     Thresholds,
 )
+from fedgs.config.phases import SMALLEST_SHARE
 from fedgs.config.plugins import COHORT_CLASSIFIER, COHORT_COUNTS
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, wrap_error
@@ -102,7 +103,7 @@ def deployed_settings(
         num_nodes: N.
 
     Raises:
-        UserError: the selection is not private.
+        UserError: the selection is not private, or has hardly any noise.
     """
     if selection.noise_per_clip is None:
         raise UserError(
@@ -112,6 +113,11 @@ def deployed_settings(
     # In units of mu^2 of a round of the classifier; at most a tenth of all.
     of_a_count = selection.noise_per_clip**2 / num_clients
     share = of_a_count * selection.num_questions * len(selection.bounds)
+    if share < SMALLEST_SHARE:
+        raise UserError(
+            f"noise_per_clip = {selection.noise_per_clip:g}: so little noise protects "
+            "nobody; give --noise-per-clip a larger number, such as 2"
+        )
     share = min(share, selection.num_rounds / 9)
     training = f"{COHORT_CLASSIFIER}*{selection.num_rounds}"
     counting = f"{COHORT_COUNTS}*{selection.num_questions}:{share}"

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedgs.config.fields import check_ranges, flag
+from fedgs.config.fields import LARGEST_NOISE, check_ranges, flag
 from fedgs.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Thresholds:
         "Noise of a private selection: its standard deviation divided by the clip"
         " bound. Default: the selection is not private.",
         above=0,
+        at_most=LARGEST_NOISE,
     )
 
     def __post_init__(self) -> None:
@@ -85,7 +86,7 @@ class Thresholds:
         if self.are_percentiles:
             # At an edge nobody, or everybody, would be on one side.
             is_inside = 0 < value < 100
-            wanted = "a percentile, from 0 to 100"
+            wanted = "a percentile, above 0 and below 100"
         else:
             is_inside = 0 <= value <= 1
             wanted = "an accuracy, from 0 to 1"

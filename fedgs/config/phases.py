@@ -32,6 +32,7 @@ from fedgs.config.plugins import METHODS
 from fedgs.errors import UserError, wrap_error
 
 MOST_PHASES = 100
+SMALLEST_SHARE = 1e-6
 MOST_TEXT = 10_000  # characters; a text may come from a hostile server
 REMEDY = "give METHOD, METHOD:SHARE or METHOD*ROUNDS:SHARE, comma-separated"
 
@@ -52,7 +53,7 @@ class Phase:
 
     method: str
     rounds: int | None = entry(None, at_least=1)
-    share: float | None = entry(None, at_least=1e-6, at_most=1e6)
+    share: float | None = entry(None, at_least=SMALLEST_SHARE, at_most=1e6)
     settings: tuple[tuple[str, Scalar], ...] = ()
 
     def __post_init__(self) -> None:

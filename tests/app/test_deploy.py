@@ -342,6 +342,18 @@ SELECT = "select-clients --server [::1]:1 --insecure --below 0.5"
             f"{SELECT} --client a --noise-per-clip 2 --set clip_bound=2",
             "clip_bound = 2.*: the selection decides this",
         ),
+        (
+            f"{SELECT} --client a --noise-per-clip 2 --set target_epsilon=2.5",
+            "target_epsilon = 2.5: the selection states its cost by --noise-per-clip",
+        ),
+        (
+            f"{SELECT} --client a --noise-per-clip 1e-300",
+            "noise_per_clip = 1e-300: so little noise .* a larger number, such as 2",
+        ),
+        (
+            f"{SELECT} --client a --noise-per-clip 1e200",
+            "noise_per_clip = 1e.200: give --noise-per-clip at most 1e.100",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_started(words, problem, fedgs):
@@ -510,7 +522,9 @@ def test_submit_registers_starts_and_follows_a_run(certs, control, fedgs, monkey
     lines = ("a is registered", "run 17 is submitted", "round 1", "round 2")
     places = [out.index(line) for line in (*lines, "run 17 is completed")]
     assert places == sorted(places)
+    assert out.endswith("-o report.html` shows what came of it\n")
     _, out, _ = fedgs(*SUBMIT, *clients, "--resume", "digits-1")
+    assert out.endswith("shows what came of it, unless it was a selection of owners\n")
     assert out.count("was registered before") == 2
     assert control.app["config"]["run_folder"] == "digits-1"
     swapped: list[str] = []
@@ -527,8 +541,11 @@ def test_a_selection_is_submitted_with_its_rounds_and_the_noise_of_its_nodes(
     words = [*SUBMIT[:1], "select-clients", *SUBMIT[2:], "--client=a", "--client=b"]
     plan = {"below": 25, "above": 75, "num_rounds": 10, "noise_per_clip": 2.0}
     plan |= {"node_sizes": "40,60", "num_classes": 10, "image_size": 28}
-    code, _, _ = fedgs(*words, *plain_flags(**plan), "--percentiles")
+    code, out, _ = fedgs(*words, *plain_flags(**plan), "--percentiles")
     assert code == 0
+    # There is no generator to report on.
+    assert "/cohorts.json has the thresholds and the noisy counts" in out
+    assert "fedgs report" not in out
     sent = control.app["config"]
     del sent["run_folder"]
     config = RunConfig.from_flat(sent)
@@ -599,6 +616,10 @@ def test_a_comparison_goes_on_as_it_was_started(control, fedgs):
     ("given", "problem"),
     [
         ({"each": None}, "suspicious is unset: "),
+        (
+            {"each": None, "healthy": "", "suspicious": "v2"},
+            "healthy is empty: give --healthy the name of a cohort, or leave it out",
+        ),
         ({"suspicious": "a"}, "--each compares every node with all others"),
         ({"each": None, "suspicious": "c"}, "give --suspicious one of a, b"),
         ({"secure_aggregation": True}, "secure_aggregation = True: nodes are compared"),

@@ -96,6 +96,11 @@ def test_private_selection_states_its_epsilon_and_cost(select):
     [
         ({}, {"partition": "iid", "num_clients": 2}, ".*a cohort consists of people"),
         ({}, {"cohort": "c.txt"}, "cohort = c.txt:"),
+        (
+            {},
+            {"noise_per_clip": 2.0, "set": "target_epsilon=2.5"},
+            "target_epsilon = 2.5: the selection states its cost",
+        ),
         ({"clients": ["#a"] * 3 + ["b"] * 3}, {}, "client '#a': a cohort file cannot"),
         ({"labels": [0] * 6}, {}, "data = npz:.* one class"),
     ],

@@ -16,6 +16,7 @@ import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
+from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError
 from fedgs.files import read_json, read_tensors
 from fedgs.privacy.gaussian import epsilon_from_mu
@@ -221,6 +222,21 @@ def test_a_run_that_stops_is_said_in_a_line_without_a_traceback(
     raised = logging.LogRecord("flwr", logging.ERROR, "", 0, "raised", (), None)
     raised.exc_info = (RunStopped, stopped.value, None)
     assert not flower.filter(raised)
+
+
+def test_a_run_that_is_not_there_is_said_with_the_folder_of_all_runs(
+    monkeypatch, tmp_path
+):
+    """With all settings empty, as `fedgs deploy submit --resume` sends them."""
+    monkeypatch.setenv("FEDGS_RUNS", str(tmp_path))
+    monkeypatch.setattr(server_app.FLOWER_LOGGER, "filters", [])
+    settings = dict.fromkeys(RunConfig().to_flat(), "")
+    context = SimpleNamespace(run_config=settings | {"run_folder": "nope"})
+    words = (
+        f"refused: resume = nope: there is no run of this name in {tmp_path}; give "
+        "--resume one that is there$"
+    )
+    assert_refused(words, server_app.main, FakeGrid(1), context)
 
 
 def test_the_log_has_rounds_and_the_steps_of_the_refiners_fit(tmp_path, monkeypatch):

@@ -165,8 +165,13 @@ def debug(
     """
     names = {spec.name for spec in fields(Compared)}
     asked = given | settings  # --set has some of them, too
-    # A flag that is off says nothing: a run that goes on has its own comparison.
-    compared = {name: asked[name] for name in names & asked.keys() if asked[name]}
+    # A flag that is off says nothing: a run that goes on has its own comparison. An
+    # empty name is given, and refused below.
+    compared = {
+        name: asked[name]
+        for name in names & asked.keys()
+        if asked[name] not in (None, False)
+    }
     of_run = {name: value for name, value in given.items() if name not in names}
     submission = Submission(**of_run)
     if submission.resume is not None:

@@ -14,7 +14,8 @@ from clients.client_command import ClientOptions, become
 from fedgs.app.commands.run_outcome import with_advice
 from fedgs.cohorts.selection import deployed_settings
 from fedgs.cohorts.selection_settings import Thresholds
-from fedgs.config.plugins import COHORT_COUNTS
+from fedgs.config.phases import read_phases
+from fedgs.config.plugins import COHORT_CLASSIFIER, COHORT_COUNTS
 from fedgs.config.recipes import (
     configure,
     described,
@@ -139,6 +140,8 @@ def select_clients(
     reject(
         resume, "use `fedgs deploy submit --resume` to continue a selection; leave out"
     )
+    target = {"target_epsilon": settings.get("target_epsilon")}
+    reject(target, "the selection states its cost by --noise-per-clip; leave out")
     num_nodes = len(_names(submission))
     plain = RunConfig.from_flat(settings)
     num_clients = plain.num_clients or num_nodes * plain.clients_per_node
@@ -213,9 +216,27 @@ def _submit(submission: Submission) -> None:
         place = f"STATE_DIR/runs/{run}"
         print(
             "On the server's machine, where STATE_DIR is its --state-dir: "
-            f"`fedgs privacy of {place}` explains what the run cost, and "
-            f"`fedgs report {place} -o report.html` shows what came of it"
+            f"`fedgs privacy of {place}` explains what the run cost"
+            f"{_what_came(submission, place)}"
         )
+
+
+def _what_came(submission: Submission, place: str) -> str:
+    """Returns where to look for what came of a run: a selection has no report.
+
+    Args:
+        submission: of the run, which is completed.
+        place: the run folder on the server.
+    """
+    report = f", and `fedgs report {place} -o report.html` shows what came of it"
+    if submission.resume is not None:  # only the server has its settings
+        return f"{report}, unless it was a selection of owners"
+    last = read_phases(submission.settings["phases"])[-1].method
+    if last == COHORT_COUNTS:
+        return f", and {place}/cohorts.json has the thresholds and the noisy counts"
+    if last == COHORT_CLASSIFIER:
+        return ""
+    return report
 
 
 def status(run: Path, as_json: bool) -> None:

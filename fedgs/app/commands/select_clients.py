@@ -123,8 +123,8 @@ def prepare(
         The settings of the classifier's run, and the data with the planted bug.
 
     Raises:
-        UserError: an existing output, or data without owners, labels or names that a
-            file can hold.
+        UserError: an existing output, a setting that the selection decides, or data
+            without owners, labels or names that a file can hold.
     """
     new_output(config.output)
     flower_engine.check(config)
@@ -135,6 +135,10 @@ def prepare(
         "cohort_value": config.cohort_value,
     }
     reject(of_cohorts, why)
+    # A budget beside the noise would stop the classifier's rounds, and not bound what
+    # the selection costs as a whole.
+    target = {"target_epsilon": config.target_epsilon}
+    reject(target, "the selection states its cost by --noise-per-clip; leave out")
     # Workers of Flower have another working directory.
     config = with_absolute_paths(config)
     if config.seed is None:

@@ -97,6 +97,12 @@ class Compared:
 
     def __post_init__(self) -> None:
         """Checks that it is one question."""
+        for name in ("healthy", "suspicious"):
+            if getattr(self, name) == "":
+                raise UserError(
+                    f"{name} is empty: give --{name} the name of a cohort, or leave "
+                    "it out"
+                )
         if self.each:
             own = {"healthy": self.healthy, "suspicious": self.suspicious}
             reject(own, "--each compares every node with all others; leave out")
