@@ -257,6 +257,19 @@ def request_flags(
     return lambda command: _with_flags(command, [*flags.values()], "given")
 
 
+def refuse_empty(name: str, value: object) -> None:
+    """Refuses a flag without a value, as of a variable that is unset in a script.
+
+    It would count as a setting that nobody gave: a run of everybody and not of a
+    cohort, for example.
+
+    Raises:
+        UserError: names it.
+    """
+    if value == "":
+        raise UserError(f"{name} is empty: give it a value, or leave the flag out")
+
+
 def _with_flags(
     command: Command,
     flags: Sequence[inspect.Parameter],
@@ -284,6 +297,7 @@ def _with_flags(
                 own[name] = value
             # A flag that may be repeated is an empty list if it is not given.
             elif value not in (None, []):
+                refuse_empty(name, value)
                 given[name] = value
         others = assigned(given.pop("set", ()))
         for name in sorted(others):

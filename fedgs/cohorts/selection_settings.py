@@ -59,7 +59,7 @@ class Thresholds:
         None,
         "Noise of a private selection: its standard deviation divided by the clip"
         " bound. Default: the selection is not private.",
-        above=0,
+        at_least=1e-3,
         at_most=LARGEST_NOISE,
     )
 

@@ -462,6 +462,12 @@ def test_runs_on_the_same_clients_add_up(fedgs, trained, tmp_path):
     assert "2 runs are on the same clients" in " ".join(both[0]["conditions"])
 
 
+def test_a_flag_without_a_value_is_refused(fedgs):
+    """As of a variable that is unset in a script; it would count as not given."""
+    named = "output is empty: give it a value, or leave the flag out"
+    refused(fedgs("train", "--data", "digits", "--output", ""), named)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

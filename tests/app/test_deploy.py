@@ -333,7 +333,8 @@ SELECT = "select-clients --server [::1]:1 --insecure --below 0.5"
         (f"submit --server [::1]:1 --resume x --ca {__file__}", "is no certificate"),
         ("submit --server [::1]:1 --resume x --num-rounds 3", "keeps its own settings"),
         ("submit --server [::1]:1 --resume ../up", "resume = .* names a run folder"),
-        ("submit --server [::1]:1 --resume ''", "resume = .* names a run folder"),
+        ("submit --server [::1]:1 --resume ''", "resume is empty: give it a value"),
+        ("submit --server [::1]:1 --client a --cohort ''", "cohort is empty: give"),
         ("select-clients --server [::1]:1 --client a", "below is unset: give --below"),
         (f"{SELECT} --client a", "noise_per_clip is unset: .* --noise-per-clip"),
         (f"{SELECT} --noise-per-clip 2", "client is unset"),
@@ -347,8 +348,8 @@ SELECT = "select-clients --server [::1]:1 --insecure --below 0.5"
             "target_epsilon = 2.5: the selection states its cost by --noise-per-clip",
         ),
         (
-            f"{SELECT} --client a --noise-per-clip 1e-300",
-            "noise_per_clip = 1e-300: so little noise .* a larger number, such as 2",
+            f"{SELECT} --client a --noise-per-clip 1e-3 --set num_clients=100000",
+            "noise_per_clip = 0.001: so little noise .* a larger number, such as 2",
         ),
         (
             f"{SELECT} --client a --noise-per-clip 1e200",

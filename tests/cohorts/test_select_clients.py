@@ -101,6 +101,7 @@ def test_private_selection_states_its_epsilon_and_cost(select):
             {"noise_per_clip": 2.0, "set": "target_epsilon=2.5"},
             "target_epsilon = 2.5: the selection states its cost",
         ),
+        ({}, {"set": "clip_bound=3"}, "clip_bound = 3: the selection decides this"),
         ({"clients": ["#a"] * 3 + ["b"] * 3}, {}, "client '#a': a cohort file cannot"),
         ({"labels": [0] * 6}, {}, "data = npz:.* one class"),
     ],

@@ -14,6 +14,7 @@ from fedgs.app.flags import (
     JsonOption,
     RecipeOption,
     defaults_of,
+    refuse_empty,
     request_flags,
     settings_flags,
 )
@@ -134,6 +135,7 @@ def submit(
     --client ward2=certs/clients/ward2.pub --num-classes 2 --image-size 28
     """
     if cohort is not None:
+        refuse_empty("cohort", cohort)  # it would be a run of everybody
         settings["cohort_value"] = cohort
     from fedgs.app.commands import deploy, forecast
 

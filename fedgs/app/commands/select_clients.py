@@ -113,6 +113,21 @@ def resume(path: Path) -> None:
     _select(path, config, selection, data)
 
 
+def check_given(settings: Mapping[str, Any], selection: Selection) -> None:
+    """Refuses settings that a selection decides, which it would pass over.
+
+    Args:
+        settings: those of the run that the user has given.
+        selection: what is selected.
+
+    Raises:
+        UserError: names them.
+    """
+    decided = training_settings(selection, num_clients=1)
+    twice = {name: settings.get(name) for name in decided}
+    reject(twice, "the selection decides this setting; leave out")
+
+
 def prepare(
     config: RunConfig,
     selection: Selection,
