@@ -67,7 +67,8 @@ class KeptSteps(Steps):
             with wrap_error(kinds, problem, "remove it, then resume the run"):
                 load_tensors(parts, self._found or {})
             self._found = None  # the chunks after this one begin anew
-        # What is kept of a later chunk has this chunk's clients too, all trained.
+        # What is kept of a later chunk has this chunk's clients too, all trained. It is
+        # loaded when that chunk begins.
         self.step = min(max(kept, first), last)
         return self.step
 
@@ -86,6 +87,8 @@ class KeptSteps(Steps):
 
     def keep(self) -> None:
         """Writes where the warm start is."""
+        if self._found is not None:
+            return  # what is kept is of a later chunk, which has not begun again
         started = time.monotonic()
         # A tensor as the others, so that the file's hash is of it too.
         tensors = tensors_of(self.parts) | {STEP: torch.tensor(self.step)}

@@ -50,9 +50,11 @@ def create(path: Path, **settings: object) -> RunFolder:
     return RunFolder.create(config)
 
 
-def train(folder: RunFolder, told=None) -> None:
+def train(folder: RunFolder, told=None, is_stopped: bool = False) -> None:
     """Trains what is on the disk; `told` gets the stop and each step."""
     stop = threading.Event()
+    if is_stopped:
+        stop.set()
 
     def report(metrics: dict) -> None:
         if told and "warm_start_step" in metrics:
@@ -105,6 +107,17 @@ def test_stopped_warm_start_goes_on_to_the_same_bytes(tmp_path, whole, count, st
     assert generator(folder.path) == whole
     assert not kept(folder, 0).exists()
     assert not kept(folder, 1).exists()
+
+
+def test_stop_before_the_kept_chunk_begins_again_loses_nothing(tmp_path, whole, count):
+    folder = create(tmp_path / "run")
+    with pytest.raises(RunStopped):
+        train(folder, stopping_after(4))
+    with pytest.raises(RunStopped, match=f"after step 3 of {STEPS} of the warm start"):
+        train(folder, is_stopped=True)
+    train(folder)
+    assert len(count) == ALL_CALLS
+    assert generator(folder.path) == whole
 
 
 def test_warm_start_against_the_first_fakes_goes_on_to_the_same_bytes(tmp_path):
