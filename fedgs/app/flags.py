@@ -297,7 +297,9 @@ def _with_flags(
                 own[name] = value
             # A flag that may be repeated is an empty list if it is not given.
             elif value not in (None, []):
-                refuse_empty(name, value)
+                # Not of a request, whose lists may be empty, as --only of compare.
+                if receiver == "settings":
+                    refuse_empty(name, value)
                 given[name] = value
         others = assigned(given.pop("set", ()))
         for name in sorted(others):

@@ -58,8 +58,8 @@ SaveNodes = Callable[[int], None]
 _SHOWN_FAILURES = 3
 TELL_SECONDS = 1.0  # between two reports of a warm start
 STOPPING = """
-The run stops with a checkpoint: in a fit or a warm start at once, else after the round
-in progress. To end it now, press Ctrl-C (or send SIGTERM) again; what a round has cost
+The run stops with a checkpoint: after the round in progress, or at once in a fit or a
+warm start. To end it now, press Ctrl-C (or send SIGTERM) again; what a round has cost
 stays counted.
 """
 

@@ -333,7 +333,7 @@ SELECT = "select-clients --server [::1]:1 --insecure --below 0.5"
         (f"submit --server [::1]:1 --resume x --ca {__file__}", "is no certificate"),
         ("submit --server [::1]:1 --resume x --num-rounds 3", "keeps its own settings"),
         ("submit --server [::1]:1 --resume ../up", "resume = .* names a run folder"),
-        ("submit --server [::1]:1 --resume ''", "resume is empty: give it a value"),
+        ("submit --server [::1]:1 --resume ''", "resume = .* names a run folder"),
         ("submit --server [::1]:1 --client a --cohort ''", "cohort is empty: give"),
         ("select-clients --server [::1]:1 --client a", "below is unset: give --below"),
         (f"{SELECT} --client a", "noise_per_clip is unset: .* --noise-per-clip"),
