@@ -32,7 +32,7 @@ from clients.flower_speed import hasten_simulation, silence_ray
 from clients.node_cache import SimulatedClient
 from fedgs.errors import malformed
 from fedgs.event_log import log_event
-from fedgs.gan.warm_start import Told
+from fedgs.gan.warm_start import OnStep
 from fedgs.process import PROTOCOL
 from fedgs.round.messages import (
     NEXT_KEY,
@@ -147,7 +147,7 @@ def answer(message: Message, context: Context) -> Message:
         worker = place.worker()
         node = worker.node(place.node_id)
         if isinstance(place, DeployedClient):
-            node.told = _telling(place.title)
+            node.on_step = _telling(place.title)
         sent = node.decode(request)
         asked = content_of(sent)
         is_counted = place.is_durable and asked.round > 0  # no warm start is waited for
@@ -217,18 +217,18 @@ def _place(message: Message, context: Context) -> SimulatedClient | DeployedClie
     )
 
 
-def _telling(title: str) -> Told:
+def _telling(title: str) -> OnStep:
     """Returns what logs the steps of a long warm start, now and then."""
     last = time.monotonic()
 
-    def told(step: int, steps: int) -> None:
+    def on_step(step: int, steps: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last > WARM_START_SECONDS:
             last = now
             log(INFO, "%s: warm start: step %d of %d", title, step, steps)
 
-    return told
+    return on_step
 
 
 def _log_answer(title: str, started: float, outcome: str, **values: int) -> None:

@@ -8,8 +8,9 @@ import ipaddress
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
@@ -196,9 +197,7 @@ def private_key(where: str, path: Path) -> "ec.EllipticCurvePrivateKey":
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    key = None
-    with contextlib.suppress(Exception):  # a parser raises anything of what it is given
-        key = load_ssh_private_key(read_bytes(path), password=None)
+    key = _loaded(path, partial(load_ssh_private_key, password=None))
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UserError(
             f"{where}: it is no private key of `fedgs deploy certs`; give NAME.key"
@@ -208,27 +207,24 @@ def private_key(where: str, path: Path) -> "ec.EllipticCurvePrivateKey":
 
 
 def public_key(where: str, path: Path) -> "ec.EllipticCurvePublicKey":
-    """Reads a public key of a client.
-
-    Args:
-        where: names the file for people.
-        path: the file.
-
-    Raises:
-        UserError: it is none as `fedgs deploy certs` makes.
-    """
+    """Reads a public key of a client; as `private_key`."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-    key = None
-    with contextlib.suppress(Exception):
-        key = load_ssh_public_key(read_bytes(path))
+    key = _loaded(path, load_ssh_public_key)
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UserError(
             f"{where}: it is no public key of `fedgs deploy certs`; give NAME.pub"
         )
     check_curve(where, key.curve)
     return key
+
+
+def _loaded(path: Path, load: Callable[[bytes], object]) -> object:
+    """Returns the key in a file, None if there is none that can be read."""
+    with contextlib.suppress(Exception):  # a parser raises anything of what it is given
+        return load(read_bytes(path))
+    return None
 
 
 def check_curve(where: str, curve: "ec.EllipticCurve") -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedgs.config.run_config import GsWganConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages
 from fedgs.gan.discriminators import Discriminators
-from fedgs.gan.warm_start import Steps, Told, warm_start
+from fedgs.gan.warm_start import OnStep, Steps, warm_start
 from fedgs.mechanism.integer_sums import real_values
 from fedgs.mechanism.masks import MaskedSum
 from fedgs.mechanism.sanitizer import PerSampleGradients, clip, from_dct
@@ -186,14 +186,14 @@ class CanaryNodes(LocalNodes):
         )
         return answer_of(config, own, request)
 
-    def _prepare(self, node_id: int, request: Request, told: Told) -> None:
+    def _prepare(self, node_id: int, request: Request, on_step: OnStep) -> None:
         config = of_gs_wgan(self.config)
         hosted = config.hosting.hosted(node_id)
         stack = CanaryDiscriminators(config, hosted, self.fixed)
         fakes = None
         if config.is_warm_start_public:
             fakes = (request.tensors["images"], request.tensors["labels"])
-        warm_start(config, stack, self.data, hosted, fakes, Steps(told))
+        warm_start(config, stack, self.data, hosted, fakes, Steps(on_step))
         self.stacks[node_id] = stack
 
     def _known(self, node: int, request: Request) -> Tensor:

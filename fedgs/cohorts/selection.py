@@ -21,7 +21,7 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from fedgs.cohorts.selection_settings import (
 from fedgs.config.phases import SMALLEST_SHARE
 from fedgs.config.plugins import COHORT_CLASSIFIER, COHORT_COUNTS
 from fedgs.config.run_config import ResolvedConfig
-from fedgs.errors import UserError, wrap_error
+from fedgs.errors import UserError, reject, wrap_error
 from fedgs.files import read_json, write_json
 from fedgs.privacy.accountant import VALID, Statement
 from fedgs.privacy.selection_cost import SelectionCost
@@ -54,6 +54,24 @@ ASKED_FILE = "asked"
 CLASSIFIER = "classifier"
 LOOSE_BOUND = 1e6  # longer than any update of a few steps: of what is not private
 _THEOREM = "exact Gaussian composition, shifted by randomised response"
+
+
+def refuse_decided(given: Mapping[str, Any], decided: Iterable[str]) -> None:
+    """Refuses settings that a selection decides, which it would pass over.
+
+    Args:
+        given: the settings of the run that the user has given.
+        decided: names of those that the selection decides.
+
+    Raises:
+        UserError: names them.
+    """
+    # A budget beside the noise would stop the classifier's rounds, and not bound what
+    # the selection costs as a whole.
+    target = {"target_epsilon": given.get("target_epsilon")}
+    reject(target, "the selection states its cost by --noise-per-clip; leave out")
+    twice = {name: given.get(name) for name in decided}
+    reject(twice, "the selection decides this setting; leave out")
 
 
 def training_settings(selection: Selection, num_clients: int) -> dict[str, Any]:

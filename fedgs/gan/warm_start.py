@@ -27,7 +27,7 @@ from fedgs.shapes import Images, Labels, Latents, Positions
 PURPOSE = "warm-start-data"
 
 
-Told = Callable[[int, int], None]  # of a finished step, from 1, and their number
+OnStep = Callable[[int, int], None]  # of a finished step, from 1, and their number
 
 
 def nobody(step: int, steps: int) -> None:
@@ -37,9 +37,9 @@ def nobody(step: int, steps: int) -> None:
 class Steps:
     """The steps of a warm start. These are kept nowhere; a node's are (`KeptSteps`)."""
 
-    def __init__(self, told: Told = nobody) -> None:
-        """Takes who is told of each step; what it raises ends the warm start."""
-        self.told = told
+    def __init__(self, on_step: OnStep = nobody) -> None:
+        """Takes what is called after each step; what it raises ends the warm start."""
+        self.on_step = on_step
 
     def begin(self, parts: Mapping[str, ModuleStack], first: int, last: int) -> int:
         """Returns how many steps are done, and puts the parts where these left them.
@@ -58,7 +58,7 @@ class Steps:
 
     def done(self, step: int, steps: int) -> None:
         """Tells of a finished step, from 1, and of their number."""
-        self.told(step, steps)
+        self.on_step(step, steps)
 
 
 def num_steps(config: GsWganConfig, num_clients: int) -> int:

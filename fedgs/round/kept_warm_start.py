@@ -18,7 +18,7 @@ import torch
 from fedgs.errors import UserError, wrap_error
 from fedgs.files import write_tensors
 from fedgs.gan.discriminators import ModuleStack
-from fedgs.gan.warm_start import Steps, Told
+from fedgs.gan.warm_start import OnStep, Steps
 from fedgs.round.checkpoint import (
     CHECKPOINT_SHARE,
     FIT_SECONDS,
@@ -34,15 +34,16 @@ from fedgs.shapes import TensorDict
 class KeptSteps(Steps):
     """The steps of a node's warm start."""
 
-    def __init__(self, folder: Path, of: dict[str, str], told: Told) -> None:
+    def __init__(self, folder: Path, of: dict[str, str], on_step: OnStep) -> None:
         """Reads what is kept, if it is of the same warm start.
 
         Args:
             folder: of the node's states.
             of: what the steps depend on beside the run's settings.
-            told: of each step. What it raises ends the warm start, which is kept.
+            on_step: called after each step. What it raises ends the warm start, which
+                is kept.
         """
-        super().__init__(told)
+        super().__init__(on_step)
         self.path = warm_start_path(folder)
         self.of = of
         self.step = 0

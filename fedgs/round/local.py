@@ -20,7 +20,7 @@ import torch
 
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
-from fedgs.gan.warm_start import Told, num_steps
+from fedgs.gan.warm_start import OnStep, num_steps
 from fedgs.methods.base import Request
 from fedgs.methods.schedule import nodes_of
 from fedgs.privacy.client_limits import ClientRefused
@@ -69,9 +69,7 @@ def train_nodes(
         while training.goes_on:
             new = training.unprepared()
             if new:
-                nodes.prepare(
-                    training.preparation, new, training.told_of_warm_start(stop)
-                )
+                nodes.prepare(training.preparation, new, training.on_warm_start(stop))
             request = training.begin()
             answers = nodes.answers(request)
             training.finish(answers, nodes.failures)
@@ -141,14 +139,14 @@ class LocalNodes:
             return f"node {node_id}: {error}"
         return ""
 
-    def prepare(self, request: Request, nodes: Sequence[int], told: Told) -> None:
+    def prepare(self, request: Request, nodes: Sequence[int], on_step: OnStep) -> None:
         """Has the nodes make their discriminators.
 
         Args:
             request: of round 0.
             nodes: who makes them.
-            told: of the steps of all these nodes together, and of their number. What it
-                raises ends them.
+            on_step: called with the steps of all these nodes together, and their
+                number. What it raises ends them.
         """
         requests = request.per_node(self.config.hosting, nodes)
         config = discriminators_config(self.config)
@@ -162,7 +160,7 @@ class LocalNodes:
         def tell(node_id: int, step: int, steps: int) -> None:
             with lock:
                 done[node_id] = step
-                told(done.total(), total)
+                on_step(done.total(), total)
 
         def prepare_one(node_id: int, own: Request) -> None:
             self._prepare(node_id, own, partial(tell, node_id))
@@ -189,9 +187,9 @@ class LocalNodes:
         for node in list(self.nodes.values()):
             node.save(keep_round)
 
-    def _prepare(self, node_id: int, request: Request, told: Told) -> None:
+    def _prepare(self, node_id: int, request: Request, on_step: OnStep) -> None:
         node = self._node(node_id)
-        node.told = told
+        node.on_step = on_step
         node.answer(request)
 
     def _answer(self, node_id: int, request: Request) -> NodeRelease | None:

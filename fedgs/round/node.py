@@ -18,7 +18,7 @@ from fedgs.config.run_config import ResolvedConfig
 from fedgs.data.federated import FederatedImages
 from fedgs.errors import UserError
 from fedgs.gan.discriminators import Discriminators
-from fedgs.gan.warm_start import Told, nobody, warm_start
+from fedgs.gan.warm_start import OnStep, nobody, warm_start
 from fedgs.mechanism.peers import Peers
 from fedgs.methods import phase_at
 from fedgs.methods.base import Hosted, Request
@@ -48,8 +48,8 @@ class Node:
         state: what the node keeps between rounds.
         peers: the nodes whose masking keys are accepted. None, as in a simulation,
             means the keys of all nodes.
-        told: of each step of a warm start, and of their number. What it raises ends
-            the warm start, which goes on there when it is asked for again.
+        on_step: called after each step of a warm start. What it raises ends the warm
+            start, which goes on there when it is asked for again.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Node:
         self.hosted = config.hosting.hosted(node_id)
         self.data = data
         self.peers = peers
-        self.told: Told = nobody
+        self.on_step: OnStep = nobody
         folder = node_folder(private, node_id)
         permitted = limits or ALLOW_ALL
         # Names, not numbers: the count goes on over runs that number clients anew.
@@ -255,6 +255,6 @@ class Node:
         public_fakes = None
         if config.is_warm_start_public:
             public_fakes = (request.tensors["images"], request.tensors["labels"])
-        steps = self.state.kept_steps(request.digest(), self.told)
+        steps = self.state.kept_steps(request.digest(), self.on_step)
         warm_start(config, made, self.data, self.hosted, public_fakes, steps)
         self.state.keep_discriminators(made, config.rounds_before)

@@ -22,7 +22,7 @@ from fedgs.config.run_config import GsWganConfig, ResolvedConfig
 from fedgs.errors import UserError
 from fedgs.files import read_metadata, write_tensors
 from fedgs.gan.discriminators import Discriminators
-from fedgs.gan.warm_start import Told
+from fedgs.gan.warm_start import OnStep
 from fedgs.mechanism.integer_sums import IntegerSum
 from fedgs.mechanism.masks import MaskedSum, received_masked
 from fedgs.mechanism.sanitizer import SanitizedGradients, received
@@ -84,15 +84,15 @@ class NodeState:
         self._hosted = config.hosting.hosted(node_id)
         self._clients_hash = clients_hash(client_names)
 
-    def kept_steps(self, digest: str, told: Told) -> KeptSteps:
+    def kept_steps(self, digest: str, on_step: OnStep) -> KeptSteps:
         """Returns the steps of the warm start, which are kept beside the states.
 
         Args:
             digest: the hash of the request that asks for it, with what it begins from.
-            told: as of `KeptSteps`.
+            on_step: as of `KeptSteps`.
         """
         of = {_DIGEST: digest, CLIENTS: self._clients_hash}
-        return KeptSteps(self.folder, of, told)
+        return KeptSteps(self.folder, of, on_step)
 
     def check_clients(self) -> None:
         """Refuses other clients than those that the states on disk are of.

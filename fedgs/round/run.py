@@ -23,6 +23,7 @@ from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.rounds import terms_at
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError
+from fedgs.gan.warm_start import OnStep
 from fedgs.mechanism.masks import LEAST_NODES
 from fedgs.mechanism.sanitizer import SanitizedGradients
 from fedgs.methods import new_state, phase_at, phase_with_discriminators
@@ -248,14 +249,14 @@ class RunSession(Session):
             self.write_picture()
         self._settled = round
 
-    def told_of_warm_start(self, stop: Stop) -> Callable[[int, int], None]:
-        """Returns what is told of the steps of a warm start, and reports some of them.
+    def on_warm_start(self, stop: Stop) -> OnStep:
+        """Returns what is called after each step of a warm start, and reports some.
 
         It raises `RunStopped` once `stop` is set.
         """
         last = begun = time.monotonic()
 
-        def told(step: int, steps: int) -> None:
+        def on_step(step: int, steps: int) -> None:
             nonlocal last
             _end_if_asked(stop, "warm start", step, steps)
             now = time.monotonic()
@@ -265,7 +266,7 @@ class RunSession(Session):
                 done = {"warm_start_step": step, "warm_start_steps": steps}
                 self.report({"round": self.server.round, **done})
 
-        return told
+        return on_step
 
     # Kept, so that it is drawn and hashed once, however many nodes are prepared with
     # it, and whenever they are.

@@ -370,8 +370,7 @@ def select_clients(*, given: dict[str, Any], settings: dict[str, Any]) -> None:
     selection = Selection(**of_selection)
     from fedgs.app.commands import select_clients as selecting
 
-    selecting.check_given(settings, selection)
-    selecting.select_clients(config, selection)
+    selecting.select_clients(config, selection, settings)
 
 
 # Last: a package may add commands, but none that fedgs has.

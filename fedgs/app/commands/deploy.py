@@ -12,7 +12,7 @@ import typer
 
 from clients.client_command import ClientOptions, become
 from fedgs.app.commands.run_outcome import with_advice
-from fedgs.cohorts.selection import deployed_settings
+from fedgs.cohorts.selection import deployed_settings, refuse_decided
 from fedgs.cohorts.selection_settings import Thresholds
 from fedgs.config.phases import read_phases
 from fedgs.config.plugins import COHORT_CLASSIFIER, COHORT_COUNTS
@@ -140,14 +140,11 @@ def select_clients(
     reject(
         resume, "use `fedgs deploy submit --resume` to continue a selection; leave out"
     )
-    target = {"target_epsilon": settings.get("target_epsilon")}
-    reject(target, "the selection states its cost by --noise-per-clip; leave out")
     num_nodes = len(_names(submission))
     plain = RunConfig.from_flat(settings)
     num_clients = plain.num_clients or num_nodes * plain.clients_per_node
     decided = deployed_settings(Thresholds(**selection), num_clients, num_nodes)
-    twice = {name: settings.get(name) for name in decided}
-    reject(twice, "the selection decides this setting; leave out")
+    refuse_decided(settings, decided)
     submit(submission, COHORT_COUNTS, None, settings | decided)
 
 

@@ -39,6 +39,7 @@ from fedgs.cohorts.selection import (
     Selection,
     divided,
     read_plan,
+    refuse_decided,
     statements,
     training_settings,
     write_plan,
@@ -65,7 +66,11 @@ SUMMARY = "cohorts.json"
 console = Console()
 
 
-def select_clients(config: RunConfig, selection: Selection) -> None:
+def select_clients(
+    config: RunConfig,
+    selection: Selection,
+    given: Mapping[str, Any],
+) -> None:
     """Selects cohorts into the folder `config.output` and prints what is public.
 
     Privacy: in private mode releases (epsilon, delta)-DP output; event:
@@ -74,11 +79,13 @@ def select_clients(config: RunConfig, selection: Selection) -> None:
     Args:
         config: data, seed, output, engine, num_clients and num_workers are used.
         selection: the settings.
+        given: the settings that the user has given, of those in `config`.
 
     Raises:
         UserError: bad input; nothing was written.
         typer.Exit: the selection stopped early or failed (code 1).
     """
+    refuse_decided(given, training_settings(selection, num_clients=1))
     resolved, data = prepare(config, selection)
     path = Path(resolved.output)
     make_output(path)
@@ -113,21 +120,6 @@ def resume(path: Path) -> None:
     _select(path, config, selection, data)
 
 
-def check_given(settings: Mapping[str, Any], selection: Selection) -> None:
-    """Refuses settings that a selection decides, which it would pass over.
-
-    Args:
-        settings: those of the run that the user has given.
-        selection: what is selected.
-
-    Raises:
-        UserError: names them.
-    """
-    decided = training_settings(selection, num_clients=1)
-    twice = {name: settings.get(name) for name in decided}
-    reject(twice, "the selection decides this setting; leave out")
-
-
 def prepare(
     config: RunConfig,
     selection: Selection,
@@ -138,8 +130,8 @@ def prepare(
         The settings of the classifier's run, and the data with the planted bug.
 
     Raises:
-        UserError: an existing output, a setting that the selection decides, or data
-            without owners, labels or names that a file can hold.
+        UserError: an existing output, or data without owners, labels or names that a
+            file can hold.
     """
     new_output(config.output)
     flower_engine.check(config)
@@ -150,10 +142,6 @@ def prepare(
         "cohort_value": config.cohort_value,
     }
     reject(of_cohorts, why)
-    # A budget beside the noise would stop the classifier's rounds, and not bound what
-    # the selection costs as a whole.
-    target = {"target_epsilon": config.target_epsilon}
-    reject(target, "the selection states its cost by --noise-per-clip; leave out")
     # Workers of Flower have another working directory.
     config = with_absolute_paths(config)
     if config.seed is None:
