@@ -195,12 +195,15 @@ def test_the_classifiers_run_says_what_it_is(select, fedgs):
 @pytest.mark.flower
 @pytest.mark.slow
 def test_flower_selects_what_the_local_engine_selects(select, monkeypatch):
-    """The same strategy and ClientApp: two Ray actors against threads."""
+    """The same strategy and ClientApp: two Ray actors against threads.
+
+    All clients train in every round: fewer would be drawn by a secret of each run.
+    """
     root = Path(__file__).resolve().parents[2]
     python_path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", python_path.rstrip(os.pathsep))
     settings = {"below": 40, "above": 60, "percentiles": True, "num_rounds": 3}
-    settings |= {"bug": "flip"}
+    settings |= {"bug": "flip", "clients_per_round": K}
     code, out, err, flower = select("flower", engine="flower", **settings)
     assert (code, err) == (0, ""), (flower / "flower.log").read_text()
     assert "round 3 of 3" in out
