@@ -23,6 +23,7 @@ nobody looks at, and that asks the metadata service of a cloud which cloud this 
 """
 
 import inspect
+import math
 import os
 import sys
 import threading
@@ -46,6 +47,8 @@ SCAN_SECONDS = 0.5  # between looks at all nodes, for messages from before the c
 IDLE_LEAST = 0.2  # seconds between a client's looks for a message
 IDLE_SHARE = 0.1  # of the time without one: whoever is rarely asked looks rarely
 RECONNECT_SECONDS = 2.0  # until a connection that ended is made anew
+MOST_RECONNECT_SECONDS = 8.0  # after several attempts in a row
+TELL_AGAIN_SECONDS = 600.0  # until a reason that stays is told once more
 PULL_SECONDS = 0.02  # until the second look for a part that is not there yet
 
 VCE = "flwr.server.superlink.fleet.vce"
@@ -248,6 +251,7 @@ def make_resident(client_app: ClientApp) -> None:
     without_kill = SimpleNamespace(getpid=os.getpid, kill=_refused)
     connection.os = without_kill
     retry.os = without_kill
+    threading.excepthook = _without_connections(threading.excepthook)
     hasten_pulls()
 
 
@@ -300,23 +304,36 @@ def lasting(stock: Callable[..., None]) -> Callable[..., None]:
     """Returns a `start_client_internal` that connects again when it was given up.
 
     Flower's returns then, and its process ends with code 0 as if it had been asked to.
-    SIGTERM and Ctrl-C pass through as `SystemExit`, with 0.
+    SIGTERM and Ctrl-C pass through as `SystemExit`, with 0. A client may wait for days
+    until its key is registered: it tells of that seldom.
     """
     from flwr.supercore.object_store import ObjectStoreFactory
     from flwr.supernode.nodestate import NodeStateFactory
 
     def start(**config: Any) -> None:
+        told = ""
+        told_at = -math.inf
+        pause = RECONNECT_SECONDS
         while True:
             # What was half received or half sent is gone: the server asks again.
             objects = ObjectStoreFactory()
             config["state_factory"] = NodeStateFactory(objectstore_factory=objects)
-            reason: object = "the connection to the server has ended"
+            reason = "the connection to the server has ended"
+            began = time.monotonic()
             try:
                 stock(**config)
             except ConnectionError as error:
-                reason = error
-            log(WARNING, "%s; connecting again in %g s", reason, RECONNECT_SECONDS)
-            time.sleep(RECONNECT_SECONDS)
+                reason = str(error)
+            now = time.monotonic()
+            if now - began > MOST_RECONNECT_SECONDS:  # it was a connection
+                told = ""
+                pause = RECONNECT_SECONDS
+            if reason != told or now - told_at >= TELL_AGAIN_SECONDS:
+                log(WARNING, "%s; trying again every few seconds", reason)
+                told = reason
+                told_at = now
+            time.sleep(pause)
+            pause = min(2 * pause, MOST_RECONNECT_SECONDS)
 
     return start
 
@@ -329,6 +346,19 @@ def _refused(*_: object) -> None:
     )
 
 
+def _without_connections(stock: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Returns a `threading.excepthook` that prints nothing where a connection ended.
+
+    A heartbeat is refused beside the loop, whose own next request tells of it.
+    """
+
+    def hook(failure: Any) -> None:
+        if not issubclass(failure.exc_type, ConnectionError):
+            stock(failure)
+
+    return hook
+
+
 def refused_unless_final(stock: Callable[..., None]) -> Callable[..., None]:
     """Returns a `flwr_exit` that ends the process only for a wrong certificate.
 
@@ -339,8 +369,10 @@ def refused_unless_final(stock: Callable[..., None]) -> Callable[..., None]:
     def leave(code: int, message: str = "", **more: Any) -> None:
         if "certificate" in message.lower():
             stock(code, message, **more)
+        line = " ".join(message.split())  # Flower's has two
         raise ConnectionError(
-            f"{message}: is the key of this client registered? Ask who starts the runs"
+            f"{line.rstrip('.')}: is the key of this client registered? Ask who starts "
+            "the runs"
         )
 
     return leave

@@ -35,6 +35,7 @@ CHANGED = {
     CONNECTION: ("flwr_exit", "os"),
     RETRY: ("os",),
     pull_objects: ("__kwdefaults__",),
+    threading: ("excepthook",),
 }
 
 
@@ -295,7 +296,56 @@ def test_a_connection_that_has_ended_is_made_anew_until_sigterm(clock, end):
     with pytest.raises(SystemExit):
         start(state_factory=None, server_address="host:1")
     assert len(set(map(id, states))) == 3  # what was half received is gone
-    assert clock.now == 2 * flower_speed.RECONNECT_SECONDS
+    assert clock.now == 3 * flower_speed.RECONNECT_SECONDS  # once, and then twice that
+
+
+def test_a_client_that_waits_for_days_tells_of_it_seldom(clock, monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(flower_speed, "log", lambda level, *text: told.append(text[1]))
+    attempts = iter(range(1, 402))
+
+    def connect(**config: object) -> None:
+        attempt = next(attempts)
+        if attempt == 401:
+            raise SystemExit(0)
+        if attempt != 201:
+            raise ConnectionError("not registered")
+        clock.sleep(100.0)  # its key was registered, and then the server was stopped
+
+    with pytest.raises(SystemExit):
+        flower_speed.lasting(connect)()
+    # 200 attempts take half an hour, and each ten minutes it tells that it still waits.
+    waited = ["not registered"] * 3
+    assert told == [*waited, "the connection to the server has ended", *waited]
+
+
+@pytest.mark.parametrize("end", [ConnectionError("refused"), LookupError("a bug")])
+@pytest.mark.usefixtures("installed")
+def test_a_refused_heartbeat_prints_no_traceback(monkeypatch, end):
+    """The loop's own request tells why; what else goes wrong is still told."""
+    told: list[object] = []
+
+    def stock(failure: threading.ExceptHookArgs) -> None:
+        told.append(failure.exc_value)
+
+    monkeypatch.setattr(threading, "excepthook", stock)
+    flower_speed.make_resident(lambda **given: client_app.app(**given))
+
+    def beat() -> None:
+        raise end
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    thread.join()
+    assert told == ([] if isinstance(end, ConnectionError) else [end])
+
+
+def test_what_flower_says_in_two_lines_is_told_in_one():
+    leave = flower_speed.refused_unless_final(lambda *_: None)
+    with pytest.raises(ConnectionError) as refusal:
+        leave(601, "Failed to connect.\n[code: 2004] Failed to activate SuperNode.")
+    assert "\n" not in str(refusal.value)
+    assert "SuperNode: is the key of this client registered?" in str(refusal.value)
 
 
 def test_a_server_of_another_authority_ends_the_process():
