@@ -55,7 +55,7 @@ def publish(
         UserError: it exists or cannot be written, the run is not finished or guarantees
             nothing, or the package `datasets` is missing.
     """
-    path = sample_files.check_output(f"hf:{output}").path
+    path = sample_files.check_output(output, form="hf").path
     problem = ""
     if label["guarantee"].startswith(NO_GUARANTEE):
         problem = f"{label['guarantee']}; publish a run that has an epsilon"
@@ -66,7 +66,7 @@ def publish(
     generator = sample.load_generator(folder)
     drawn = sample.draw_samples(folder, count)
     # Samples are drawn while they are written: what does not fit is refused before.
-    sample_files.check_room(f"hf:{output}", drawn)
+    sample_files.check_room(output, drawn, form="hf")
     flat = folder.config.to_flat()
     # Named one by one: a setting that is added later stays here unless it is named.
     settings = {name: flat[name] for name in _OF_GENERATOR if name in flat}

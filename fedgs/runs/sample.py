@@ -26,6 +26,20 @@ SAMPLE_BATCH = 256
 _MOST_SAMPLES = 10_000_000  # of one drawing: their labels are held in memory
 
 
+def check_draws_images(folder: RunFolder) -> None:
+    """Refuses the run of a selection of clients, which trains a classifier alone.
+
+    Raises:
+        UserError: it draws no images.
+    """
+    if folder.config.method in (COHORT_CLASSIFIER, COHORT_COUNTS):
+        raise UserError(
+            f"{folder.path}: this run trains a classifier, which draws no images; "
+            "give the folder of a `fedgs train` (`fedgs privacy of` states what a "
+            "selection cost)"
+        )
+
+
 def load_generator(folder: RunFolder) -> nn.Module:
     """Returns the averaged generator of a finished run, or of its last checkpoint.
 
@@ -35,11 +49,7 @@ def load_generator(folder: RunFolder) -> nn.Module:
         UserError: the run has no generator yet, or trains none, or its ledger is
             missing or altered.
     """
-    if folder.config.method in (COHORT_CLASSIFIER, COHORT_COUNTS):
-        raise UserError(
-            f"{folder.path}: this run trains a classifier, which draws no images; "
-            "give the folder of a `fedgs train`"
-        )
+    check_draws_images(folder)
     folder.check_history()
     generator = build_generator(folder.config, 0)
     tensors = folder.average()

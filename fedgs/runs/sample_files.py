@@ -184,8 +184,15 @@ class Output:
     path: Path
 
     @classmethod
-    def of(cls, text: str | Path) -> "Output":
-        """Reads FORM:PATH, or a path whose ending is its form; without it a folder."""
+    def of(cls, text: str | Path, form: str | None = None) -> "Output":
+        """Reads FORM:PATH, or a path whose ending is its form; without it a folder.
+
+        Args:
+            text: what the user has given.
+            form: where it is known, so that all of the text is the path.
+        """
+        if form is not None:
+            return cls(form, Path(text).expanduser())
         form, colon, rest = str(text).partition(":")
         if colon and form in FORMS and not isinstance(text, Path):
             return cls(form, Path(rest).expanduser())
@@ -193,16 +200,17 @@ class Output:
         return cls(path.suffix[1:] or "folder", path)
 
 
-def check_output(output: str | Path) -> Output:
+def check_output(output: str | Path, form: str | None = None) -> Output:
     """Refuses a name that samples cannot be written under, before they are drawn.
 
     Args:
         output: as of `Samples.write`.
+        form: as of `Output.of`.
 
     Raises:
         UserError: no form that is known, nowhere, or something is there.
     """
-    where = Output.of(output)
+    where = Output.of(output, form)
     raise_if_any(f"output = {output}", _output_problems(where))
     return where
 
@@ -240,13 +248,23 @@ def writing(output: str | Path) -> AbstractContextManager[None]:
     return wrap_error(OSError, f"output = {output}: it cannot be written", remedy)
 
 
-def check_room(output: str | Path, drawn: Samples) -> None:
+def check_room(
+    output: str | Path,
+    drawn: Samples,
+    form: str | None = None,
+) -> None:
     """Refuses samples that cannot be written there, before the first one is drawn.
+
+    Args:
+        output: as of `Samples.write`.
+        drawn: the samples.
+        form: as of `Output.of`.
 
     Raises:
         UserError: too many of them, or classes that cannot be the names of folders.
     """
-    raise_if_any(f"output = {output}", _room_problems(Output.of(output), drawn))
+    where = Output.of(output, form)
+    raise_if_any(f"output = {output}", _room_problems(where, drawn))
 
 
 def _room_problems(where: Output, drawn: Samples) -> Iterator[str]:

@@ -189,7 +189,9 @@ def test_the_classifiers_run_says_what_it_is(select, fedgs):
     # Two releases of z = 2: mu^2 = 2, and no response of epsilon 3 yet.
     assert "6.573" in out
     assert "excludes the questions that select cohorts" in " ".join(out.split())
-    refused(fedgs("sample", run, "--output", "x.png"), ".*a classifier, which draws no")
+    for command, file in (("sample", "x.png"), ("report", "x.html")):
+        told = fedgs(command, run, "--output", run.parent / file)
+        refused(told, ".*a classifier, which draws no images; .*fedgs privacy of")
 
 
 @pytest.mark.flower
