@@ -26,9 +26,11 @@ from fedgs.runs.data_card import NO_GUARANTEE
 from fedgs.runs.run_folder import RunFolder, versions_of
 
 LABEL_HOLDS = "holds, under the conditions of this label"
-UNFINISHED = "so far, for the run is not finished: each further release costs more"
+UNFINISHED = "the run is not finished, and each further release raises epsilon"
+ALL_RELEASED = "the run is not finished, but all of its releases are counted"
 NOT_COVERED = [
-    "tuning: choosing one of k runs by results on private data costs about sqrt(k)",
+    "tuning: choosing one of k runs by results on private data costs as much as all "
+    "of them, about sqrt(k) times mu",
     "other runs and releases on the same data, and scores from real images",
 ]
 # Trust models; a simulation is one place, too.
@@ -101,7 +103,8 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
         epsilon = first.epsilon
         guarantee = [LABEL_HOLDS, *_caveats(first)]
         if not folder.is_finished:
-            guarantee.append(UNFINISHED)
+            is_released = folder.last_round >= config.num_rounds
+            guarantee.append(ALL_RELEASED if is_released else UNFINISHED)
     side = config.image_size
     public = [
         f"{config.num_clients} clients, {config.num_classes} classes",

@@ -10,7 +10,7 @@ from fedgs.audit.finding import Finding
 from fedgs.cohorts.cohort_file import EXCLUDED
 from fedgs.files import write_json
 from fedgs.privacy.accountant import SEEDED
-from fedgs.privacy_label import LABEL_HOLDS, UNFINISHED, privacy_label
+from fedgs.privacy_label import ALL_RELEASED, LABEL_HOLDS, UNFINISHED, privacy_label
 from fedgs.runs import epsilons
 from fedgs.runs.data_card import NO_GUARANTEE
 from fedgs.runs.run_folder import RunFolder
@@ -76,13 +76,17 @@ def test_a_run_that_is_not_private_has_no_guarantee(tmp_path, settings, why):
     assert flaw(tmp_path / "run") == why
 
 
-def test_an_unfinished_a_refuted_and_a_broken_run_say_so(run):
+def test_an_unfinished_a_refuted_and_a_broken_run_say_so(run, monkeypatch):
     audited(run, finding("A takes part", 10.0), holds=False)
     assert flaw(run) == "`fedgs audit` refuted it"
     assert privacy_label(run)["audited_bound"]["lower_bound"] == 10.0
     shutil.rmtree(run / "audit")
     (run / "generator.safetensors").unlink()
-    assert privacy_label(run)["guarantee"] == f"{LABEL_HOLDS}; {UNFINISHED}"
+    config = RunFolder.open(run).config
+    for last_round in range(config.num_rounds + 1):
+        monkeypatch.setattr(RunFolder, "last_round", last_round)
+        caveat = ALL_RELEASED if last_round == config.num_rounds else UNFINISHED
+        assert privacy_label(run)["guarantee"] == f"{LABEL_HOLDS}; {caveat}"
     keep_lines(run / "ledger.jsonl", -1)
     with pytest.raises(ValueError, match="ledger"):
         privacy_label(run)

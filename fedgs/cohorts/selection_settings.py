@@ -44,7 +44,7 @@ class Thresholds:
     """
 
     below: float | None = flag(
-        None, "Accuracy, from 0 to 1, below which clients form the cohort `below`."
+        None, "Accuracy, from 0 to 1, up to which clients form the cohort `selected`."
     )
     above: float | None = flag(
         None, "Accuracy, from 0 to 1, above which clients form the cohort `above`."

@@ -10,7 +10,7 @@ tens of thousands.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,7 @@ def demo() -> RunConfig:
 
 
 DEFAULT = "feature-means"
+OF_FILE = "recipe"  # key of a TOML file: the recipe that its settings belong to
 HELD_OUT = 0.1  # of every owner's images, where the data have no test split
 OWNERS_HELD_OUT = 0.2  # of owners, of a source most of whose owners have few images
 # Least `signal_of`, and what it pays for: the side of the low frequencies, and the axes
@@ -208,6 +209,8 @@ MOMENTS = ((1761, 12, 40), (1056, 10, 30), (645, 8, 0), (200, 6, 0), (0, 4, 0))
 # Below it moments have all of mu^2: features still help the 539 writers at epsilon 1
 # (204), and less was not tried.
 LEAST_FOR_FEATURES = 200
+# All settings that follow from it, unless they are given.
+FITTED = ("moment_size", "latent_dim", "num_rounds", "phases", "generator")
 # From the first on at least the second: a refiner takes off noise that Gaussians draw.
 REFINED_SIDE = (500, 10)
 
@@ -221,13 +224,14 @@ def is_fitted(config: RunConfig) -> bool:
     return config.recipe == DEFAULT and isinstance(config, MomentSettings)
 
 
-def moments_for(config: RunConfig) -> dict[str, Any]:
+def moments_for(config: RunConfig, keeps_phases: bool = False) -> dict[str, Any]:
     """Returns the settings of the moments, and features or not, that a budget pays for.
 
     Privacy: public. It depends on clients, nodes and noise, and on no image.
 
     Args:
         config: resolved, so with noise.
+        keeps_phases: whether somebody has chosen the phases.
 
     Raises:
         UserError: the budget pays for no features, and somebody chose their network.
@@ -243,18 +247,34 @@ def moments_for(config: RunConfig) -> dict[str, Any]:
     if axes:
         found["latent_dim"] = axes
     last = [phase for phase in config.phases if phase.method in OF_TRUNKS]
-    if last and signal < LEAST_FOR_FEATURES:
+    if last and signal < LEAST_FOR_FEATURES and not keeps_phases:
         refuse_features(config)
         names = "num_rounds", "phases", "generator"
         found |= {name: getattr(moments(), name) for name in names}
     elif last and signal >= REFINED_SIDE[0]:
         side = max(side, REFINED_SIDE[1])
-    if axes:
+    if axes and not keeps_phases:
         phases = (*moments_parts().phases, *last)
         found |= {"num_rounds": len(phases), "phases": phases}
     # As many coordinates with every number of channels.
     size = max(2, round(side / (config.image_channels or 1) ** 0.5))
     return found | {"moment_size": size}
+
+
+def fitted(config: RunConfig, chosen: Collection[str]) -> dict[str, Any]:
+    """Returns the settings of `moments_for` that nobody has chosen.
+
+    Privacy: public.
+
+    Args:
+        config: as of `moments_for`.
+        chosen: names of settings that stay.
+
+    Raises:
+        UserError: as of `moments_for`.
+    """
+    found = moments_for(config, keeps_phases="phases" in chosen)
+    return {name: value for name, value in found.items() if name not in chosen}
 
 
 def refuse_features(config: RunConfig) -> None:
@@ -340,12 +360,25 @@ def described(config: RunConfig) -> str:
     if config.client_selection == "all":
         who = "all"
     name = config.recipe or config.methods
+    if _has_other_phases(config):
+        name += " with other phases"
     phases = ", ".join(texts)
     if phases == name:  # a recipe of one release is called like its only phase
         title = name
     else:
         title = f"{name}: {phases}"
     return f"Recipe {title}. Each round asks {who} of {num_clients} clients."
+
+
+def _has_other_phases(config: RunConfig) -> bool:
+    """Tells whether somebody has put other phases in the place of the recipe's."""
+    if config.recipe not in RECIPES:
+        return False
+    known = [RECIPES[config.recipe]()]
+    if config.recipe == DEFAULT:
+        known.append(moments_parts())  # which it may be fitted to
+    own = {phase.method for phase in config.phases}
+    return not own <= {phase.method for made in known for phase in made.phases}
 
 
 def shares_of(config: RunConfig) -> list[float]:
@@ -400,16 +433,17 @@ def configure(
     """Builds a configuration: the recipe, then the TOML file, then the flags.
 
     Args:
-        recipe_name: the recipe's name. None means the default recipe, whatever else is
-            given.
+        recipe_name: the recipe's name. None means that of the file, or else the default
+            recipe, whatever else is given.
         config_file: a TOML file of settings that override the recipe's.
         given: the settings that override both.
         engine: the engine, unless the file or `given` name another one.
 
     Raises:
-        UserError: an unknown recipe, setting or value, or an unreadable file.
+        UserError: an unknown recipe, setting or value, an unreadable file, or one of
+            another recipe.
     """
-    config = recipe(recipe_name or DEFAULT)
+    config = recipe(_recipe_of(recipe_name, config_file))
     config = dataclasses.replace(config, engine=engine)
     of_file = settings_in(config_file, config.phases)
     # A relation that the file names stays, whatever unit the flags give.
@@ -419,6 +453,22 @@ def configure(
     return config.validate()
 
 
+def _recipe_of(name: str | None, config_file: Path | None) -> str:
+    """Returns the recipe that is given, that of a file, or the default one."""
+    of_file = None
+    if config_file is not None:
+        of_file = read_toml("config", config_file).get(OF_FILE)
+    if of_file is None:
+        return name or DEFAULT
+    if not isinstance(of_file, str) or name not in (None, of_file):
+        raise UserError(
+            f"{OF_FILE} = {of_file!r}: {config_file} is a file of this recipe, and not "
+            f"of {name or DEFAULT}; leave out --recipe, or give a file without "
+            f"{OF_FILE}"
+        )
+    return of_file
+
+
 def settings_in(
     config_file: Path | None,
     phases: Sequence[Phase] = (Phase(GS_WGAN),),
@@ -426,7 +476,8 @@ def settings_in(
     """Returns the settings that a TOML file names; none without a file.
 
     Args:
-        config_file: plain settings, and tables of them; see `fedgs.config.tree`.
+        config_file: plain settings, and tables of them; see `fedgs.config.tree`. The
+            name of its recipe is none of them.
         phases: the run's phases, unless the file has its own.
 
     Raises:
@@ -435,6 +486,7 @@ def settings_in(
     if config_file is None:
         return {}
     settings = read_toml("config", config_file)
+    settings.pop(OF_FILE, None)
     if "phases" in settings:
         phases = read_phases(settings["phases"])
     found = flattened(settings, f"config = {config_file}", methods_of(phases))

@@ -41,7 +41,7 @@ BUILT_IN = (
 OWNERS = {
     "mnist-by-writer": "a writer",
     "femnist": "a writer",
-    "fonts": "a font",
+    "fonts": "a pseudo-writer",
     "chest-xray": "a patient",
 }
 

@@ -217,7 +217,8 @@ class Settings:
     num_clients: int | None = option(
         None,
         "Federation",
-        "Number of clients (units of privacy). Default: every client in the data.",
+        "Number of clients (units of privacy). Default: all clients of the data, if "
+        "data are read.",
         traits=("clients", "mechanism"),
         at_least=1,
     )
@@ -417,7 +418,7 @@ class Settings:
     output: str = option(
         "",
         "Runtime",
-        "Run folder to create. Example: runs/mine.",
+        "Run folder to create. Default: a new one in runs/.",
         traits=("stays", "path", "machine"),
     )
     seed: int | None = option(

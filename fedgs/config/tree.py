@@ -122,7 +122,8 @@ def _value_of(text: str) -> Any:
 def as_toml(config: RunConfig, undecided: Collection[str] = ()) -> Iterator[str]:
     """Yields the lines of a TOML file with all settings, each below its help.
 
-    Settings that are unset are comments. `fedgs train --config` reads the file.
+    Settings that are unset are comments. `fedgs train --config` reads the file, with
+    the name of the recipe.
 
     Privacy: public, as settings are; paths and seeds are among them.
 
@@ -130,6 +131,10 @@ def as_toml(config: RunConfig, undecided: Collection[str] = ()) -> Iterator[str]
         config: the configuration of a recipe or a run.
         undecided: names of settings that follow from the data unless they are given.
     """
+    if config.recipe:
+        yield "# Recipe to which these settings belong."
+        yield f"recipe = {_written(config.recipe)}"
+        yield ""
     # Settings of methods that the run does not have are left out: they are refused.
     known = {spec.name for spec in dataclasses.fields(config)}
     for table, group in TABLES.items():
@@ -147,6 +152,8 @@ def as_toml(config: RunConfig, undecided: Collection[str] = ()) -> Iterator[str]
                 value = getattr(config, spec.name)
             yield from _setting_lines(spec, value)
         yield ""
+    if "phases" in undecided:
+        return
     for phase in config.phases:
         yield "[[phases]]"
         yield f"method = {_written(phase.method)}"

@@ -159,6 +159,11 @@ class Statement:
         return self.label == VALID and self.epsilon is not None and self.delta < 1
 
     @property
+    def is_hypothetical(self) -> bool:
+        """Whether it supposes masks, and the rounds that it is about had none."""
+        return _NOT_MASKED in self.conditions
+
+    @property
     def unit_in_words(self) -> str:
         """What one unit is, in a few words; one of the conditions says more of it."""
         prefix = f"{self.unit}: "

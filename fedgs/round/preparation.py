@@ -22,7 +22,7 @@ from fedgs.config.amplification_rules import PUBLIC_SELECTION
 from fedgs.config.checks import model_problems
 from fedgs.config.fields import refuse
 from fedgs.config.method_settings import settings_with
-from fedgs.config.recipes import HELD_OUT, OWNERS_HELD_OUT, moments_for
+from fedgs.config.recipes import HELD_OUT, OWNERS_HELD_OUT, fitted
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
@@ -275,8 +275,7 @@ def fitted_to_data(
     resolved, data = resolve(config, load=load)
     # Over the settings as they were given, not the resolved ones: these have noise for
     # the phases of before, and the noise is calibrated anew for the fitted ones.
-    fitted = {n: v for n, v in moments_for(resolved).items() if n not in given}
-    return dataclasses.replace(config, **fitted), data
+    return dataclasses.replace(config, **fitted(resolved, given)), data
 
 
 def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:

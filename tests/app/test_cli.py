@@ -24,7 +24,7 @@ from fedgs.app.cli import main as cli
 from fedgs.app.commands import train as running
 from fedgs.app.flags import MOST_USED
 from fedgs.config.method_settings import settings_of
-from fedgs.config.recipes import configure, recipe
+from fedgs.config.recipes import FITTED, configure, recipe
 from fedgs.files import write_json
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
@@ -131,11 +131,30 @@ def test_the_printed_settings_are_a_file_that_configures_the_same(fedgs, tmp_pat
     for recipe_name in ("feature-means-gs-wgan", "algorithm-2", "fedavg-gan"):
         out = printed(fedgs("settings", recipe_name))
         (tmp_path / "all.toml").write_text(out)
-        found = configure(recipe_name, tmp_path / "all.toml", {})
+        found = configure(None, tmp_path / "all.toml", {})
         assert found == configure(recipe_name, None, {})
     changed = printed(fedgs("settings", "gs-wgan", "--set", "gs-wgan.batch_size=7"))
     assert tomllib.loads(changed)["gs-wgan"]["batch_size"] == 7
     assert "# Share of each owner" in changed
+
+
+def test_the_file_of_the_default_leaves_to_the_clients_what_follows_from_them(fedgs):
+    written = tomllib.loads(printed(fedgs("settings")))
+    assert written["recipe"] == "feature-means"
+    assert "phases" not in written
+    assert not {*FITTED} & {name for group in written.values() for name in group}
+    chosen = tomllib.loads(printed(fedgs("settings", "--set", "moment_size=7")))
+    assert chosen["training"]["moment_size"] == 7
+
+
+def test_a_file_of_another_recipe_is_refused(fedgs, tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text(printed(fedgs("settings", "moments")))
+    done = fedgs("train", "--recipe", "gs-wgan", "--config", file, "--dry-run")
+    refused(done, "recipe = 'moments': .*own.toml is a file of .* leave out --recipe")
+    assert 'recipe = "moments"' in printed(fedgs("settings", "--config", file))
+    file.write_text("recipe = 3")
+    refused(fedgs("train", "--config", file, "--dry-run"), "recipe = 3: ")
 
 
 def test_the_settings_of_a_run_are_printed(fedgs, trained):
@@ -354,6 +373,27 @@ def test_delta_at_an_epsilon(fedgs):
     assert "< 1e-300" in printed(fedgs("privacy", "plan", *less))  # where it underflows
 
 
+@pytest.mark.parametrize(
+    ("clients", "more", "num_rounds"),
+    [
+        (3118, [], 5),  # parts of classes as well
+        (539, [], 4),
+        (20, [], 3),  # moments alone
+        (3118, ["--set", "phases=means,pretrained-features"], 2),
+    ],
+)
+def test_the_plan_of_the_default_is_fitted_as_its_run_is(
+    fedgs, clients, more, num_rounds
+):
+    given = flags(target_epsilon=3, num_clients=clients)
+    rows = statements(fedgs("privacy", "plan", *given, *more, "--json"))
+    assert {row["num_rounds"] for row in rows} == {num_rounds}
+    said = {f"count: every client takes part in all {num_rounds} rounds"}
+    if not more:
+        said = {f"{text}, of which {num_rounds} release embeddings" for text in said}
+    assert said <= {*rows[0]["conditions"]}
+
+
 OTHER_PLATFORM = {"noise_std": 4.8e-5, "clip_bound": 1, "num_rounds": 100}
 
 
@@ -369,7 +409,7 @@ def test_noise_of_another_platform_is_stated_for_one_round_and_for_all(fedgs):
             assert found[num_rounds, relation] == pytest.approx(expected, rel=1e-6)
     shown = printed(fedgs(*given))
     assert "2.172e+08" in shown
-    assert "protects nobody" in shown
+    assert "protects nobody (server, replace-one; server, zero-out)" in shown
     # What counts is the noise over the clip.
     scaled = OTHER_PLATFORM | {"noise_std": 2.4, "clip_bound": 2, "num_rounds": 1}
     rows = statements(fedgs("privacy", "plan", *flags(**scaled), "--json"))

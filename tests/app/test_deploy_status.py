@@ -14,6 +14,7 @@ from fedgs.files import write_json
 from fedgs.runs import epsilons
 from fedgs.runs.run_folder import RunFolder
 from refusals import assert_refused
+from report_folders import make_run
 from server.progress import RunProgress
 from tiny import FULL_PARTICIPATION, tiny_config, tiny_data
 
@@ -59,6 +60,14 @@ def test_status_has_the_numbers_that_other_commands_print(trained):
     assert shown == [(s.adversary, s.relation, s.epsilon) for s in stated]
     assert not any(e["guarantee"] for e in status["epsilons"])  # the noise is seeded
     assert (status["phase"], status["nodes"]) == (None, None)  # it was not deployed
+
+
+def test_status_leaves_out_what_masks_would_give_and_are_not_there(tmp_path):
+    path = make_run(tmp_path / "run", engine="flower")
+    stated = {row.adversary for row in epsilons.of_run(path)}
+    assert stated == {"release", "server", "secagg"}
+    shown = {entry["adversary"] for entry in status_of(path)["epsilons"]}
+    assert shown == {"release", "server"}
 
 
 def test_round_is_that_of_the_checkpoint_where_metrics_were_lost(trained):

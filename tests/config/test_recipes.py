@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedgs.config.phases import read_phases
-from fedgs.config.recipes import RECIPES, configure, is_fitted, recipe
+from fedgs.config.recipes import RECIPES, configure, described, is_fitted, recipe
 from fedgs.config.run_config import RunConfig, check_names
 from fedgs.data.partition import DIGITS_NUM_CLIENTS
 from fedgs.gan import losses, models
@@ -121,3 +121,4 @@ def test_default_with_other_phases_in_its_place_is_not_fitted(phases):
     config = configure("feature-means", None, {"phases": phases, "num_rounds": 3})
     assert not is_fitted(config)
     assert is_fitted(configure("feature-means", None, {}))
+    assert described(config).startswith("Recipe feature-means with other phases: ")

@@ -311,6 +311,8 @@ def test_secagg_is_hypothetical_unless_every_round_was_aggregated():
     for events in ([plain], [plain, masked], [masked]):
         found = statements_of_runs([run(events)], 1e-5)
         assert (text in conditions(found, "secagg")) == (plain in events)
+        marked = {row.adversary for row in found if row.is_hypothetical}
+        assert marked == ({"secagg"} if plain in events else set())
         assert text not in conditions(found, "server")
 
 

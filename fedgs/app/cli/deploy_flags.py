@@ -22,6 +22,7 @@ from fedgs.cohorts.selection_settings import Thresholds
 from fedgs.config.method_settings import settings_with
 from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.recipes import ALL, DEFAULT
+from fedgs.config.run_config import ResolvedConfig
 from fedgs.errors import UserError, reject
 from server.launch.server_command import ServerOptions
 from server.launch.submit import Submission
@@ -188,10 +189,15 @@ def debug(
                 "node_sizes is unset: what can be found depends on it; give "
                 "--node-sizes, the number of owners at each client, such as 120,45,300"
             )
-    from fedgs.app.commands import deploy
+    from fedgs.app.commands import deploy, forecast
     from fedgs.app.debug import power
 
-    deploy.submit(submission, recipe, config, settings, power.show, dry_run)
+    def shown(resolved: ResolvedConfig) -> None:
+        power.show(resolved)
+        if dry_run:
+            forecast.show_deployed(resolved)
+
+    deploy.submit(submission, recipe, config, settings, shown, dry_run)
 
 
 @app.command()

@@ -39,8 +39,17 @@ from fedgs.app.flags import (
 )
 from fedgs.app.tables import folded
 from fedgs.cohorts.selection_settings import Selection
+from fedgs.config.method_settings import settings_of
 from fedgs.config.plugins import GROUP_MEANS
-from fedgs.config.recipes import DEFAULT, HELD_OUT, configure, recipe, settings_in
+from fedgs.config.recipes import (
+    DEFAULT,
+    FITTED,
+    HELD_OUT,
+    configure,
+    is_fitted,
+    recipe,
+    settings_in,
+)
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, reject
 
@@ -64,6 +73,9 @@ app.add_typer(deploy_flags.app, name="deploy")
 OF_TRAIN = defaults_of(DEFAULT) | {"test_fraction": HELD_OUT}
 # How images are read follows from the run, or from what is evaluated.
 OF_EVALUATION = dict.fromkeys((*READING, *SHAPE))
+# How a source is read that is given as an argument.
+OF_SOURCE = tuple(spec.name for spec in settings_of("Data") if spec.name != "data")
+INSPECTED = (*OF_SOURCE, "num_clients", "seed")
 # Of a selection of clients, beside how its data are read.
 SELECTING = ("output", "engine", "seed", "num_clients", "num_workers")
 FORMAT_WARNING = warnings.formatwarning  # Python's own, before `main` replaces it
@@ -156,10 +168,11 @@ def demo(
     The same as `fedgs train --recipe demo --engine flower`.
     """
     from fedgs.app.commands import train as running
+    from fedgs.round.preparation import with_held_out
 
     # Through Flower, because the demo is to show messages between processes.
     config = replace(recipe("demo"), engine="flower", output=output)
-    running.train(config, {})
+    running.train(with_held_out(config, {}), {})
 
 
 @app.command()
@@ -221,8 +234,9 @@ def evaluate(
 @settings_flags(has_set=True)
 def show_settings(
     source: Annotated[
-        str, typer.Argument(help="Name of a recipe, or a run folder.")
-    ] = DEFAULT,
+        str | None,
+        typer.Argument(help="Name of a recipe, or a run folder.", show_default=DEFAULT),
+    ] = None,
     config: ConfigOption = None,
     *,
     settings: dict[str, Any],
@@ -233,7 +247,7 @@ def show_settings(
     """
     from fedgs.config.tree import as_toml
 
-    if (Path(source) / "config.json").exists():
+    if source is not None and (Path(source) / "config.json").exists():
         from fedgs.runs.run_folder import RunFolder
 
         # A run's settings are what it was made with; nothing can be put over them.
@@ -251,8 +265,10 @@ def show_settings(
     else:
         configured = configure(source, config, settings)
         given = settings_in(config, configured.phases) | settings
-        # `train` decides it by the data.
+        # `train` decides them by the data.
         undecided = {"test_fraction", "test_owners"}
+        if is_fitted(configured):
+            undecided.update(FITTED)
         lines = as_toml(configured, undecided - given.keys())
     for line in lines:
         print(line)
@@ -295,7 +311,7 @@ def report(
 
 
 @data_app.command("inspect")
-@settings_flags("Data", "num_clients", "seed", has_set=True)
+@settings_flags(*INSPECTED, has_set=True)
 def inspect_data(
     source: Annotated[
         str,
@@ -308,13 +324,13 @@ def inspect_data(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Print what a data source contains, and write a sheet of its first images.
+    """Print what a data source contains, and write a sheet of twelve clients' images.
 
     Both are private: only the owner of the images may see them.
 
     Example: fedgs data inspect npz:mine.npz
     """
-    # --data is among the flags of reading, but here the argument is the source.
+    # `--set` may give it all the same.
     reject(
         {"data": settings.pop("data", None)}, "SOURCE names the data already; leave out"
     )

@@ -19,8 +19,8 @@ from fedgs.config.plugins import COHORT_CLASSIFIER, COHORT_COUNTS
 from fedgs.config.recipes import (
     configure,
     described,
+    fitted,
     is_fitted,
-    moments_for,
     settings_in,
 )
 from fedgs.config.run_config import ResolvedConfig, RunConfig
@@ -167,12 +167,8 @@ def _fitted(config: RunConfig, chosen: Mapping[str, Any]) -> RunConfig:
         config: the configuration of the recipe.
         chosen: settings that stay.
     """
-    fitted = {
-        name: value
-        for name, value in moments_for(_resolved(config)).items()
-        if name not in chosen
-    }
-    return dataclasses.replace(config, **fitted).validate()
+    own = fitted(_resolved(config), chosen)
+    return dataclasses.replace(config, **own).validate()
 
 
 def _resolved(config: RunConfig) -> ResolvedConfig:

@@ -109,8 +109,13 @@ def _fit(folder: RunFolder) -> str | None:
 
 
 def _epsilons(run: Path) -> list[dict[str, Any]]:
-    """Returns what `fedgs privacy` says, by adversary and relation."""
-    rows = [row.to_json() for row in epsilons.of_run(run)]
+    """Returns what `fedgs privacy` says, by adversary and relation.
+
+    What secure aggregation would give is left out where the run has none: here are no
+    conditions that say so.
+    """
+    found = epsilons.of_run(run)
+    rows = [row.to_json() for row in found if not row.is_hypothetical]
     return [{name: row[name] for name in EPSILON} for row in rows]
 
 

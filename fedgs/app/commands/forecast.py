@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedgs.app.commands.privacy_words import ABSURD_EPSILON, legend
+from fedgs.app.commands.privacy_words import ABSURD_EPSILON, legend, without_public
 from fedgs.app.commands.run_outcome import in_words, near
 from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
@@ -90,8 +90,7 @@ def unit_of(config: ResolvedConfig) -> str:
 def _public(config: ResolvedConfig) -> str:
     """Returns what is public, without the word that every condition begins with."""
     conditions = config.public_conditions or ("nothing but the settings",)
-    said = [text.removeprefix("public data: ") for text in conditions]
-    return "; ".join(text.removeprefix("public: ") for text in said)
+    return "; ".join(without_public(text) for text in conditions)
 
 
 def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
@@ -470,12 +469,16 @@ def signal_note(config: ResolvedConfig) -> str:
 
 
 def stated(config: ResolvedConfig) -> list[list[str]]:
-    """Returns adversary, relation and epsilon of every guarantee of a plan."""
+    """Returns adversary, relation and epsilon of every guarantee that a plan has.
+
+    What secure aggregation would give is none where it is not planned.
+    """
     plan = Plan.from_config(config)
     costs = selection_costs([config])
     rows: list[list[str]] = []
     for row in statements(plan, config.delta, selections=costs):
-        if row.guarantee and row.epsilon is not None:
+        is_own = row.guarantee and not row.is_hypothetical
+        if is_own and row.epsilon is not None:
             rows.append([row.adversary, row.relation, upper(row.epsilon)])
     return rows
 

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import string
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,17 @@ from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.fields import LARGEST_NOISE, SMALLEST_NOISE
-from fedgs.config.recipes import configure
+from fedgs.config.recipes import configure, fitted, is_fitted, settings_in
 from fedgs.config.rounds import MOST_ROUNDS
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, reject
-from fedgs.privacy.accountant import AS_PUBLISHED, VALID, Statement, statements
+from fedgs.privacy.accountant import (
+    AS_PUBLISHED,
+    HYPOTHETICAL,
+    VALID,
+    Statement,
+    statements,
+)
 from fedgs.privacy.budget import calibrate_noise, largest_num_rounds
 from fedgs.privacy.gaussian import LEAST_DELTA, check_numbers
 from fedgs.privacy.oracle import as_published
@@ -71,8 +77,11 @@ def of_settings(
         raise UserError(
             "delta: --at-epsilon asks for the delta; leave out one of the two"
         )
-    # 0 stands for noise that is unset: it is calibrated below, or refused.
-    plan = Plan.from_config(dataclasses.replace(config, noise_multiplier=noise or 0.0))
+    plan = _planned(config, noise)
+    if is_fitted(config):
+        chosen = settings_in(config_file, config.phases) | settings
+        config = _fitted(config, chosen, plan, colluding)
+        plan = _planned(config, noise)
     if is_limited:
         most = _largest(config, plan, colluding)
         plan = plan.ended_after(min(most, config.num_rounds))
@@ -93,10 +102,49 @@ def of_settings(
     return [*stated, *as_published(plan, config.delta)]
 
 
+def _planned(config: RunConfig, noise: float | None) -> Plan:
+    """Returns the plan of settings; 0 stands for noise that is unset.
+
+    Such noise is calibrated, or refused.
+    """
+    return Plan.from_config(dataclasses.replace(config, noise_multiplier=noise or 0.0))
+
+
+def _fitted(
+    config: RunConfig,
+    chosen: Collection[str],
+    plan: Plan,
+    colluding: int,
+) -> RunConfig:
+    """Returns the default recipe as a run of so many clients would have it.
+
+    Args:
+        config: the configuration of the recipe.
+        chosen: names of settings that stay.
+        plan: of these settings.
+        colluding: nodes of a round whose noise the secagg adversary knows.
+    """
+    noise = config.noise_multiplier
+    if noise is None and config.target_epsilon is None:
+        return config  # without either, a plan is refused
+    if noise is None:
+        noise = _noise_for_target(config, plan, colluding)
+    known = dataclasses.replace(config, noise_multiplier=noise)
+    return dataclasses.replace(config, **fitted(known, chosen)).validate()
+
+
 def _calibrated(config: RunConfig, plan: Plan, colluding: int) -> float:
     """Returns the noise for the target and says so."""
+    noise_multiplier = _noise_for_target(config, plan, colluding)
+    # On standard error, because --json owns standard output.
+    text = f"noise_multiplier {noise_multiplier:g} for {_target_text(config)}"
+    say(text, is_error=True)
+    return noise_multiplier
+
+
+def _noise_for_target(config: RunConfig, plan: Plan, colluding: int) -> float:
     asked = Target.of(config, selection_costs([config]))
-    noise_multiplier = calibrate_noise(
+    return calibrate_noise(
         plan,
         target_epsilon=asked.epsilon,
         delta=asked.delta,
@@ -105,10 +153,6 @@ def _calibrated(config: RunConfig, plan: Plan, colluding: int) -> float:
         colluding=colluding,
         selections=asked.selections,
     )
-    # On standard error, because --json owns standard output.
-    text = f"noise_multiplier {noise_multiplier:g} for {_target_text(config)}"
-    say(text, is_error=True)
-    return noise_multiplier
 
 
 def _largest(config: RunConfig, plan: Plan, colluding: int) -> int:
@@ -311,10 +355,13 @@ def show(statements: Sequence[Statement]) -> None:
     say("A row holds only under these conditions; brackets name the adversaries:")
     for condition in conditions_of(statements):
         say(f"- {condition}")
-    if any(_protects_nobody(row) for row in statements):
+    absurd = [row for row in statements if _protects_nobody(row)]
+    if absurd:
+        names = [f"{row.adversary}, {row.relation}" for row in absurd]
+        which = "; ".join(dict.fromkeys(names))
         say(
-            f"An epsilon above {ABSURD_EPSILON:g} protects nobody: the releases may "
-            "tell for certain whether somebody's data are in them."
+            f"An epsilon above {ABSURD_EPSILON:g} protects nobody ({which}): what is "
+            "released may tell for certain whether somebody's data are in it."
         )
 
 
@@ -331,6 +378,8 @@ def _caveat(row: Statement) -> str:
 
 
 def _holds(row: Statement) -> str:
+    if row.guarantee and row.is_hypothetical:
+        return HYPOTHETICAL
     if row.guarantee:
         return "yes"
     return f"NO{_caveat(row)}"

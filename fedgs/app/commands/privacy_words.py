@@ -81,8 +81,14 @@ def explained(label: Mapping[str, Any]) -> list[str]:
     caveats = label["guarantee"].split("; ")[1:]
     if caveats:
         lines.append(f"Please note: {'; '.join(caveats)}.")
-    lines.append(f"Not protected, because public: {'; '.join(label['public'])}.")
+    public = [without_public(text) for text in label["public"]]
+    lines.append(f"Not protected, because public: {'; '.join(public)}.")
     return lines
+
+
+def without_public(condition: str) -> str:
+    """Returns a condition without the word that it begins with, to stand behind it."""
+    return condition.removeprefix("public data: ").removeprefix("public: ")
 
 
 def legend(adversaries: Iterable[str], relations: Iterable[str]) -> list[str]:
