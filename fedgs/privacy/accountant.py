@@ -410,7 +410,7 @@ def statements(
 def _planned(plan: Plan, selection: str, colluding: int) -> _Rounds:
     reason = plan.why_not_amplified(selection)
     if reason:
-        no_amplification = f"it is refused: {reason}"
+        no_amplification = reason
     elif plan.amplification:
         no_amplification = ""
     else:
@@ -496,7 +496,7 @@ def _released(
     reason = DEPLOYED if is_deployed else together.why_not_amplified()
     sampled: tuple[Sampled, ...] = ()
     if reason:
-        no_amplification = f"it is refused: {reason}"
+        no_amplification = reason
     elif not all(run.config.amplification for run in runs):
         # The promise that nobody learns who was drawn has to cover every run.
         no_amplification = _ASK

@@ -130,7 +130,7 @@ def test_amplification_is_stated_beside_the_other_rows():
 )
 def test_what_cannot_be_amplified_is_refused_and_said(reason, changes):
     stated = statements(replace(SAMPLED, amplification=False, **changes), 1e-5)
-    said = f"no amplification by sampling: it is refused: {reason}"
+    said = f"no amplification by sampling: {reason}"
     assert said in " ".join(c for row in stated for c in row.conditions)
     words = f"amplification = True: refused: {reason}"
     assert_refused(words, replace, SAMPLED, **changes)

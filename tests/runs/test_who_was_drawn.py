@@ -288,7 +288,7 @@ def test_an_old_run_is_charged_by_what_its_seed_drew(create, fedgs, coarse_grid,
     old = make_old(run, **more)
     rows = of_run(old.path)
     assert {row.theorem for row in rows} == {COUNT_THEOREM}
-    said = f"no amplification by sampling: it is refused: {PUBLIC}"
+    said = f"no amplification by sampling: {PUBLIC}"
     for row in rows:
         assert any(text.startswith(said) for text in row.conditions)
         assert any(f"decides because {PUBLIC}" in text for text in row.conditions)
