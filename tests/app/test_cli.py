@@ -408,6 +408,7 @@ def test_noise_of_another_platform_is_stated_for_one_round_and_for_all(fedgs):
             expected = mu**2 / 2 + mu * 4.265
             assert found[num_rounds, relation] == pytest.approx(expected, rel=1e-6)
     shown = printed(fedgs(*given))
+    assert shown.startswith("What one round costs a client, and what all rounds")
     assert "2.172e+08" in shown
     assert "protects nobody (server, replace-one; server, zero-out)" in shown
     # What counts is the noise over the clip.
@@ -417,6 +418,7 @@ def test_noise_of_another_platform_is_stated_for_one_round_and_for_all(fedgs):
     assert epsilons["zero-out"] == pytest.approx(epsilon_from_mu(1 / 1.2, 1e-5))
     shown = printed(fedgs("privacy", "plan", *flags(**scaled)))
     assert "protects nobody" not in shown
+    assert shown.startswith("epsilon at delta")  # one round alone needs no word
 
 
 @pytest.mark.parametrize(

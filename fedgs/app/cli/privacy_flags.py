@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedgs.app.commands.terminal import say
 from fedgs.app.flags import (
     ConfigOption,
     JsonOption,
@@ -182,7 +183,10 @@ def plan(
             "colluding_nodes": colluding_nodes or None,
         }
         reject(ours, "--noise-std asks about another platform; leave out")
-        _print(report.of_noise_std(noise_std, settings, at_epsilon), as_json)
+        found = report.of_noise_std(noise_std, settings, at_epsilon)
+        if not as_json and settings["num_rounds"] > 1:
+            say("What one round costs a client, and what all rounds cost together.")
+        _print(found, as_json)
         return
     stated = report.of_settings(
         recipe,
