@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch.utils.data import TensorDataset
 
 from fedgs.errors import UserError, imported, raise_if_any, wrap_error
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 Images = npt.NDArray[np.float32]  # shape (n, C, S, S), in [0, 1], 0 = background
 FORMS = ("npz", "png", "folder", "hf")
+TITLE = "Title"  # what PNG calls it
 PARQUET = "train-00000-of-00001.parquet"  # a name that load_dataset looks for
 MOST_IN_GRID = 10_000  # of one picture, which is made in memory
 BLOCK = 4096  # bytes that a small file takes on a disk
@@ -142,18 +145,23 @@ def pictures(images: Images) -> list[Any]:
     return [to_pil_image(torch.from_numpy(image)) for image in images]
 
 
-def save_images(path: Path, images: Images, columns: int) -> None:
+def save_images(path: Path, images: Images, columns: int, title: str = "") -> None:
     """Writes images as one PNG grid, atomically.
 
     Privacy: the file is as private as the images.
     """
-    write_atomically(path, as_png(images, columns))
+    write_atomically(path, as_png(images, columns, title))
 
 
-def as_png(images: Images, columns: int) -> bytes:
+def as_png(images: Images, columns: int, title: str = "") -> bytes:
     """Returns images as one PNG grid.
 
     Privacy: as private as the images.
+
+    Args:
+        images: the cells of the grid, row by row.
+        columns: number of cells in a row.
+        title: what the file says of itself, by which `has_title` knows it.
     """
     # Imported here: it loads a compiler, a third of the time a server takes to start.
     from torchvision.transforms.functional import to_pil_image
@@ -161,8 +169,20 @@ def as_png(images: Images, columns: int) -> bytes:
 
     grid = make_grid(torch.from_numpy(images), nrow=columns, padding=2, pad_value=0.3)
     content = BytesIO()
-    to_pil_image(grid).save(content, format="PNG")
+    texts = PngInfo()
+    if title:
+        texts.add_text(TITLE, title)
+    to_pil_image(grid).save(content, format="PNG", pnginfo=texts)
     return content.getvalue()
+
+
+def has_title(path: Path, title: str) -> bool:
+    """Tells whether a file is a PNG grid that was written with this title."""
+    try:
+        with Image.open(path, formats=["PNG"]) as opened:
+            return opened.info.get(TITLE) == title
+    except Exception:  # whatever a file that is no picture makes the library raise
+        return False
 
 
 # ------------------------------------------------------------------ where to

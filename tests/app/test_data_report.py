@@ -102,3 +102,39 @@ def test_data_without_clients_is_inspected_too(inspect, tmp_path, more, clients)
 )
 def test_bad_input_is_one_line_and_code_2(inspect, arguments, message):
     assert refused(inspect(*arguments), message).count("\n") == 1
+
+
+def pictures(root):
+    """Writes two owners' pictures; returns the source, and one of the pictures."""
+    for index, name in enumerate(("ann", "bob")):
+        (root / "own" / name).mkdir(parents=True)
+        pixels = np.full((28, 28), 40 * index, np.uint8)
+        Image.fromarray(pixels).save(root / "own" / name / "0.png")
+    return f"folder:{root / 'own'}", root / "own/ann/0.png"
+
+
+@pytest.mark.parametrize("place", ["own/ann/0.png", "own/sheet.png", "link.png"])
+def test_no_sheet_replaces_a_picture_of_the_data(inspect, tmp_path, place):
+    source, picture = pictures(tmp_path)
+    (tmp_path / "link.png").symlink_to(picture)
+    before = picture.read_bytes()
+    err = refused(inspect(source, "--sheet", place), "sheet = .*would lie in the data")
+    assert "reading" not in err
+    assert picture.read_bytes() == before
+    assert not (tmp_path / "own/sheet.png").exists()
+
+
+def test_a_sheet_replaces_sheets_alone(inspect, tmp_path, monkeypatch):
+    source, picture = pictures(tmp_path)
+    sheets = ([], ["--sheet", "mine.png"])
+    for sheet in sheets * 2:  # twice each
+        printed(inspect(source, *sheet))
+    for name in ("other.png", "contact-sheet.png", "text.png"):
+        (tmp_path / name).write_bytes(b"text" if "text" in name else b"")
+        if "text" not in name:
+            Image.open(picture).save(tmp_path / name)
+        words = f"sheet = {name}: it is there already and is no contact sheet"
+        refused(inspect(source, "--sheet", name), words)
+    # From inside of the data, where the default name would lie in them.
+    monkeypatch.chdir(tmp_path / "own")
+    refused(inspect("folder:."), "sheet = contact-sheet.png: it would lie in the data")

@@ -6,6 +6,7 @@ may leave the machine in a run that claims privacy.
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ from fedgs.data.federated import FederatedImages, to_float
 from fedgs.data.load import split_records
 from fedgs.data.picture_rules import IN_COLOUR, IN_GREY, Found
 from fedgs.data.records import Records
-from fedgs.errors import UserError, first_n, wrap_error
+from fedgs.errors import first_n, raise_if_any, wrap_error
 from fedgs.runs.epsilons import spread
-from fedgs.runs.sample_files import save_images
+from fedgs.runs.sample_files import has_title, save_images
 
 # Rows and columns of the contact sheet
 SHEET_CLIENTS = 12
 SHEET_IMAGES = 10
 MOST_SIZES = 3  # of pictures, in the table
+SHEET_TITLE = "fedgs data inspect: contact sheet"  # by which a sheet is known
 
 
 def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
@@ -38,10 +40,10 @@ def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
     Privacy: reads private data; output private.
 
     Raises:
-        UserError: the data is missing or malformed, or the sheet cannot be written.
+        UserError: the data is missing or malformed, or the sheet cannot be written, or
+            would replace a picture.
     """
-    if sheet.suffix != ".png":
-        raise UserError(f"sheet = {sheet}: give a name that ends in .png")
+    raise_if_any(f"sheet = {sheet}", _sheet_problems(config, sheet))
     if config.seed is None:
         # A look trains nothing, so it needs no secret seed, and twice the same sheet is
         # what somebody who compares two sources expects.
@@ -62,6 +64,24 @@ def inspect(config: RunConfig, sheet: Path, as_json: bool) -> None:
         print(json.dumps(report))
     else:
         _show(report)
+
+
+def _sheet_problems(config: RunConfig, sheet: Path) -> Iterator[str]:
+    """Yields why no contact sheet can be written there."""
+    if sheet.suffix != ".png":
+        yield "give a name that ends in .png"
+    place, _ = sources.place_of(config)
+    source = Path(place.partition(":")[2])
+    target = sheet.resolve()
+    # The next look would read it as a picture of somebody.
+    if source.is_absolute() and target.is_relative_to(source):
+        yield f"it would lie in the data, {source}; give a --sheet outside of them"
+    # A sheet of an earlier look is replaced, and nothing else.
+    if target.exists() and not has_title(target, SHEET_TITLE):
+        yield (
+            "it is there already and is no contact sheet that fedgs wrote; give "
+            "another --sheet, or remove it"
+        )
 
 
 def describe(
@@ -149,7 +169,7 @@ def write_contact_sheet(path: Path, data: FederatedImages) -> None:
         num_blank = SHEET_IMAGES - len(images)
         blank = np.zeros((num_blank, *images.shape[1:]), np.float32)
         rows.append(np.concatenate([images, blank]))
-    save_images(path, np.concatenate(rows), SHEET_IMAGES)
+    save_images(path, np.concatenate(rows), SHEET_IMAGES, SHEET_TITLE)
 
 
 def _show(report: dict[str, Any]) -> None:
