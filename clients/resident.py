@@ -32,8 +32,9 @@ from fedgs.config.settings import IMAGE_SIZES
 from fedgs.data import sources
 from fedgs.data.cohort import for_all_clients, keep_cohort
 from fedgs.data.load import split_records
+from fedgs.data.records import check_owners
 from fedgs.deployment import FLOWER_REMEDY, private_key, read_address
-from fedgs.errors import UserError, wrap_error
+from fedgs.errors import UserError, printable, wrap_error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_data(config)
         print(f"reading {config.data} ...", flush=True)
         records = sources.read_records(config)
+        check_owners(config.data, records)
         if config.cohorts is not None:
             keep_cohort(config, split_records(for_all_clients(config), records))
         if not is_possible("the client in one process", RESIDENT):
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("The data can be read. This client waits for the server.", flush=True)
         notify("READY=1")  # it may still have to wait for the server
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
     # This isolation starts no process for an app; who answers is replaced below.
     sys.argv = ["flower-supernode", *given, "--isolation", "process"]

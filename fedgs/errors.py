@@ -3,17 +3,21 @@
 import contextlib
 import importlib
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 OBJECT = re.compile(r" ?<\S+ object at 0x\w+>")  # in a library's reason
 MOST_REASON = 300  # characters of a library's reason: some quote what they read
+# Kinds of characters in Unicode that begin a line or command a terminal: controls, and
+# the ends of lines and of paragraphs.
+COMMANDS = {"Cc", "Zl", "Zp"}
 
 
 class UserError(ValueError):
     """A mistake in the input: names the setting, its value and the remedy.
 
-    The command line prints it in one or two lines and exits with code 2.
+    The command line prints it in one line and exits with code 2.
     """
 
 
@@ -72,6 +76,35 @@ def check_utf8(what: str, name: str) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"{what} = {name!r}: it is no UTF-8; rename it") from error
+
+
+def check_printable(what: str, name: str) -> None:
+    """Refuses a name that is no UTF-8, or that would break a line of a list.
+
+    Raises:
+        UserError: names what has it.
+    """
+    check_utf8(what, name)
+    if printable(name) != name:
+        raise UserError(
+            f"{what} = {name!a:.80}: it contains a control character; rename it"
+        )
+
+
+def printable(text: str) -> str:
+    r"""Returns a text in one line, with control characters as Python writes them.
+
+    A name of a file may have any of them, and a terminal would obey them.
+
+    >>> print(printable("a\nb\x1b[31m"))
+    a\nb\x1b[31m
+    """
+    shown: list[str] = []
+    for letter in text:
+        if unicodedata.category(letter) in COMMANDS:
+            letter = ascii(letter)[1:-1]
+        shown.append(letter)
+    return "".join(shown)
 
 
 def raise_if_any(where: str, problems: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ from fedgs.app.tables import folded
 from fedgs.config.method_settings import field_type, settings_of
 from fedgs.config.recipes import DEFAULT, RECIPES, recipe
 from fedgs.config.tree import assigned
-from fedgs.errors import UserError, reason_of, refused_by_system
+from fedgs.errors import UserError, printable, reason_of, refused_by_system
 
 RecipeOption = Annotated[
     str | None, typer.Option(help=f"Recipe to start from: {', '.join(RECIPES)}.")
@@ -133,11 +133,11 @@ def run_app(app: typer.Typer, words: Sequence[str] | None = None) -> int:
                 where = "fedgs"
             problem = f"{_without_flag(error) or problem} See `{where} --help`."
     except UserError as error:
-        problem = _FLAG.sub(_as_set, str(error))
+        # Whatever names of files it quotes, it commands no terminal.
+        problem = printable(_FLAG.sub(_as_set, str(error)))
     except OSError as error:  # what no command explains better
-        problem = (
-            f"{refused_by_system(error)}; check its path, its permissions and the disk"
-        )
+        reason = printable(refused_by_system(error))
+        problem = f"{reason}; check its path, its permissions and the disk"
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise  # torch has no other word for a full memory

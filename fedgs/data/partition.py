@@ -24,8 +24,8 @@ from fedgs.config.fields import Problem, refuse
 from fedgs.config.recipes import OWNERS_HELD_OUT
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
-from fedgs.data.records import LEFT_OUT, Records
-from fedgs.errors import UserError, check_utf8
+from fedgs.data.records import LEFT_OUT, Records, plain_name
+from fedgs.errors import UserError
 from fedgs.randomness import stream
 
 DIGITS_NUM_CLIENTS = 180  # about 10 images each: noise on the average falls as 1/K
@@ -140,8 +140,6 @@ def by_client(
     found = np.unique(owners)
     owner = np.searchsorted(found, clients)
     names = [str(name) for name in found]
-    for name in names:  # they are written into files
-        check_utf8("client", name)
     return _grouped(owner, len(found)), names
 
 
@@ -351,7 +349,7 @@ def held_out(config: RunConfig, records: Records) -> NDArray[np.bool_]:
     for own, name in zip(groups, names, strict=True):
         num_records = len(own)
         # By the owner's name alone, so that no other owner changes the choice.
-        rng = stream(HELD_OUT_SEED, f"held-out/{name}")
+        rng = stream(HELD_OUT_SEED, f"held-out/{plain_name(name)}")
         order = rng.permutation(num_records)
         count = round(config.test_fraction * num_records)
         count = min(count, num_records - 1)  # each owner trains on at least one
@@ -413,6 +411,7 @@ def owners_held_out(
     is_held_out = np.zeros(len(owners), bool)
     # A stream for each owner: one stream for all would depend on who else is there.
     for index, owner in enumerate(owners):
-        draw = stream(HELD_OUT_SEED, f"held-out-owner/{owner}").random()
+        name = plain_name(str(owner))
+        draw = stream(HELD_OUT_SEED, f"held-out-owner/{name}").random()
         is_held_out[index] = draw < share
     return is_held_out

@@ -1,10 +1,11 @@
 """The records of one source, and how they are fitted to the images of a run.
 
 A reader (`sources`, `npz`, `femnist`, `folder`, `hugging_face`) makes `Records`; `fit`
-checks labels, resizes, adds channels and turns a light background dark.
+checks names and labels, resizes, adds channels and turns a light background dark.
 """
 
 import dataclasses
+import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from fedgs.config.fields import Problem, refuse
 from fedgs.config.run_config import RunConfig
 from fedgs.config.settings import IMAGE_SIZES
 from fedgs.data.picture_rules import IN_COLOUR, IN_GREY, Found, resize
-from fedgs.errors import UserError, first_n
+from fedgs.errors import UserError, check_printable, first_n
 
 DARK, LIGHT, UNCLEAR = "dark", "light", "unclear"
 CLEAR_SHARE = 0.75  # of the border pixels that must agree for a guess
@@ -205,6 +206,76 @@ def _unset_size(data: str, *sides: int) -> UserError:
     )
 
 
+def plain_name(name: str) -> str:
+    """Returns a name in the one spelling by which it is compared.
+
+    Hashes that choose owners read it as well, so that two machines with two spellings
+    of a name choose alike.
+
+    >>> plain_name("Rene\u0301 ") == "Ren\u00e9"
+    True
+    """
+    # An accent may be typed as one character or two.
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def check_owners(data: str, records: Records) -> None:
+    """Refuses names of owners that may be one person's, or that cannot be shown.
+
+    Each of two clients would be protected less than the guarantee says, and one of them
+    could be held out while the other is trained on.
+
+    Privacy: reads the names alone.
+
+    Args:
+        data: the setting, in errors.
+        records: the source's.
+
+    Raises:
+        UserError: two names are two spellings of one, or one is no printable text.
+    """
+    owners = records.owners
+    if owners is None:
+        owners = records.clients
+    if owners is None or owners.dtype.kind != "U":  # numbers have one spelling
+        return
+    names = np.unique(owners).tolist()
+    for name in names:
+        check_printable("client", name)
+    same = _first_pair(names, [plain_name(name) for name in names])
+    if same is not None:
+        first, second = same
+        # Escaped, because the two look alike.
+        raise UserError(
+            f"data = {data!r}: the owners {first!a} and {second!a} are one name in two "
+            "spellings (of an accent, or of blanks around it), so one person could be "
+            "two clients; give both one name, or two persons names that differ"
+        )
+    alike = _first_pair(names, [plain_name(name).casefold() for name in names])
+    if alike is not None:
+        first, second = alike
+        warnings.warn(
+            f"data = {data!r}: the owners {first!a} and {second!a} differ in capital "
+            "letters alone; give both one name if they are one person, who would be "
+            "protected less as two clients",
+            DataWarning,
+            stacklevel=2,
+        )
+
+
+def _first_pair(
+    names: Iterable[str],
+    forms: Iterable[str],
+) -> tuple[str, str] | None:
+    """Returns the first two names of one form; None if all forms differ."""
+    first: dict[str, str] = {}
+    for name, form in zip(names, forms, strict=True):
+        known = first.setdefault(form, name)
+        if known != name:
+            return known, name
+    return None
+
+
 def guess_polarity(images: NDArray[np.uint8]) -> str:
     """Guesses from the outermost pixels whether the background is dark or light.
 
@@ -241,9 +312,11 @@ def fit(config: RunConfig, records: Records) -> Records:
     Privacy: reads private data; output private.
 
     Raises:
-        UserError: labels beyond `num_classes`, RGB images for a grey run, or no
-            `image_size` for pictures of a size that is not generated.
+        UserError: names of owners that `check_owners` refuses, labels beyond
+            `num_classes`, RGB images for a grey run, or no `image_size` for pictures of
+            a size that is not generated.
     """
+    check_owners(config.data, records)
     num_classes = config.num_classes or records.num_classes
     images = records.images
     own_channels = images.shape[1]

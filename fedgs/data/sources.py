@@ -305,7 +305,7 @@ def _find(config: RunConfig, names: list[str]) -> list[Path]:
     if config.data_dir is None:
         raise UserError(
             f"data_dir is unset: data = {config.data} needs --data-dir, a folder with "
-            f"{', '.join(names)}\nor one to fill with --download"
+            f"{', '.join(names)}, or one to fill with --download"
         )
     root = Path(config.data_dir).expanduser()
     # Without --download nothing goes over the network.
@@ -314,7 +314,7 @@ def _find(config: RunConfig, names: list[str]) -> list[Path]:
         _download(config, root, missing)
     elif missing:
         raise UserError(
-            f"data_dir = {config.data_dir!r}: {', '.join(missing)} not found there\n"
+            f"data_dir = {config.data_dir!r}: {', '.join(missing)} not found there; "
             "give --data-dir the folder that holds these files, or add --download"
         )
     return [root / name for name in names]

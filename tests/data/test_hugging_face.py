@@ -182,7 +182,7 @@ def test_missing_data_set_is_not_looked_for_on_the_network(tmp_path, monkeypatch
     asked = []
     monkeypatch.setattr("socket.socket.connect", connect)
     monkeypatch.setattr("socket.getaddrinfo", connect)
-    words = r"no/such cannot be read .*\nadd --download"
+    words = r"no/such cannot be read .*; add --download"
     refused(words, "hf:no/such", data_dir=str(tmp_path))
     assert not asked
     monkeypatch.setattr("datasets.load_dataset", connect)

@@ -51,7 +51,7 @@ from fedgs.config.recipes import (
     settings_in,
 )
 from fedgs.config.run_config import RunConfig
-from fedgs.errors import UserError, reject
+from fedgs.errors import UserError, printable, reject
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -112,7 +112,8 @@ def _format_warning(
     """Prints what fedgs says, or says of data, in one line; others as usual."""
     # Users read the former. A library's warning is for developers, who need its place.
     if issubclass(category, UserWarning) or "fedgs" in Path(filename).parts:
-        return folded(f"Warning: {message}\n", sys.stderr)
+        line = printable(f"Warning: {message}")
+        return folded(f"{line}\n", sys.stderr)
     return FORMAT_WARNING(message, category, filename, lineno, line)
 
 

@@ -53,6 +53,7 @@ def read(config: RunConfig) -> Records:
     files = {client: _files(client) for client in visible(root)}
     has_classes = bool(config.class_names)
     raise_if_any(where, _file_problems(files, has_classes))
+    raise_if_any(where, _link_problems(files))
     # All names together, before a picture is read: reading may take long.
     numbers = numbered(config, _names_of_labels(files))
     reader = PictureReader(PictureRules.of(config))
@@ -110,6 +111,21 @@ def _file_problems(files: dict[Path, list[_File]], has_classes: bool) -> Iterato
                 yield f"{path}: it is no picture ({names}); remove it, or {LAYOUT}"
             if label is None and has_labels:
                 yield f"{path} has no label, but the others or --classes have; {LAYOUT}"
+
+
+def _link_problems(files: dict[Path, list[_File]]) -> Iterator[str]:
+    """Yields a folder that is there twice: its owner would be two clients."""
+    first: dict[tuple[int, int], Path] = {}
+    for client, pictures in files.items():
+        folders = {client, *(path.parent for _, path in pictures)}
+        for folder in sorted(folders):
+            found = folder.stat()  # of what a link leads to
+            known = first.setdefault((found.st_dev, found.st_ino), folder)
+            if known != folder:
+                yield (
+                    f"{folder}: it is the same folder as {known}, so one person could "
+                    "be two clients; remove one of these two"
+                )
 
 
 def is_picture(path: Path) -> bool:

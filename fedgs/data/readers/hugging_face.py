@@ -221,7 +221,7 @@ def _problem(config: RunConfig, name: str, reason: str) -> str:
     where = config.data_dir or "its default folder"
     return (
         f"data = {config.data!r}: {name} cannot be read from the Hugging Face cache "
-        f"({where}) or a folder: {reason}\nadd --download, or give --data-dir or a "
+        f"({where}) or a folder: {reason}; add --download, or give --data-dir or a "
         "folder with its files"
     )
 

@@ -6,12 +6,12 @@ let one client's folder move the labels of all others, and labels would differ b
 machines of a deployment.
 """
 
-import unicodedata
 from collections.abc import Iterable
 
+from fedgs.config.fields import shortened
 from fedgs.config.run_config import RunConfig
-from fedgs.data.records import MOST_CLASSES
-from fedgs.errors import UserError, check_utf8
+from fedgs.data.records import MOST_CLASSES, plain_name
+from fedgs.errors import UserError, check_printable
 
 
 def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
@@ -34,25 +34,27 @@ def numbered(config: RunConfig, names: Iterable[str]) -> dict[str, int]:
     names = list(names)
     shown = f"data = {config.data!r}"
     for name in names:
-        check_utf8("class", name)
+        check_printable("class", name)
     classes = config.class_names
     if classes:
-        # An accent may be typed as one character or two, and settings have it as one.
-        plain = {name: unicodedata.normalize("NFC", name).strip() for name in names}
-        unknown = [name for name in names if plain[name] not in classes]
+        # Settings have names in this spelling.
+        spelled = {name: plain_name(name) for name in names}
+        unknown = [name for name in names if spelled[name] not in classes]
         if unknown:
             raise UserError(
                 f"classes = {config.classes!r}: {shown} has the class {unknown[0]!r}; "
                 "add it to --classes, or take its images out"
             )
-        return {name: classes.index(plain[name]) for name in names}
+        return {name: classes.index(spelled[name]) for name in names}
     numbers = [int(name) for name in names if name.isdecimal()]
     largest = max(numbers, default=-1)
     # A year or a number of a patient, taken for a label, would make as many classes.
     if largest >= MOST_CLASSES:
+        number = shortened(str(largest))
+        count = shortened(str(largest + 1))
         raise UserError(
-            f"{shown}: the class {largest} would make {largest + 1} classes; number "
-            "labels from 0, or give their names in --classes"
+            f"{shown}: the class {number} would make {count} classes; number labels "
+            "from 0, or give their names in --classes"
         )
     unknown = [name for name in names if not name.isdecimal()]
     if unknown:
@@ -74,8 +76,7 @@ def _all_classes(names: list[str], largest: int) -> str:
     kept: list[str] = []
     for number in range(largest + 1):
         kept.append(spelled.get(number, str(number)))
-    plain = {unicodedata.normalize("NFC", name) for name in names}
-    others = sorted(plain - set(kept))
+    others = sorted({plain_name(name) for name in names} - set(kept))
     return ",".join(kept + others)
 
 
