@@ -350,6 +350,27 @@ def test_a_table_of_entries_of_8_bits_is_read_however_they_lie(tmp_path, stored)
     assert (found == DEEP // 16).all()
 
 
+@pytest.mark.parametrize("bits", [8, 10, 16])
+@pytest.mark.parametrize("left", [3000, 2048, 4095])
+@pytest.mark.parametrize("name", ["VOILUTSequence", "ModalityLUTSequence"])
+def test_a_table_that_was_cut_short_is_refused(tmp_path, bits, left, name):
+    """Half of the words of a table have as many bytes as the table has entries."""
+    if (bits, left) == (8, 2048):  # they may be a whole table of bytes
+        return
+    table = table_of(FULL >> (12 - min(bits, 12)), bits)
+    table.LUTData = table.LUTData[: 2 * left]
+    words = f"says 4096 entries of {bits} bits, and has {left}; get it again"
+    with pytest.raises(UserError, match=words):
+        dicom_image(tmp_path, DEEP, **{name: [table]})
+
+
+def test_a_table_of_bytes_may_be_followed_by_one_more(tmp_path):
+    table = table_of(np.arange(255), bits=8)
+    table.LUTData = np.arange(255).astype("u1").tobytes() + b"\0"
+    found = dicom_image(tmp_path, DEEP // 16, VOILUTSequence=[table])
+    assert (found == (DEEP // 16).clip(0, 254)).all()
+
+
 def test_a_table_ends_at_its_first_and_last_entry(tmp_path):
     table = table_of(np.arange(256), bits=8, first=1000)
     found = dicom_image(tmp_path, DEEP, VOILUTSequence=[table])
@@ -439,6 +460,59 @@ def test_padding_says_nothing_of_black_and_white(tmp_path, kind, slope):
 def test_a_dicom_that_contradicts_itself_is_refused_by_name(tmp_path, fields, named):
     with pytest.raises(UserError, match=f"1.dcm.*{named}"):
         dicom_image(tmp_path, DEEP, **fields)
+
+
+def as_typed(path, name, value):
+    """Has a file say of a number what its type does not allow."""
+    content = path.read_bytes()
+    marked = b"7777777 "
+    assert content.count(marked) == 1
+    path.write_bytes(content.replace(marked, value.encode().ljust(8)))
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e400", "abc", ""])
+@pytest.mark.parametrize(
+    "name", ["WindowWidth", "WindowCenter", "RescaleSlope", "RescaleIntercept"]
+)
+def test_a_number_of_a_dicom_that_is_none_is_named(tmp_path, name, value):
+    fields = {"WindowWidth": 400, "WindowCenter": 40}
+    fields |= {"RescaleSlope": 1, "RescaleIntercept": 0, name: "7777777"}
+    path = dicom_files.write(tmp_path / "ann/1.dcm", DEEP, **fields)
+    as_typed(path, name, value)
+    said = refused(rf"1\.dcm: .*{name}", f"folder:{tmp_path}", **ONE)
+    assert "convert" not in said
+    assert "cannot be read as DICOM" not in said
+    if name.startswith("Window"):
+        assert "give --window LOW,HIGH" in said
+        assert image_of(f"folder:{tmp_path}", window="0,4095").any()
+
+
+@pytest.mark.parametrize(
+    ("width", "function", "is_one"),
+    [
+        (0, None, False),
+        (-5, "SIGMOID", False),
+        (0, "LINEAR_EXACT", False),
+        (0.5, None, False),
+        (0.5, "LINEAR_EXACT", True),
+        (1, None, True),
+    ],
+)
+def test_a_window_without_a_width_is_refused(tmp_path, width, function, is_one):
+    fields = {"WindowCenter": 2000, "WindowWidth": width}
+    if function is not None:
+        fields["VOILUTFunction"] = function
+    dicom_files.write(tmp_path / "ann/1.dcm", DEEP, **fields)
+    if is_one:  # a step, at its center
+        assert (image_of(f"folder:{tmp_path}") == 255 * (DEEP >= 2000)).all()
+    else:
+        words = f"WindowWidth = {width:g}, .*; give --window LOW,HIGH"
+        refused(words, f"folder:{tmp_path}", **ONE)
+
+
+def test_an_empty_window_is_none(tmp_path):
+    found = dicom_image(tmp_path, DEEP, WindowCenter="", WindowWidth="")
+    assert (found == displayed(DEEP.astype(float), 0, 4095)).all()
 
 
 def test_a_grey_dicom_of_three_samples_is_refused(tmp_path):
@@ -585,7 +659,24 @@ BAD = {
         {},
         "its header lacks PhotometricInterpretation, BitsStored, .*; get it again",
     ),
-    "without a width": (having(WindowCenter=9), {}, "its header lacks WindowWidth"),
+    "without a width": (having(WindowCenter=9), {}, "no WindowWidth, .* --window"),
+    "without a center": (having(WindowWidth=9), {}, "no WindowCenter, .* --window"),
+    "of values that begin above bit 0": (
+        having(HighBit=15),
+        {},
+        r"end at bit 15 \(HighBit\) and have 12 bits \(BitsStored\).*; get it again",
+    ),
+    "of a film": (
+        compressed(pydicom.uid.MPEG2MPML),
+        {},
+        r"MPEG2 .* cannot be unpacked \([^;]*\); unpack the file",
+    ),
+    "of empty pixels": (having(PixelData=b""), {}, r"no picture \(PixelData\)"),
+    "of a function that is none": (
+        having(WindowCenter=9, WindowWidth=9, VOILUTFunction="OTHER"),
+        {},
+        "VOILUTFunction = OTHER, .*; give --window LOW,HIGH",
+    ),
     "of one value": (
         having(RescaleSlope=0, RescaleIntercept=1),
         {},

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedgs.config.fields import shortened
 from fedgs.data.picture_rules import ALL_BITS, OWN_TABLE, OWN_WINDOW, Picture
 from fedgs.errors import UserError, imported, wrap_error
 
@@ -32,7 +33,12 @@ GREY = ("MONOCHROME1", "MONOCHROME2")
 INVERTED = "MONOCHROME1"  # its lowest value is white
 # pydicom makes RGB of what JPEG stores.
 COLOURED = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
+WINDOW = ("WindowCenter", "WindowWidth")
+# The smallest width of a window, by the function of the display. By the first one, a
+# width of 1 is a step.
+LEAST_WIDTH = {"LINEAR": 1.0, "LINEAR_EXACT": 5e-324, "SIGMOID": 5e-324}
 UNPACK = "unpack the file with `gdcmconv --raw IN OUT`"
+INSTALL_CODEC = "install its codec with `pip install 'pylibjpeg[all]'`"
 # Without them nothing says what the bytes of the pixels mean.
 NEEDED = (
     "PhotometricInterpretation",
@@ -112,7 +118,7 @@ def read_dicom(content: bytes, where: str, is_raw: bool) -> Picture:
 
 def _check(dataset: Any, where: str) -> None:
     """Refuses a file that holds no picture, or several, or one of other colours."""
-    if "PixelData" not in dataset:
+    if not dataset.get("PixelData"):
         raise UserError(f"{where}: it contains no picture (PixelData); get it again")
     _check_present(dataset, where, NEEDED)
     frames = int(dataset.get("NumberOfFrames") or 1)
@@ -120,6 +126,13 @@ def _check(dataset: Any, where: str) -> None:
         raise UserError(
             f"{where}: it contains {frames} frames (NumberOfFrames); give files of "
             "one picture each"
+        )
+    high = dataset.get("HighBit")
+    if high is not None and high != dataset.BitsStored - 1:
+        raise UserError(
+            f"{where}: its values end at bit {high} (HighBit) and have "
+            f"{dataset.BitsStored} bits (BitsStored), so they do not begin at bit 0, "
+            "which alone is read; get it again, or remove it"
         )
     colours = dataset.PhotometricInterpretation
     if colours not in (*GREY, *COLOURED):
@@ -135,7 +148,11 @@ def _check(dataset: Any, where: str) -> None:
 
 def _check_present(dataset: Any, where: str, names: tuple[str, ...]) -> None:
     """Refuses a file whose header lacks an element, or has it without a value."""
-    missing = [name for name in names if dataset.get(name) in (None, "")]
+    missing: list[str] = []
+    for name in names:
+        # As the file has it: what is no number cannot be converted to one.
+        if name not in dataset or dataset.get_item(name).value in (None, "", b""):
+            missing.append(name)
     if missing:
         raise UserError(
             f"{where}: its header lacks {', '.join(missing)}, without which its pixels "
@@ -155,8 +172,8 @@ def _lift_groups(dataset: Any) -> None:
         for group in dataset.get(groups) or ():
             for name in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
                 for item in group.get(name) or ():
-                    for element in item:
-                        dataset.setdefault(element.tag, element)
+                    for tag in item.keys() - dataset.keys():
+                        dataset[tag] = item.get_item(tag)  # read where it is used
 
 
 def _check_shape(dataset: Any, pixels: NDArray[Any], where: str) -> None:
@@ -179,10 +196,73 @@ def _check_rescale(dataset: Any, where: str) -> None:
         return
     _check_present(dataset, where, names)
     for name in names:
-        value = float(dataset.get(name))
+        value = _number(dataset, name)
         is_flat = name == "RescaleSlope" and value == 0
-        if is_flat or not math.isfinite(value):
-            raise _flat(where, f"{name} = {value:g}")
+        if is_flat or value is None:
+            raise _flat(where, _said(dataset, name))
+
+
+def _check_window(dataset: Any, where: str) -> None:
+    """Refuses a window of the file that is none, where it would be applied."""
+    function = dataset.get("VOILUTFunction") or "LINEAR"
+    if function not in LEAST_WIDTH:
+        raise _no_window(where, f"VOILUTFunction = {function}")
+    for name in WINDOW:
+        value = _number(dataset, name)
+        is_narrow = value is not None and value < LEAST_WIDTH[function]
+        if value is None or (name == "WindowWidth" and is_narrow):
+            raise _no_window(where, _said(dataset, name))
+
+
+def _no_window(where: str, element: str) -> UserError:
+    """Returns the error of a file by whose window nothing is black or white."""
+    return UserError(
+        f"{where}: its window has {element}, by which black and white cannot be told "
+        "apart; give --window LOW,HIGH, get it again, or remove it"
+    )
+
+
+def _has_window(dataset: Any) -> bool:
+    """Tells whether a file has a window, or half of one; an empty one is none."""
+    return any(_shown(dataset, name) for name in WINDOW)
+
+
+def _number(dataset: Any, name: str) -> float | None:
+    """Returns a value, or that of the first window, None if it is no finite number."""
+    try:
+        value = dataset.get(name)
+        has_several = not isinstance(value, int | float)
+        if has_several and name in WINDOW:
+            value = value[0]
+        number = float(value)
+    except Exception:  # text, or nothing, of which pydicom makes many errors
+        return None
+    if math.isfinite(number):
+        return number
+    return None
+
+
+def _said(dataset: Any, name: str) -> str:
+    """Returns what a file says of a number, whatever it is, for an error."""
+    value = _number(dataset, name)
+    shown = _shown(dataset, name)
+    if value is not None:
+        return f"{name} = {value:g}"
+    if shown:
+        return f"{name} = {shown}"
+    return f"no {name}"
+
+
+def _shown(dataset: Any, name: str) -> str:
+    """Returns the value of an element of text for an error, "" if it has none."""
+    if name not in dataset:
+        return ""
+    value = dataset.get_item(name).value
+    if isinstance(value, bytes):
+        value = value.decode("ascii", "backslashreplace")
+    if value is None:
+        return ""
+    return shortened(str(value).strip(" \0"))
 
 
 def _flat(where: str, rescale: str) -> UserError:
@@ -223,8 +303,11 @@ def _unpacked(dataset: Any, where: str) -> NDArray[Any]:
         pixels: NDArray[Any] = dataset.pixel_array
         return pixels
     problem = f"{where}: its pixels, compressed as {syntax.name}, cannot be unpacked"
-    remedy = f"install its codec with `pip install 'pylibjpeg[all]'`, or {UNPACK}"
-    if _has_codec(dataset):
+    remedy = f"{INSTALL_CODEC}, or {UNPACK}"
+    codecs = _codecs(dataset)
+    if codecs is None:
+        remedy = UNPACK
+    elif codecs:
         problem += " by the codec that is installed; they are probably damaged"
         remedy = f"get it again, or {UNPACK}"
     with wrap_error(Exception, problem, remedy):
@@ -232,19 +315,23 @@ def _unpacked(dataset: Any, where: str) -> NDArray[Any]:
     return pixels
 
 
-def _has_codec(dataset: Any) -> bool:
-    """Tells whether a codec is installed for pixels that are compressed like these."""
+def _codecs(dataset: Any) -> set[str] | None:
+    """Returns the codecs that are installed for pixels that are compressed like these.
+
+    Returns:
+        None where no package has one, as for films.
+    """
     decoders = imported("pydicom.pixels", "a DICOM file", DICOM_EXTRA)
     uid = imported("pydicom.uid", "a DICOM file", DICOM_EXTRA)
     syntax = dataset.file_meta.TransferSyntaxUID
     try:
         codecs = set(decoders.get_decoder(syntax).available_plugins)
-    except NotImplementedError:  # of a kind that pydicom never unpacks
-        return False
+    except NotImplementedError:
+        return None
     # Of this kind, Pillow unpacks 8 bits only.
     if syntax == uid.JPEGExtended12Bit and dataset.BitsStored > 8:
         codecs.discard("pillow")
-    return bool(codecs)
+    return codecs
 
 
 def _grey(
@@ -272,14 +359,14 @@ def _grey(
     if lowest == highest:
         raise _flat(where, "a rescale (RescaleSlope) with equal ends")
     values = _without_padding(dataset, pixels, values)
-    has_window = dataset.get("WindowCenter") is not None
-    if is_raw or not (dataset.get("VOILUTSequence") or has_window):
+    has_table = bool(dataset.get("VOILUTSequence"))
+    if is_raw or not (has_table or _has_window(dataset)):
         return values, (lowest, highest), ALL_BITS
-    if dataset.get("VOILUTSequence"):
+    if has_table:
         table = dataset.VOILUTSequence[0]
         shown, white = _looked_up(dataset, table, values, lowest, where)
         return shown, (0, white), OWN_TABLE
-    _check_present(dataset, where, ("WindowWidth",))
+    _check_window(dataset, where)
     # What is far outside the window becomes the ends of the display.
     far = np.array([-1e12, 1e12])
     black, white = display.apply_windowing(far, dataset)
@@ -350,7 +437,7 @@ def _looked_up(
     # began far above.
     if first >= 2**15 and lowest < 0:
         first -= 2**16
-    entries = _entries(dataset, table.LUTData, count)
+    entries = _entries(dataset, table.LUTData, count, bits)
     if len(entries) < count or not 8 <= bits <= 16:
         raise UserError(
             f"{where}: its look-up table (LUTDescriptor) says {count} entries of "
@@ -360,15 +447,26 @@ def _looked_up(
     return entries[numbers.clip(0, count - 1)], float(2**bits - 1)
 
 
-def _entries(dataset: Any, data: Any, count: int) -> NDArray[np.int64]:
-    """Returns the entries of a look-up table, which may lie two in a word."""
+def _entries(
+    dataset: Any,
+    data: Any,
+    count: int,
+    bits: int,
+) -> NDArray[np.int64]:
+    """Returns the entries of a look-up table.
+
+    Entries of 8 bits may lie two in a word; then there are as many bytes as entries, or
+    one more, because elements of a file have an even length.
+    """
     _, is_little = dataset.original_encoding
     word = "<u2" if is_little else ">u2"
     if not isinstance(data, bytes):
         data = np.atleast_1d(np.asarray(data, word)).tobytes()
-    if len(data) < 2 * count:
-        return np.frombuffer(data, "u1").astype(np.int64)
-    return np.frombuffer(data, word).astype(np.int64)
+    entry = word
+    if bits == 8 and len(data) in (count, count + 1):
+        entry = "u1"
+    whole = len(data) - len(data) % np.dtype(entry).itemsize
+    return np.frombuffer(data[:whole], entry).astype(np.int64)
 
 
 def _stored_ends(dataset: Any) -> NDArray[np.int64]:
