@@ -226,6 +226,8 @@ class Found:
         inverted: number of pictures whose lower value is white.
         colours: number of pictures that are `IN_COLOUR` and that are `IN_GREY`.
         examples: what names the first picture of each of these two in errors.
+        hidden: number of files and folders that were passed over, because their names
+            begin with a dot.
     """
 
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -234,6 +236,7 @@ class Found:
     inverted: int = 0
     colours: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    hidden: int = 0
 
     def note(
         self,

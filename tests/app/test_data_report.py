@@ -138,3 +138,16 @@ def test_a_sheet_replaces_sheets_alone(inspect, tmp_path, monkeypatch):
     # From inside of the data, where the default name would lie in them.
     monkeypatch.chdir(tmp_path / "own")
     refused(inspect("folder:."), "sheet = contact-sheet.png: it would lie in the data")
+
+
+def test_what_is_hidden_is_counted(inspect, tmp_path):
+    source, picture = pictures(tmp_path)
+    assert "passed over" not in printed(inspect(source))
+    for name in (".eve/0.png", "ann/.0.png", "bob/.DS_Store"):
+        path = tmp_path / "own" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(picture.read_bytes())
+    assert "passed over" in (shown := printed(inspect(source)))
+    assert "3 hidden" in shown
+    report = json.loads(printed(inspect(source, "--json")))
+    assert (report["clients"], report["pictures"]["hidden"]) == (2, 3)

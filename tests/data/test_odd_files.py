@@ -62,11 +62,35 @@ NO_FILES = {
 }
 
 
+CALLED = {
+    "link to nothing": "it is a link that leads to no file; remove it",
+    "link to itself": "it is a link that leads to no file; remove it",
+    "folder": "it is a folder, and pictures lie directly in CLIENT/LABEL; give",
+}
+
+
 @pytest.mark.parametrize("kind", NO_FILES)
-def test_what_is_no_file_among_pictures_is_refused_by_name(tmp_path, kind, monkeypatch):
+def test_what_is_no_file_among_pictures_is_called_what_it_is(
+    tmp_path, kind, monkeypatch
+):
     monkeypatch.chdir(write_folder(tmp_path))  # a socket's path must be short
     NO_FILES[kind](Path("b.png"))
-    refused(r"ann/0/b\.png: it is no picture", f"folder:{tmp_path}")
+    words = CALLED.get(kind, "it is no file, but a pipe, a socket or a device; remove")
+    refused(rf"ann/0/b\.png: {words}", f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("b.TIF", "a .TIF file is not read in folders; convert it to PNG"),
+        ("b.txt", r"it is no picture \(.png, .jpg, .jpeg, .dcm\); remove it, or give"),
+    ],
+)
+def test_other_files_among_pictures_are_refused_with_their_remedy(
+    tmp_path, name, words
+):
+    (write_folder(tmp_path) / name).write_bytes(b"II*\0")
+    refused(f"ann/0/{name}: {words}", f"folder:{tmp_path}")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to nothing"])

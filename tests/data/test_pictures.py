@@ -15,6 +15,7 @@ from command_line import plain_flags, printed
 from command_line import refused as refused_by_command
 from fedgs.config.run_config import RunConfig
 from fedgs.data.given import read_given
+from fedgs.data.sources import read_records
 from fedgs.errors import UserError
 from loading import configured, load, refused, write_npz
 from refusals import assert_refused
@@ -215,6 +216,9 @@ DEEP_COLOURS = {
     "grey and alpha": deep_png(np.dstack([DEEP_RGB[..., :1], OPAQUE]), 4),
     "RGBA": deep_png(np.dstack([DEEP_RGB, OPAQUE]), 6),
     "TIFF": deep_tiff(DEEP_RGB),
+    "PPM": b"P6 28 28 65535\n" + DEEP_RGB.astype(">u2").tobytes(),
+    "PPM of 10 bits": b"P6 28 28 1023\n" + (DEEP_RGB >> 6).astype(">u2").tobytes(),
+    "PPM of text": b"P3 1 1 1023\n1000 2 3\n",
 }
 
 
@@ -226,6 +230,43 @@ def test_colour_of_sixteen_bits_is_not_cut_to_eight(tmp_path, kind, settings):
     Image.open(tmp_path / "ann/1.png").load()  # it is a whole file
     source = f"folder:{tmp_path}"
     refused(r"ann/1\.png: it has 16 bits per channel", source, **ONE, **settings)
+
+
+def with_white_as_zero(pixels):
+    """A TIFF whose tag says so; Pillow would write the tag, and not invert."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "TIFF", tiffinfo={262: 1})
+    content = file.getvalue()
+    tag = struct.pack("<HHIH", 262, 3, 1, 1)
+    assert content.count(tag) == 1
+    return content.replace(tag, struct.pack("<HHIH", 262, 3, 1, 0))
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_tiff_whose_zero_is_white_is_inverted(tmp_path, bits):
+    pixels = DEEP if bits == 16 else WIDE[:, :28]
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann/1.png").write_bytes(with_white_as_zero(pixels))
+    source = f"folder:{tmp_path}"
+    settings = {"window": "0,4095"} if bits == 16 else {}
+    expected = displayed(pixels.astype(float), 0, 4095) if bits == 16 else pixels
+    assert (image_of(source, **settings) == 255 - expected).all()
+    records = read_records(configured(source, **settings))
+    assert records.found.inverted == (bits == 16)  # else Pillow has done it
+
+
+@pytest.mark.parametrize("largest", [65535, 4095])
+def test_a_grey_portable_map_has_sixteen_bits(tmp_path, largest):
+    (tmp_path / "ann").mkdir()
+    pixels = DEEP.astype(">u2")
+    content = b"P5 28 28 %d\n" % largest + pixels.tobytes()
+    (tmp_path / "ann/1.png").write_bytes(content)
+    source = f"folder:{tmp_path}"
+    refused("it has 16 bits, and nothing says", source, **ONE)
+    found = image_of(source, window="0,65535")
+    assert abs(found - displayed(DEEP.astype(float), 0, largest).astype(int)).max() < 2
+    records = read_records(configured(source, normalize=True))
+    assert records.found.kinds == {"16 bits": 1}
 
 
 def test_transparent_pixels_of_sixteen_bits_are_refused(tmp_path):

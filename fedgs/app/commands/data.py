@@ -142,6 +142,7 @@ def _pictures(config: RunConfig, found: Found | None) -> dict[str, Any] | None:
         "grey": found.colours[IN_GREY],
         "black_and_white": dict(found.ranges),
         "inverted": found.inverted,
+        "hidden": found.hidden,
         "not_square": not_square,
         "fit": config.fit,
         "window": config.window,
@@ -227,15 +228,18 @@ def _shown_pictures(pictures: dict[str, Any] | None) -> dict[str, str]:
     if pictures["normalize"]:
         shown_ranges += " (1st and 99th percentile of each)"
     if pictures["inverted"]:
-        shown_ranges += f"; {pictures['inverted']} inverted (MONOCHROME1)"
+        shown_ranges += f"; {pictures['inverted']} inverted (white is the lowest)"
     values = pictures["values"]
-    return {
+    shown = {
         "picture sizes": shown_sizes,
         "picture values": _counted(values, len(values)),
         "colour": f"{pictures['in_colour']} in colour, {pictures['grey']} grey",
         "not square": f"{pictures['not_square']} (--fit {pictures['fit']})",
         "black and white": shown_ranges,
     }
+    if pictures["hidden"]:
+        shown["passed over"] = f"{pictures['hidden']} hidden (names that begin with .)"
+    return shown
 
 
 def _counted(counts: dict[str, int], most: int, by: str = "of") -> str:

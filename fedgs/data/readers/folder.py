@@ -4,6 +4,7 @@ Label folders named by numbers are the labels themselves; other names need the s
 `classes`. A picture's client is the first folder, always.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,8 @@ from fedgs.data.records import DARK, Records, gathered
 from fedgs.errors import first_n, raise_if_any
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm")
+# Formats that other programs write, and that a name in a folder does not vouch for.
+OTHER_PICTURES = (".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm")
 LAYOUT = "give CLIENT/LABEL/*.png, or CLIENT/*.png without labels"
 
 
@@ -57,6 +60,7 @@ def read(config: RunConfig) -> Records:
     # All names together, before a picture is read: reading may take long.
     numbers = numbered(config, _names_of_labels(files))
     reader = PictureReader(PictureRules.of(config))
+    reader.found.hidden = _num_hidden(root, files)
 
     def parts() -> Iterator[tuple[str, NDArray[np.uint8], int]]:
         for client, pictures in files.items():
@@ -107,8 +111,7 @@ def _file_problems(files: dict[Path, list[_File]], has_classes: bool) -> Iterato
     for pictures in files.values():
         for label, path in pictures:
             if not is_picture(path):
-                names = ", ".join(SUFFIXES)
-                yield f"{path}: it is no picture ({names}); remove it, or {LAYOUT}"
+                yield f"{path}: {_instead_of_picture(path)}"
             if label is None and has_labels:
                 yield f"{path} has no label, but the others or --classes have; {LAYOUT}"
 
@@ -137,6 +140,32 @@ def is_picture(path: Path) -> bool:
     if not path.is_file():
         return False
     return path.suffix.lower() in SUFFIXES or has_mark(path)
+
+
+def _instead_of_picture(path: Path) -> str:
+    """Returns what lies in the place of a picture, with the remedy."""
+    if path.is_dir():
+        return f"it is a folder, and pictures lie directly in CLIENT/LABEL; {LAYOUT}"
+    if not path.exists():
+        return "it is a link that leads to no file; remove it"
+    if not path.is_file():
+        return "it is no file, but a pipe, a socket or a device; remove it"
+    if path.suffix.lower() in OTHER_PICTURES:
+        return f"a {path.suffix} file is not read in folders; convert it to PNG"
+    names = ", ".join(SUFFIXES)
+    return f"it is no picture ({names}); remove it, or {LAYOUT}"
+
+
+def _num_hidden(root: Path, files: dict[Path, list[_File]]) -> int:
+    """Returns how many entries of all folders are passed over, because of a dot."""
+    folders = {root, *files}
+    for pictures in files.values():
+        folders.update(path.parent for _, path in pictures)
+    hidden = 0
+    for folder in folders:
+        names = os.listdir(folder)
+        hidden += sum(name.startswith(".") for name in names)
+    return hidden
 
 
 def _files(client: Path) -> list[_File]:

@@ -32,6 +32,9 @@ COLOUR_MODES = ("RGB", "RGBA", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 REMOVE = "replace or remove it"
 # Of files. Others, such as EPS, are programs that somebody would have to run.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+PORTABLE = "PPM"  # and PGM
+PHOTOMETRIC = 262  # the tag of a TIFF that says which value is white
+WHITE_IS_ZERO = 0
 PHOTOGRAPH = "MPO"  # a JPEG of telephones, with more views of the scene behind it
 
 
@@ -205,8 +208,14 @@ def opened_picture(opened: Image.Image, where: str) -> Picture:
         see_through = picture.info.get("transparency")  # a value of pixels
         if see_through is not None and (values == see_through).any():
             raise _transparent(where)
-        kind = f"{8 * values.dtype.itemsize} bits"
-        return Picture(values=values[None], declared=None, kind=kind)
+        if opened.format == PORTABLE:  # Pillow has its 16 bits in 32
+            values = values.astype(np.uint16)
+        return Picture(
+            values=values[None],
+            declared=None,
+            kind=f"{8 * values.dtype.itemsize} bits",
+            is_inverted=_is_white_zero(opened),
+        )
     if mode not in (*GREY_MODES, *COLOUR_MODES):
         raise UserError(
             f"{where}: it has the pixel format {mode}; give 8 or 16 bits per channel, "
@@ -233,6 +242,12 @@ def _of_bytes(values: NDArray[np.uint8]) -> Picture:
     )
 
 
+def _is_white_zero(opened: Image.Image) -> bool:
+    """Tells whether 0 is white in a TIFF; of 8 bits, Pillow inverts it already."""
+    tags = getattr(opened, "tag_v2", {})
+    return tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
+
+
 def _transparent(where: str) -> UserError:
     """Returns the error of a picture with transparent pixels."""
     return UserError(
@@ -241,7 +256,7 @@ def _transparent(where: str) -> UserError:
 
 
 def _check_depth(opened: Image.Image, where: str) -> None:
-    """Refuses a PNG or TIFF of 16 bits per channel of which Pillow keeps 8.
+    """Refuses a PNG, TIFF or PPM of 16 bits per channel of which Pillow keeps 8.
 
     Pillow has no colour, and no transparency, of 16 bits, and says nothing.
     """
@@ -250,7 +265,12 @@ def _check_depth(opened: Image.Image, where: str) -> None:
     # Until a file is unpacked, its tiles say how it stores pixels, as "RGB;16B".
     for tile in getattr(opened, "tile", ()):
         stored_as = str(tile[3])
-        if ";16" in stored_as:
+        is_deep = ";16" in stored_as
+        is_scaled = opened.format == PORTABLE and isinstance(tile[3], tuple)
+        if is_scaled and opened.mode == "RGB":
+            _, largest_value = tile[3]
+            is_deep = largest_value > BYTE_RANGE[1]
+        if is_deep:
             raise UserError(
                 f"{where}: it has 16 bits per channel, and is in colour or has "
                 "transparency; give 8 bits per channel, or grey of 16 bits alone"
