@@ -60,6 +60,8 @@ class FederatedImages:
             name them.
         test_owner_records: the records of these owners, 1-D int64; None where no owner
             is held out whole, empty where the share of them comes to none.
+        held_out_records: all records that are held out of training, whoever has them,
+            1-D int64, which may be none; None where the settings hold out nothing.
 
     Raises:
         ValueError: there is no client, or a record is not there or belongs to two.
@@ -83,6 +85,7 @@ class FederatedImages:
     owners: str = ""
     test_owners: tuple[str, ...] = ()
     test_owner_records: NDArray[np.int64] | None = None
+    held_out_records: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         """Checks what the rest of the package relies on."""
@@ -94,6 +97,8 @@ class FederatedImages:
         held_out = self.client_test_records
         if self.test_owner_records is not None:
             held_out = (*held_out, self.test_owner_records)
+        if self.held_out_records is not None:  # those of the two above among them
+            held_out = (self.held_out_records,)
         owned = np.concatenate(self.client_records + held_out)
         is_there = (owned >= 0) & (owned < count)
         is_of_type = owned.dtype == np.int64

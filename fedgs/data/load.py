@@ -82,9 +82,9 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
     is_by_client = partition.rule(config, records.clients) == "by-client"
     if config.test_fraction and is_by_client and records.clients is not None:
         owners_of_held = records.clients[held]
-        of_all, _ = partition.by_client(owners_of_held, records.clients)
+        of_owners, _ = partition.by_client(owners_of_held, records.clients)
         # `num_clients` may take the first owners only.
-        of_clients = of_all[: len(groups)]
+        of_clients = of_owners[: len(groups)]
         tests = [held[group] for group in of_clients]
     # Only now, so that no label decides where another record is.
     groups = [_kept(records, group) for group in groups]
@@ -108,6 +108,9 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
     of_test_owners = None
     if config.test_owners:
         of_test_owners = _kept(records, held)
+    of_all = None
+    if config.test_owners or config.test_fraction:
+        of_all = _kept(records, held)
     return FederatedImages(
         images=images,
         labels=labels,
@@ -119,6 +122,7 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
         owners=whose,
         test_owners=split.test_owners,
         test_owner_records=of_test_owners,
+        held_out_records=of_all,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import femnist_files as files
-from command_line import plain_flags, printed, refused
+from command_line import flags, plain_flags, printed, refused
 
 SHEET_SIDE = 2 + 10 * (28 + 2)  # ten images and the lines between them
 
@@ -70,6 +70,18 @@ def test_flags_of_the_data_apply(inspect, source, tmp_path):
     (tmp_path / "some.txt").write_text("f0001_41\nf0010_07\n")
     report = json.loads(inspect(source, "--cohort", "some.txt", "--json")[1])
     assert report["clients"] == 2
+
+
+def test_what_shards_hold_out_is_counted(inspect, tmp_path):
+    images = np.zeros((40, 28, 28), np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, clients=np.arange(40) // 10)
+    given = {"partition": "iid", "num_clients": 3, "test_fraction": 0.2}
+    report = json.loads(inspect("npz:a.npz", *flags(**given), "--json")[1])
+    assert (report["images"], report["held_out"], report["without_client"]) == (
+        30,
+        8,
+        2,
+    )
 
 
 def test_warnings_are_one_line_on_standard_error(inspect, source):

@@ -263,10 +263,10 @@ def test_what_cannot_be_evaluated_is_said_before_an_epsilon_is_spent():
         test_owner_records=None,
     )
     for share, held_out, said in (
-        (0.0, (), "give --test-owners or"),
-        (0.05, (none, none), "not be possible, because test_fraction 0.05"),
+        (0.0, None, "give --test-owners or"),
+        (0.05, none, "not be possible, because test_fraction 0.05"),
     ):
-        data.client_test_records = held_out
+        data.held_out_records = held_out
         config = run_config(data="npz:a.npz", test_fraction=share)
         assert said in forecast.evaluation_note(config, data)
 

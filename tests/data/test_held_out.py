@@ -297,6 +297,28 @@ def test_a_note_says_whether_scores_will_be_possible(tmp_path, labels, named):
     assert named in evaluation_note(config, data)
 
 
+@pytest.mark.filterwarnings("ignore::fedgs.data.records.DataWarning")  # of shards
+@pytest.mark.parametrize("partition", ["auto", "iid", "dirichlet"])
+@pytest.mark.parametrize("each", [2, 10])
+def test_a_note_says_the_truth_of_every_partition(tmp_path, partition, each):
+    """Of two images of an owner a tenth is none, also if owners are cut into shards."""
+    names = np.repeat(PEOPLE[:20], each)
+    pixels = np.resize(PIXELS, (len(names), 28, 28))
+    labels = np.arange(len(names)) % 2
+    path = tmp_path / "own.npz"
+    np.savez(path, images=pixels, labels=labels, clients=names)
+    given = {"partition": partition, "num_clients": 16}
+    config, data = by_default(f"npz:{path}", **given)
+    assert (config.test_owners, config.test_fraction) == (0, HELD_OUT)
+    note = evaluation_note(config, data)
+    test, _ = load_test_data(config)
+    assert len(test) == len(data.held_out_records) == 20 * round(each * HELD_OUT)
+    if each == 2:
+        assert "not be possible, because test_fraction 0.1 of so few images" in note
+    else:
+        assert "evaluated on 0.1 of every owner's images" in note
+
+
 def test_a_note_says_if_all_that_is_held_out_is_of_one_class(tmp_path):
     held = set(load(people(tmp_path), test_owners=0.2).test_owners)
     labels = [0 if name in held else index % 2 for index, name in enumerate(PEOPLE)]

@@ -97,10 +97,9 @@ def describe(
     own = np.concatenate(data.client_records)
     # `minlength` lists a class without images as 0 instead of leaving it out.
     per_class = np.bincount(data.labels[own], minlength=data.num_classes)
-    # Empty if nothing is held out.
-    held_out = sum(len(records) for records in data.client_test_records)
-    if data.test_owner_records is not None:
-        held_out += len(data.test_owner_records)
+    held_out = 0
+    if data.held_out_records is not None:
+        held_out = len(data.held_out_records)
     num_images = int(sizes.sum())
     return {
         "data": config.data,

@@ -108,7 +108,7 @@ def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
             f"--test-owners or --test-fraction. {OUTSIDE}"
         )
     whose = "the"
-    if data.client_test_records:
+    if data.owners:
         whose = "every owner's"
     return (
         f"The run can be evaluated on {config.test_fraction:g} of {whose} images, "
@@ -128,18 +128,17 @@ def _why_without_scores(config: ResolvedConfig, data: FederatedImages) -> str:
         if config.test_fraction or config.test_owners:
             problem += " (--test-fraction 0 trains on all)"
         return problem
-    if data.test_owner_records is not None:
-        held_out = data.test_owner_records
+    held_out = data.held_out_records
+    if held_out is None:
+        return ""
+    if config.test_owners:
         share = f"test_owners {config.test_owners:g}"
         few = "owners"
         remedy = "Give a larger --test-owners"
-    elif data.client_test_records:
-        held_out = np.concatenate(data.client_test_records)
+    else:
         share = f"test_fraction {config.test_fraction:g}"
         few = "images"
         remedy = "Give --test-owners, or a larger --test-fraction"
-    else:
-        return ""
     # A share of few is rounded down, so it may hold out none.
     if not len(held_out):
         return f"{share} of so few {few} is less than one. {remedy}"
