@@ -158,9 +158,12 @@ def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledIma
     where = f"test = {source!r}"
     remedy = "give --test npz:FILE or folder:PATH"
     own = dataclasses.replace(config, data=source, num_classes=None)
-    is_trained_on = place_of(own) == place_of(config)
-    kind = source.partition(":")[0]
-    if is_trained_on or kind not in ("npz", "folder"):
+    if place_of(own) == place_of(config):
+        raise UserError(
+            f"{where}: it is the run's own data, {config.data!r}, so you would test on "
+            f"images that it was trained on; {remedy} of others"
+        )
+    if source.partition(":")[0] not in ("npz", "folder"):
         raise UserError(f"{where}: {remedy}, of images that no run was trained on")
     with wrap_error(UserError, f"{where}: it cannot be used", remedy):
         found = _floats(load_records(own))

@@ -54,6 +54,7 @@ STAGES = ((24, 7), (24, 4), (40, 4), (40, 2))
 # Images are enlarged to the first side, no smaller than their own, at which a network
 # has all stages; a larger one would only cost time.
 SIDES = (32, 64, 128, 224)
+TRANSFORMERS = ("vit_", "swin_")  # how their names begin
 SMALLEST_STAGE = 2  # fields to a side of what a stage returns
 # What torchvision calls a file ends with the first digits of its SHA-256.
 DIGITS = re.compile(r"-([0-9a-f]{8,64})\.[a-z]+")
@@ -172,13 +173,16 @@ def with_weights(config: ConfigT) -> ConfigT:
 
 
 def check_name(name: str) -> None:
-    """Refuses a network that torchvision does not have.
+    """Refuses a network that torchvision does not have, or that is a transformer.
 
     Raises:
-        UserError: with the nearest name.
+        UserError: with the nearest name, or with names of convolutions.
     """
     from torchvision import models
 
+    # Before anybody fetches hundreds of megabytes for it.
+    if name.startswith(TRANSFORMERS):
+        raise _no_stages(name)
     known = models.list_models(module=models)  # no detection, segmentation or video
     if name in known:
         return
@@ -186,6 +190,14 @@ def check_name(name: str) -> None:
     raise UserError(
         f"features = {shortened(name)!r}: torchvision has no such classifier; the "
         f"nearest is {nearest[0]}; give --features a name of torchvision.models"
+    )
+
+
+def _no_stages(name: str) -> UserError:
+    """Returns the error of a network that is no row of convolutions."""
+    return UserError(
+        f"features = {shortened(name)!r}: it has not {len(STAGES)} stages of "
+        "convolutions; give --features vgg19, resnet18 or another of convolutions"
     )
 
 
@@ -235,7 +247,11 @@ def candidates(name: str, folder: Path) -> Iterator[Path]:
     yield folder / f"{name}.pth"
     all_weights = models.get_model_weights(name)
     # The same file may have several entries, of which the last is the newest.
-    names = [Path(urlparse(weights.url).path).name for weights in all_weights]
+    names: list[str] = []
+    for weights in all_weights:
+        # Without classes it is a file of features alone, with no classifier to load.
+        if weights.meta["categories"] is not None:
+            names.append(Path(urlparse(weights.url).path).name)
     for file in dict.fromkeys(reversed(names)):
         yield folder / file
 
@@ -268,10 +284,7 @@ def loaded_network(
         stages = stages_of(model, side, device)
         if len(stages) == len(STAGES):
             return TorchvisionNetwork(model, side, stages)
-    raise UserError(
-        f"features = {name!r}: has not {len(STAGES)} stages of convolutions; give "
-        "--features vgg19, resnet18 or another of convolutions"
-    )
+    raise _no_stages(name)
 
 
 def model_of(name: str, weights: Weights) -> nn.Module:

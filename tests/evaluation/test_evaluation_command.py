@@ -397,7 +397,7 @@ def test_another_spelling_of_the_data_is_no_other_data(fedgs, tmp_path, spelling
     chosen = ("--data", data, "--test-fraction", "0.5")
     refused(fedgs(run.path, *chosen, names_data=False), "test_fraction = 0.5: the run")
     done = fedgs(run.path, "--test", data, names_data=False)
-    refused(done, "test = .*of images that no run was trained on")
+    refused(done, "test = .*: it is the run's own data, .*; give --test")
 
 
 def test_a_run_on_a_folder_of_an_archive_has_the_data_of_its_data_dir(tmp_path):

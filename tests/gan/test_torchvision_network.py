@@ -16,19 +16,21 @@ from torchvision import models
 from clients.deployed_client import DeployedClient, DeploymentConfig
 from fedgs import feature_means
 from fedgs.config.feature_settings import LAYERS
+from fedgs.config.recipes import LEAST_FOR_FEATURES, moments_for, signal_of
 from fedgs.config.recipes import feature_means as default_recipe
-from fedgs.config.recipes import moments_for
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.errors import UserError
 from fedgs.files import read_tensors
 from fedgs.gan import refinement, torchvision_network
 from fedgs.gan.torchvision_network import (
+    candidates,
     chosen_network,
     loaded_network,
     with_weights,
 )
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.plan import Plan
+from fedgs.round.preparation import with_noise
 from fedgs.runs.run_folder import RunFolder
 from networks import SMALL, random_weights, write_network
 from refusals import assert_refused
@@ -123,11 +125,22 @@ def test_torchvisions_own_file_is_found_by_its_name_and_checked_by_its_digits(
         loaded_network.cache_clear()
         own = cache / f"{SMALL}-{digits}.pth"
         next(cache.iterdir()).rename(own)
-        entry = SimpleNamespace(url=f"https://download.example/models/{own.name}")
+        entry = SimpleNamespace(
+            url=f"https://download.example/models/{own.name}",
+            meta={"categories": ["cat", "dog"]},
+        )
         monkeypatch.setattr(models, "get_model_weights", lambda name, e=entry: [e])
         if digest.startswith(digits):
             assert chosen().features_sha256 == digest
     assert_refused(f"^features = '{SMALL}': ", chosen)
+
+
+def test_a_file_of_features_alone_is_no_candidate(cache):
+    names = [path.name for path in candidates("vgg16", cache)]
+    assert names == ["vgg16.safetensors", "vgg16.pth", "vgg16-397923af.pth"]
+    for name in models.list_models(module=models):
+        files = [path.name for path in candidates(name, cache)]
+        assert not any("features" in file for file in files)
 
 
 # ------------------------------------------------------------------ what is refused
@@ -238,6 +251,8 @@ def test_a_damaged_file_of_torch_is_refused(cache):
     [
         ({"features": "vgg91"}, "features = 'vgg91'.*vgg19"),
         ({"features": "../vgg19"}, "features = '../vgg19'"),
+        ({"features": "vit_b_16"}, "features = 'vit_b_16': .*of convolutions; give"),
+        ({"features": "swin_t"}, "features = 'swin_t': .*of convolutions; give"),
         ({"features": None, "features_sha256": "0" * 64}, "features_sha256"),
         ({"features_sha256": "0" * 63}, "features_sha256"),
         ({"features_sha256": "0" * 64}, "features_sha256 = 0+: .*put"),
@@ -260,6 +275,20 @@ def test_a_budget_without_features_refuses_a_network_for_them():
     )
     noisy = RunConfig.from_flat({"noise_multiplier": 9.0}, config)
     assert_refused(f"features = '{SMALL}'", moments_for, noisy)
+
+
+@pytest.mark.parametrize(("epsilon", "least"), [(10, 71), (3, 197), (1, 528)])
+def test_features_need_as_many_clients_as_the_documentation_says(epsilon, least):
+    text = Path("docs/using.md").read_text()
+    (line,) = [line for line in text.splitlines() if "features need 71 clients" in line]
+    assert f"{least} " in line
+    for count in (least - 1, least):
+        given = {"num_clients": count, "target_epsilon": epsilon, "num_classes": 10}
+        given |= {"image_size": 28, "image_channels": 1, "clients_per_round": count}
+        given |= {"seed": 0, "test_owners": 0, "test_fraction": 0}
+        config = with_noise(RunConfig.from_flat(given, default_recipe()))
+        pays = signal_of(config) >= LEAST_FOR_FEATURES
+        assert pays == (count == least)
 
 
 def test_the_command_line_refuses_missing_weights_before_it_writes(
