@@ -100,17 +100,12 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
         client_records=all_of_clients,
         names=split.names,
     )
-    whose = ""
-    if records.clients is not None and is_by_client:
-        whose = "kept"
-    elif records.clients is not None:
-        whose = "cut"
-    of_test_owners = None
-    if config.test_owners:
-        of_test_owners = _kept(records, held)
     of_all = None
     if config.test_owners or config.test_fraction:
         of_all = _kept(records, held)
+    of_test_owners = None
+    if config.test_owners:
+        of_test_owners = of_all
     return FederatedImages(
         images=images,
         labels=labels,
@@ -119,11 +114,20 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
         num_classes=records.num_classes,
         name=config.data,
         client_test_records=tuple(tests),
-        owners=whose,
+        owners=_what_became_of_owners(records, is_by_client),
         test_owners=split.test_owners,
         test_owner_records=of_test_owners,
         held_out_records=of_all,
     )
+
+
+def _what_became_of_owners(records: Records, is_by_client: bool) -> str:
+    """Returns "kept" or "cut", as of `FederatedImages.owners`; "" without any."""
+    if records.clients is None:
+        return ""
+    if is_by_client:
+        return "kept"
+    return "cut"
 
 
 class _Split(NamedTuple):
