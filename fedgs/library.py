@@ -326,6 +326,7 @@ class TrainingRun:
         """
         if self.is_finished:
             return self
+        self.folder.check_unpublished()
         _check_engine(self.config, self.folder.go_on)
         if images is not None:
             self._data = _reader(self.config, images, labels, clients)(self.config)

@@ -34,6 +34,7 @@ from filelock import AcquireReturnProxy
 
 from fedgs import files
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.config.settings import GIVEN
 from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.ledger import LEDGER_REMEDY, Chain, Ledger
 from fedgs.process import hold_lock
@@ -58,7 +59,9 @@ SELECTION_KEY = "private/selection.key"
 # What the ledger's events mean stands in these; its first line binds those there are.
 BOUND = ("config.json", BASELINE, COHORT)
 # A published folder has no settings of its training. To draw samples any will do.
+# It does not say what it was trained on: no data that a user names is taken for that.
 UNPUBLISHED = {
+    "data": GIVEN,
     "num_clients": 1,
     "clients_per_round": 1,
     "noise_multiplier": 0.0,
@@ -122,9 +125,16 @@ def check_place(output: str) -> None:
     """Refuses an output in which no file can be made, whether it exists or not.
 
     Raises:
-        UserError: it or the folder above is a file, or cannot be written.
+        UserError: it or the folder above is a file, or cannot be written; or it lies in
+            a published folder.
     """
     path = Path(output).expanduser().absolute()
+    published = published_folder(path)
+    if published is not None:
+        raise UserError(
+            f"output = {output}: {published} is a published folder, and this would add "
+            "to it what may be private; choose another --output"
+        )
     # The nearest folder that exists; the ones between are made with the output.
     nearest = next(place for place in (path, *path.parents) if place.exists())
     if not nearest.is_dir():
@@ -135,6 +145,24 @@ def check_place(output: str) -> None:
         raise UserError(
             f"output = {output}: {nearest} cannot be written; choose another --output"
         )
+
+
+def published_folder(path: Path) -> Path | None:
+    """Returns the published folder that a path is or lies in; None if there is none.
+
+    Whoever writes something private asks here first: others read such a folder.
+
+    Args:
+        path: of a file or folder, which need not exist.
+    """
+    # A link may lead into a published folder under another name.
+    path = path.expanduser().resolve()
+    for folder in (path, *path.parents):
+        # A label alone is a file that anybody may have written anywhere.
+        is_run = (folder / "config.json").is_file()
+        if is_run and _is_published(folder):
+            return folder
+    return None
 
 
 class RunFolder:
@@ -377,13 +405,21 @@ class RunFolder:
         """Tells whether `fedgs publish` made the folder: it has no ledger."""
         return _is_published(self.path)
 
-    def _check_kind(self, kind: type[Chain[Any]]) -> None:
-        """Refuses what is published, and a baseline as a run of another method."""
+    def check_unpublished(self) -> None:
+        """Refuses a published folder where a run is needed.
+
+        Raises:
+            UserError: it is published.
+        """
         if self.is_published:
             raise UserError(
                 f"{self.path}: it is published, so it has no ledger; read its "
                 f"{LABEL}, or give the run folder"
             )
+
+    def _check_kind(self, kind: type[Chain[Any]]) -> None:
+        """Refuses what is published, and a baseline as a run of another method."""
+        self.check_unpublished()
         if issubclass(kind, Ledger) and self.is_baseline:
             raise UserError(
                 f"{self.path}: it is a run of `fedgs baseline`, which this command "
@@ -487,8 +523,10 @@ class RunFolder:
             patience: seconds to wait for it.
 
         Raises:
-            UserError: another process trains in this folder.
+            UserError: another process trains in this folder, or it is published.
         """
+        # Before the file of the lock is made: nothing is written into such a folder.
+        self.check_unpublished()
         return hold_lock(
             self.path / name,
             f"{self.path}: another process trains in this folder; wait for it to end, "

@@ -103,14 +103,15 @@ def _attack_run(
     progress: Progress,
 ) -> Outcome:
     """Attacks and checks one round of each kind; with --full, a whole run as well."""
-    clients = folder.config.num_clients
+    # First, because a published folder has no ledger and does not know its clients.
+    events = folder.read_ledger().events
+    config = folder.config
+    clients = config.num_clients
     if request.full and clients < FEWEST_CANARIES:
         raise UserError(
             f"num_clients = {clients}: --full needs a run with at least "
             f"{FEWEST_CANARIES} clients; leave it out"
         )
-    config = folder.config
-    events = folder.read_ledger().events
     output = folder.path / "audit"
     output.mkdir(exist_ok=True)
     # The canaries of attack B are made for GS-WGAN's gradients, so B needs a run whose

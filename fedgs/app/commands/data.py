@@ -23,6 +23,7 @@ from fedgs.data.picture_rules import IN_COLOUR, IN_GREY, Found
 from fedgs.data.records import Records
 from fedgs.errors import first_n, raise_if_any, wrap_error
 from fedgs.runs.epsilons import spread
+from fedgs.runs.run_folder import published_folder
 from fedgs.runs.sample_files import has_title, save_images
 
 # Rows and columns of the contact sheet
@@ -76,6 +77,12 @@ def _sheet_problems(config: RunConfig, sheet: Path) -> Iterator[str]:
     # The next look would read it as a picture of somebody.
     if source.is_absolute() and target.is_relative_to(source):
         yield f"it would lie in the data, {source}; give a --sheet outside of them"
+    published = published_folder(sheet)
+    if published is not None:
+        yield (
+            f"{published} is a published folder, and the sheet shows private images; "
+            "give another --sheet"
+        )
     # A sheet of an earlier look is replaced, and nothing else.
     if target.exists() and not has_title(target, SHEET_TITLE):
         yield (

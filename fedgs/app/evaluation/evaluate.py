@@ -58,6 +58,7 @@ def evaluate(request: EvaluationRequest, as_json: bool) -> dict[str, Any]:
         typer.Exit: Ctrl-C (code 1); what is in the cache is not computed again.
     """
     check(request)
+    evaluation_report.check_private(request)
     request = with_data(request)
     is_fetching = _fetches_weights(request)
     sizes = _sizes(request)
@@ -79,7 +80,9 @@ def evaluate(request: EvaluationRequest, as_json: bool) -> dict[str, Any]:
         raise typer.Exit(1) from error
     # A run that trains on can be evaluated again. Its round tells the lines apart.
     if _is_run(request):
-        result["round"] = RunFolder.open(request.source).last_round
+        folder = RunFolder.open(request.source)
+        if not folder.is_published:
+            result["round"] = folder.last_round
     result["seconds"] = round(time.monotonic() - started, 1)
     # A number that is not defined becomes null: NaN is no JSON.
     result = without_nan(result)
@@ -135,7 +138,13 @@ def with_data(request: EvaluationRequest) -> EvaluationRequest:
         raise UserError(
             "data is unset: synthetic images are compared with real ones; give --data"
         )
-    run = RunFolder.open(request.source).config
+    folder = RunFolder.open(request.source)
+    if folder.is_published:
+        raise UserError(
+            "data is unset: a published folder does not say what it was trained on; "
+            "give --data with real images to compare with"
+        )
+    run = folder.config
     if run.nodes is not None:
         raise UserError(
             "data is unset: the images of a deployed run are its clients'; give --data "

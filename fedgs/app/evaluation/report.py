@@ -17,9 +17,10 @@ from fedgs.app.commands.terminal import Progress, say
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.evaluation.score_tables import classifier_table, label_table
 from fedgs.app.tables import Table, is_number
-from fedgs.errors import wrap_error
+from fedgs.errors import UserError, wrap_error
 from fedgs.evaluation.images import YARDSTICKS, LabelledImages, RealImages
 from fedgs.files import append_whole
+from fedgs.runs.run_folder import published_folder
 from fedgs.runs.sample_files import save_images
 
 GRID_ROWS = 8
@@ -72,6 +73,24 @@ def places(request: EvaluationRequest) -> tuple[Path, Path]:
         base = path
         prefix = ""
     return base / f"{prefix}evaluations.jsonl", base / f"{prefix}evaluation"
+
+
+def check_private(request: EvaluationRequest) -> None:
+    """Refuses to write into a published folder: results are private.
+
+    Raises:
+        UserError: the results would lie in one.
+    """
+    lines, _ = places(request)
+    published = published_folder(lines)
+    if published is None:
+        return
+    why = f"{published} is a published folder, and results of an evaluation are private"
+    if request.output is None:
+        problem = f"output is unset: {why}; give --output FOLDER"
+    else:
+        problem = f"output = {request.output}: {why}; give another --output"
+    raise UserError(problem)
 
 
 def check_writable(request: EvaluationRequest) -> None:
@@ -187,7 +206,8 @@ def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> N
     if "label_efficiency" in result:
         label_table("label efficiency", result["label_efficiency"]).show()
     lines, folder = places(request)
-    say(f"Results:   {lines}\nPictures:  {folder}")
+    say(f"Results:   {lines}")
+    say(f"Pictures:  {folder}; the lower half of samples.png shows real images")
     say("Privacy:   none; the scores are computed from real images. Keep them private.")
 
 
