@@ -180,7 +180,10 @@ def _kept(records: Records, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return numbers[is_kept]
 
 
-def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def load_test_data(
+    config: RunConfig,
+    records: Records | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Loads the test images that belong to `config.data`, fitted like the data.
 
     It is what all owners hold out by `test_fraction`, or all that the owners of
@@ -191,6 +194,11 @@ def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.i
 
     Privacy: a benchmark's own split is public; what owners hold out is private.
 
+    Args:
+        config: as for `load_data`.
+        records: what `load_records` returns of the same settings, where the caller has
+            read them already.
+
     Returns:
         Images, shape (n, channel, height, width), float32 in [0, 1], 0 = background,
         and labels, shape (n,), int64.
@@ -199,7 +207,8 @@ def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.i
         UserError: the data has no test images, or it is missing or malformed.
     """
     if config.test_fraction or config.test_owners:
-        records = sources.load_records(config)
+        if records is None:
+            records = sources.load_records(config)
         is_held_out = partition.held_out(config, records)
         numbers = np.flatnonzero(is_held_out)
     elif (found := sources.load_test_records(config)) is not None:
@@ -208,7 +217,8 @@ def load_test_data(config: RunConfig) -> tuple[NDArray[np.float32], NDArray[np.i
     else:
         raise UserError(
             f"data = {config.data!r}: it has no test split, and nothing was held out; "
-            "give data that has one, such as mnist, or train and evaluate with "
+            "give `fedgs evaluate` test images of your own by --test npz:FILE, or give "
+            "data that has a test split, such as mnist, or train and evaluate with "
             "--test-fraction or --test-owners"
         )
     chosen = _kept(records, numbers)

@@ -65,6 +65,22 @@ def load_records(config: RunConfig) -> Records:
     return fit(config, read_records(config))
 
 
+def load_kept_records(config: RunConfig) -> Records:
+    """Loads records that are split into clients more than once, so are read once.
+
+    A bug that is planted spoils a copy of them, where it would spoil `load_records`' in
+    their place.
+
+    Privacy: reads private data; output private.
+
+    Raises:
+        UserError: as `load_records`.
+    """
+    records = load_records(config)
+    records.images.flags.writeable = False
+    return records
+
+
 def read_records(config: RunConfig) -> Records:
     """Reads `config.data` as it is; pictures in files have the run's size if it is set.
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedgs.config.run_config import RunConfig
 from fedgs.data.federated import to_float
-from fedgs.data.load import load_data, load_test_data
+from fedgs.data.load import federate, load_data, load_test_data
 from fedgs.data.readers.arrays import from_arrays, read_arrays
 from fedgs.data.records import Records
 from fedgs.data.sources import load_records, place_of
@@ -83,11 +83,18 @@ def load_real(
     Raises:
         UserError: no test split, missing or malformed data, or one class only.
     """
-    data = load_data(_of_one_client(config))
+    # Read once: they are split below into those to train on and those held out.
+    own = _of_one_client(config)
+    records = load_records(own)
+    data = federate(own, records)
     # Test images are to be alike, whatever their own size is.
     channels, side, _ = data.images.shape[1:]
     config = dataclasses.replace(config, image_channels=channels, image_size=side)
-    test = _test_of(config, test_data, data.num_classes)
+    if test_data is None:
+        images, labels = load_test_data(config, records)
+        test = LabelledImages(images, labels)
+    else:
+        test = _test_of(config, test_data, data.num_classes)
     rows = np.sort(data.client_records[0])  # without what is held out
     # Seed 0, whatever the evaluation's is: all evaluations compare with the same ones.
     if most is not None and most < len(rows):
@@ -150,11 +157,8 @@ def _of_one_client(config: RunConfig) -> RunConfig:
     )
 
 
-def _test_of(config: RunConfig, source: str | None, classes: int) -> LabelledImages:
-    """Loads the test split, or a source of the user's own in the same way."""
-    if source is None:
-        images, labels = load_test_data(config)
-        return LabelledImages(images, labels)
+def _test_of(config: RunConfig, source: str, classes: int) -> LabelledImages:
+    """Loads test images of the user's own in the same way as the data."""
     where = f"test = {source!r}"
     remedy = "give --test npz:FILE or folder:PATH"
     own = dataclasses.replace(config, data=source, num_classes=None)

@@ -20,6 +20,8 @@ from fedgs.app.python import debug as debug_from_python
 from fedgs.cohorts.cohort_file import BY_THE_USER, Cohort, selection_costs, write_cohort
 from fedgs.config.recipes import group_means
 from fedgs.config.run_config import ResolvedConfig
+from fedgs.data import sources
+from fedgs.data.load import load_data
 from fedgs.data.transformations import TRANSFORMATIONS
 from fedgs.diagnosis import conclusion
 from fedgs.files import read_json
@@ -30,7 +32,7 @@ from fedgs.round import local
 from fedgs.round.run import RunStopped
 from fedgs.runs.run_folder import RunFolder
 from groups import write_cohorts
-from tiny import BY_COHORT, tiny_config
+from tiny import BY_COHORT, record_calls, tiny_config
 
 OWNERS = 48  # of 12 pictures each: two cohorts of four groups of six, or two nodes
 NAMES = tuple(f"o{number:02}" for number in range(OWNERS))
@@ -263,6 +265,19 @@ def test_an_experiment_plants_its_bug_in_one_node_or_in_clients(debug, files, tm
     planted = found_in(tmp_path / "other")["planted"]
     assert planted == {"bug": "invert", "where": "0.5 of the clients"}
     assert "invert in 0.5 of the clients" in out
+
+
+def test_data_are_read_once_and_their_bug_is_planted_once(
+    debug, files, tmp_path, monkeypatch
+):
+    """The files' clients are looked for in the records that the run then splits."""
+    read = record_calls(monkeypatch, sources, "read_records")
+    trained = record_calls(monkeypatch, local, "train")
+    printed(debug(**files, bug="flip", fraction=0.5))
+    assert len(read) == 1
+    ((folder, data, *_),) = trained
+    again = load_data(folder.config)
+    assert (data.images == again.images).all()
 
 
 def test_a_private_selection_is_in_the_epsilon_once(debug, tmp_path):

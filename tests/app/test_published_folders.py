@@ -1,4 +1,4 @@
-"""A published folder is read by others, so no command writes what is private into it."""
+"""A published folder is read by others: nothing private is written into it."""
 
 import json
 from pathlib import Path

@@ -16,10 +16,11 @@ from command_line import refused
 from fedgs.app.commands import audit
 from fedgs.audit import mechanism, noise_check, one_run, worst_case
 from fedgs.audit.finding import CONFIDENCE
+from fedgs.data import sources
 from fedgs.mechanism.noise import NoiseStream
 from fedgs.round.preparation import resolve
 from fedgs.runs.run_folder import RunFolder
-from tiny import FULL_PARTICIPATION, run_config, tiny_config, tiny_data
+from tiny import FULL_PARTICIPATION, record_calls, run_config, tiny_config, tiny_data
 
 CLIENTS = 12
 QUICK = ("--trials", 3000)
@@ -71,9 +72,11 @@ def report(run: Path) -> dict:
     return json.loads((run / "audit" / "report.json").read_text())
 
 
-def test_quick_audit_holds_and_alters_nothing(run, quick, capsys):
+def test_quick_audit_holds_and_alters_nothing(run, quick, capsys, monkeypatch):
     before = content(run)
+    read = record_calls(monkeypatch, sources, "read_records")
     code, written = quick()
+    assert len(read) == 1
     assert (code, written["holds"]) == (0, True)
     assert content(run) == before
     found = {path.name for path in (run / "audit").iterdir()}
@@ -95,7 +98,7 @@ def test_broken_noise_is_exit_code_1_and_membership_uses_the_test_split(
     def half(self, shape, noise_std):
         return normal(self, shape, noise_std / 2)
 
-    def test_split(config):
+    def test_split(config, records):
         return rng.random((40, 1, 16, 16), dtype=np.float32), np.zeros(40, np.int64)
 
     monkeypatch.setattr(NoiseStream, "normal", half)

@@ -19,6 +19,7 @@ from fedgs.app.evaluation import scoring
 from fedgs.app.evaluation.request import EvaluationRequest
 from fedgs.app.evaluation.score_tables import classifier_table
 from fedgs.config.run_config import RunConfig
+from fedgs.data import sources
 from fedgs.data.sources import place_of
 from fedgs.errors import UserError
 from fedgs.evaluation import classifiers, inception, lenet, quality
@@ -414,6 +415,21 @@ def test_a_run_is_tested_on_a_part_of_what_it_held_out(fedgs, tmp_path):
     chosen = ("-n", 40, "--metrics", "cnn", "--json", "--test-fraction", 0.2)
     found = result_of(fedgs(run.path, *chosen, names_data=False))
     assert (found["num_test"], found["round"]) == (round(0.2 * 1797), 0)
+
+
+def test_data_that_hold_out_their_test_images_are_read_once(
+    fedgs, tmp_path, monkeypatch
+):
+    run = finished_run(tmp_path / "run", data="digits", test_fraction=0.3)
+    read = record_calls(monkeypatch, sources, "read_records")
+    printed(fedgs(run.path, "-n", 40, "--metrics", "cnn", names_data=False))
+    assert len(read) == 1
+
+
+def test_data_without_test_images_name_the_flag_that_gives_others(fedgs, tmp_path):
+    data = f"npz:{npz(tmp_path / 'real.npz')}"
+    done = fedgs("noise", "--data", data, "--metrics", "cnn")
+    refused(done, "data = 'npz:", "--test npz:FILE", "--test-fraction")
 
 
 def own_test(path: Path, classes: int = 3) -> str:

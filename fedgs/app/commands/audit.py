@@ -25,7 +25,9 @@ from fedgs.audit.one_run import as_audited, audit_run
 from fedgs.audit.worst_case import check_mechanism, check_method
 from fedgs.config.run_config import GsWganConfig, ResolvedConfig, of_gs_wgan
 from fedgs.data.federated import FederatedImages, to_float
-from fedgs.data.load import load_data, load_test_data
+from fedgs.data.load import federate, load_test_data
+from fedgs.data.records import Records
+from fedgs.data.sources import load_kept_records
 from fedgs.errors import UserError
 from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy.ledger import Event
@@ -125,10 +127,11 @@ def _attack_run(
     progress.say("Checks of noise, clipping and the method, with invented clients")
     checks, notes = _checks(config, events)
     notes += notes_of_a
-    data = None
+    records = None
     if has_b:
         config = of_gs_wgan(config)
-        data = load_data(config)
+        records = load_kept_records(config)
+        data = federate(config, records)
         rounds = request.rounds or config.num_rounds
         # The claims under attack are those of the recorded run, not of the settings.
         plan = recorded_plan(config, events)
@@ -138,7 +141,7 @@ def _attack_run(
         one_run = NO_STAGES
     else:
         one_run = NOT_RUN
-    membership = _membership(folder, data, progress)
+    membership = _membership(folder, records, progress)
     is_seeded = folder.config.noise_seed is not None
     report = {"is_seeded": is_seeded, "one_run": one_run, "membership": membership}
     notes.append(f"B, one run with canaries: {one_run}")
@@ -233,28 +236,35 @@ def _one_run(
 
 def _membership(
     folder: RunFolder,
-    data: FederatedImages | None,
+    read: Records | None,
     progress: Progress,
 ) -> dict[str, Any] | str:
-    """Attack C; why not, if it cannot run."""
+    """Attack C; why not, if it cannot run.
+
+    Args:
+        folder: the run's folder.
+        read: the records of the run's data, where an attack before has read them.
+        progress: the progress of the attacks.
+    """
     progress.say("Attack C: membership inference on samples")
     config = folder.config
     if config.nodes is not None:
         return "skipped: the images of a deployed run are its clients', and not here"
     try:
         generator = samples.load_generator(folder)
-        test = load_test_data(config)[0]
-        data = data or load_data(config)
+        records = read or load_kept_records(config)
+        test, _ = load_test_data(config, records)
+        data = federate(config, records)
         # A fixed seed: two audits of the same run give the same numbers.
         rng = np.random.default_rng(0)
-        records = rng.permutation(np.concatenate(data.client_records))
+        members = rng.permutation(np.concatenate(data.client_records))
         test = test[rng.permutation(len(test))]
         # As many members as others, so that guessing at random is right half the time.
-        count = min(len(records), len(test), NUM_RECORDS)
+        count = min(len(members), len(test), NUM_RECORDS)
         labels = samples.uniform_labels(config, NUM_SYNTHETIC, seed=0)
         drawn = samples.draw(config, generator, labels, seed=0)
-        members = to_float(data.images[records[:count]])
-        return audit_samples(drawn, members, test[:count])
+        trained_on = to_float(data.images[members[:count]])
+        return audit_samples(drawn, trained_on, test[:count])
     except UserError as error:
         # For example a run without a generator yet, or data without test images. The
         # audit of the guarantee does not depend on this attack.

@@ -27,7 +27,7 @@ from fedgs.errors import UserError, wrap_error
 from fedgs.privacy.accountant import SEEDED
 from fedgs.privacy_label import privacy_label
 from fedgs.round import local
-from fedgs.round.preparation import fitted_to_data, free_output, planned_run
+from fedgs.round.preparation import Load, fitted_to_data, free_output, planned_run
 from fedgs.round.run import RunStopped, stop_on_signal
 from fedgs.runs import publication
 from fedgs.runs.other_runs import OtherRun, open_other
@@ -46,6 +46,7 @@ def train(
     given: Mapping[str, Any],
     is_dry: bool = False,
     precheck: Precheck | None = None,
+    load: Load = load_data,
 ) -> None:
     """Creates a run folder and trains in it.
 
@@ -55,12 +56,13 @@ def train(
             data.
         is_dry: only says what a run would do and cost.
         precheck: called with the run's settings and data before anything is written.
+        load: the function that loads the data.
 
     Raises:
         UserError: bad input; nothing was written.
         typer.Exit: the run stopped early or failed (code 1).
     """
-    planned = _planned(config, given, is_dry, precheck)
+    planned = _planned(config, given, is_dry, precheck, load)
     if planned is not None:
         folder, data = planned
         run_to_end(folder, data)
@@ -71,18 +73,18 @@ def _planned(
     given: Mapping[str, Any],
     is_dry: bool,
     precheck: Precheck | None,
+    load: Load,
 ) -> tuple[RunFolder, FederatedImages | None] | None:
     """Returns a new run folder and what the local engine trains on; None of a dry run.
 
     Flower's workers read the data themselves, so this process does not keep them.
     """
     flower_engine.check(config)
-    load = load_data
     name = config.recipe
     if is_fitted(config):
         # The name of the folder is checked before the data are loaded, which takes
         # long.
-        config, loaded = fitted_to_data(free_output(config, name), given)
+        config, loaded = fitted_to_data(free_output(config, name), given, load)
         # Fitting changes nothing about the data, so they are not loaded again.
         load = lambda config: loaded  # noqa: E731
     resolved, data = planned_run(config, load, name)

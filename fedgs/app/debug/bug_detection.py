@@ -23,6 +23,8 @@ from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.recipes import configure, recipe, settings_in
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.data.federated import FederatedImages
+from fedgs.data.load import federate, load_data
+from fedgs.data.sources import load_kept_records
 from fedgs.data.transformations import Transformation
 from fedgs.diagnosis.conclusion import DIAGNOSIS, conclude, is_written
 from fedgs.diagnosis.rule import Rule
@@ -138,12 +140,17 @@ def debug(
         phase: Any = resolved.at_phase(0)
         power.show(resolved, smallest_group(phase, data))
 
+    load = load_data
     with tempfile.TemporaryDirectory() as folder:
         if compared.healthy is not None and config.cohorts is None:
+            # Read once: the files choose clients of the same records.
+            records = load_kept_records(config)
+            load = lambda config: federate(config, records)  # noqa: E731
+            everyone = load(config)
             # Copied into the run folder, as any cohort of a run.
             own: Any = config.at_phase(0)
-            config = as_settings(Path(folder), compared, config, own)
-        train.train(config, {}, dry_run, precheck)
+            config = as_settings(Path(folder), compared, config, own, everyone)
+        train.train(config, {}, dry_run, precheck, load)
     if dry_run:
         return None
     return _shown(RunFolder.open(config.output), suspects, {})

@@ -13,7 +13,6 @@ from fedgs.config.feature_settings import FEWEST_CLIENTS, GroupMeansSettings
 from fedgs.config.run_config import GroupMeansConfig, RunConfig
 from fedgs.data.cohort import cohort_of_data
 from fedgs.data.federated import FederatedImages
-from fedgs.data.load import load_data
 from fedgs.diagnosis.catalogue import HEALTHY, SUSPICIOUS
 from fedgs.errors import UserError, first_n
 from fedgs.files import write_atomically
@@ -25,6 +24,7 @@ def as_settings(
     compared: Compared,
     config: RunConfig,
     own: GroupMeansSettings,
+    everyone: FederatedImages,
 ) -> RunConfig:
     """Returns settings that compare two files of client names, in groups of one size.
 
@@ -33,11 +33,11 @@ def as_settings(
         compared: the two files.
         config: with a seed.
         own: the same settings, as the method sees them.
+        everyone: the images of all clients.
 
     Raises:
         UserError: unknown clients, clients in both cohorts, or too few of them.
     """
-    everyone = load_data(config)
     files = {
         HEALTHY: Path(str(compared.healthy)).expanduser(),
         SUSPICIOUS: Path(str(compared.suspicious)).expanduser(),
