@@ -111,6 +111,14 @@ def test_a_published_folder_is_evaluated_against_data_that_the_user_names(
     refused(done, "data = 'digits': it has no test split")
 
 
+def test_publishing_says_where_the_guarantee_stands(fedgs, published):
+    out = printed(fedgs("publish", "run", "-n", 5, "-o", "more"))
+    words = "The guarantee and its conditions: more/privacy_label.json\n"
+    assert out.endswith(words)
+    label = json.loads(Path("more/privacy_label.json").read_text())
+    assert label["guarantee"].startswith("holds")
+
+
 def test_a_program_trains_no_published_folder(published):
     before = files_in(published)
     assert_refused("it is published", library.load(published).resume)

@@ -63,6 +63,11 @@ def text_of(page: str) -> str:
 # ------------------------------------------------------------------ content
 
 
+def test_one_node_is_one(tmp_path):
+    run = make_run(tmp_path / "run", clients_per_node=6)
+    assert "on 1 node, " in text_of(fresh_page_of(run))
+
+
 def test_one_run_shows_picture_and_epsilon_first(folders):
     page = page_of(folders / "private")
     stated = epsilon(epsilons.of_run(folders / "private"), relation="replace-one")

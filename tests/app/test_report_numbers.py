@@ -21,12 +21,14 @@ from fedgs.app.report.settings_tables import (
     train_command,
 )
 from fedgs.cohorts.cohort_file import EXCLUDED
+from fedgs.config.phases import read_phases
 from fedgs.config.run_config import RunConfig
 from fedgs.methods import new_state
 from fedgs.methods.schedule import EVERYONE
 from fedgs.privacy.accountant import statements
 from fedgs.privacy.gaussian import fixed_law
 from fedgs.privacy.plan import Plan
+from fedgs.privacy.rounding import upper
 from fedgs.round.messages import encode_answer, encode_request
 from fedgs.round.run import new_event
 from fedgs.runs.epsilons import by_round
@@ -56,6 +58,17 @@ def facts(run) -> RunFacts:
 
 
 # ------------------------------------------------------------------ curves
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2])
+def test_no_epsilon_of_the_curve_is_rounded_down(facts, monkeypatch, num_rounds):
+    rows = [dataclasses.replace(facts.headline, epsilon=9.99712)]
+    spent = [(round, rows) for round in range(1, num_rounds + 1)]
+    monkeypatch.setattr(report_curves, "by_round", lambda *_: spent)
+    curve = report_curves.curves([facts])[0]
+    assert curve.labels == ["release: 9.998"]
+    words = ["9.998 at round 1", "9.998 at round 2"][:num_rounds]
+    assert curve.description == f"Privacy spent. release: {', '.join(words)}."
 
 
 def test_every_point_of_a_run_by_count_is_by_count():
@@ -94,7 +107,7 @@ def test_curve_of_epsilon_ends_at_the_stated_one(facts):
     (line,) = curve.lines
     assert [x for x, _ in line.points] == [1, 2, 3]
     assert line.points[-1][1] == pytest.approx(facts.headline.epsilon)
-    assert f"{line.points[-1][1]:.1f}"[:3] in curve.description
+    assert f"{upper(facts.headline.epsilon)} at round 3" in curve.description
 
 
 def test_grid_images_are_the_cells(run, facts):
@@ -177,6 +190,13 @@ def test_the_command_of_a_deployed_run_is_one_for_a_deployment(facts, fedgs):
     assert error.startswith("Error: client is unset"), error
     shown = shown_settings(facts)
     assert (shown["data"], shown["test_fraction"]) == (OF_CLIENTS, OF_CLIENTS)
+
+
+def test_settings_are_shown_as_set_reads_them(tmp_path):
+    facts = read_run(make_run(tmp_path / "phases", **WITH_RELEASES))
+    shown = shown_settings(facts)["phases"]
+    assert shown.startswith("means:")
+    assert read_phases(shown) == facts.config.phases
 
 
 def test_data_is_shown_without_its_place():

@@ -422,8 +422,11 @@ def test_data_that_hold_out_their_test_images_are_read_once(
 ):
     run = finished_run(tmp_path / "run", data="digits", test_fraction=0.3)
     read = record_calls(monkeypatch, sources, "read_records")
-    printed(fedgs(run.path, "-n", 40, "--metrics", "cnn", names_data=False))
+    out = printed(fedgs(run.path, "-n", 40, "--metrics", "cnn", names_data=False))
     assert len(read) == 1
+    # The table shows the seconds as they were measured, to a tenth.
+    seconds = json.loads((run.path / "evaluations.jsonl").read_text())["seconds"]
+    assert re.search(rf"\bseconds\W+{seconds}\s", out)
 
 
 def test_data_without_test_images_name_the_flag_that_gives_others(fedgs, tmp_path):

@@ -30,6 +30,7 @@ from fedgs.round import local
 from fedgs.round.preparation import Load, fitted_to_data, free_output, planned_run
 from fedgs.round.run import RunStopped, stop_on_signal
 from fedgs.runs import publication
+from fedgs.runs.data_card import LABEL
 from fedgs.runs.other_runs import OtherRun, open_other
 from fedgs.runs.run_folder import RunFolder
 from fedgs.runs.sample import draw_samples
@@ -264,7 +265,7 @@ def publish(path: Path, output: Path, count: int) -> None:
     """
     label = privacy_label(path)
     publication.publish(RunFolder.open(path), output, label, count)
-    say(f"Published in {output}. Guarantee: {label['guarantee']}.")
+    say(f"Published in {output}. The guarantee and its conditions: {output / LABEL}")
 
 
 def sample(asked: SampleRequest) -> None:

@@ -184,7 +184,8 @@ def show(request: EvaluationRequest, result: dict[str, Any], as_json: bool) -> N
     for name, value in result.items():
         if is_number(value):
             text = str(value)
-            if isinstance(value, float):
+            # Seconds are rounded already; further digits would be none of the clock's.
+            if isinstance(value, float) and name != "seconds":
                 text = f"{value:.4f}"
             rows.append([name, text])
         elif value is None:

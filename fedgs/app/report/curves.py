@@ -78,7 +78,7 @@ def _epsilon(runs: Sequence[RunFacts]) -> Curve:
         f"{against}. Repeated rounds count again."
     )
     note = " ".join(notes)
-    return Curve("Privacy spent", "epsilon", lines, text, note=note)
+    return Curve("Privacy spent", "epsilon", lines, text, note=note, shown=upper)
 
 
 def _signal(runs: Sequence[RunFacts]) -> list[Curve]:

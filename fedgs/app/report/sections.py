@@ -137,7 +137,11 @@ def _trained(facts: RunFacts) -> dict[str, str]:
         done = f"{done}, {facts.repeats} repeated"
     if not facts.is_finished:
         done = f"{done} · not finished"
-    clients = f"{config.num_clients} on {config.num_nodes} nodes"
+    if config.num_nodes == 1:
+        nodes = "1 node"
+    else:
+        nodes = f"{config.num_nodes} nodes"
+    clients = f"{config.num_clients} on {nodes}"
     about = {"clients": f"{clients}, {config.clients_per_round} in a round"}
     if baseline is not None:
         data = f"{baseline.num_records} images of {config.num_clients} clients"

@@ -118,6 +118,9 @@ def _shown(config: ResolvedConfig, name: str, value: Any) -> str:
         return Path(str(value)).name
     if name in ("data", "public_data"):
         return shown_data(str(value))
+    # As --set reads them.
+    if name == "phases":
+        return written(value)
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)

@@ -2,7 +2,7 @@
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +31,6 @@ class Line:
     place: int
     points: Points
 
-    @property
-    def label(self) -> str:
-        """The name with the last value."""
-        return f"{self.name}: {number(self.points[-1][1])}"
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -47,6 +42,7 @@ class Curve:
         lines: each with a point; none, and the page has the note alone.
         text: how to read it.
         note: what is left out, and why; "" for nothing.
+        shown: writes a value of y in words.
     """
 
     title: str
@@ -54,18 +50,26 @@ class Curve:
     lines: Sequence[Line]
     text: str
     note: str = ""
+    shown: Callable[[float], str] = number
+
+    @property
+    def labels(self) -> list[str]:
+        """The name of each line with its last value, for the legend."""
+        found: list[str] = []
+        for line in self.lines:
+            _, last = line.points[-1]
+            found.append(f"{line.name}: {self.shown(last)}")
+        return found
 
     @property
     def description(self) -> str:
         """The text alternative of the drawing."""
-        parts = []
+        parts: list[str] = []
         for line in self.lines:
-            first_round, first = line.points[0]
-            last_round, last = line.points[-1]
-            parts.append(
-                f"{line.name}: {number(first)} at round {first_round:g}, "
-                f"{number(last)} at round {last_round:g}"
-            )
+            # The first and the last point; a line of one round has one.
+            ends = dict.fromkeys((line.points[0], line.points[-1]))
+            values = [f"{self.shown(y)} at round {x:g}" for x, y in ends]
+            parts.append(f"{line.name}: {', '.join(values)}")
         return f"{self.title}. {'; '.join(parts)}."
 
 
@@ -89,7 +93,7 @@ def draw(curve: Curve) -> bytes:
         "axes.spines.top": False,
         "axes.spines.right": False,
     }
-    labels = [textwrap.fill(line.label, WIDEST_NAME) for line in curve.lines]
+    labels = [textwrap.fill(label, WIDEST_NAME) for label in curve.labels]
     num_lines = sum(1 + label.count("\n") for label in labels)
     height = HEIGHT + LEGEND * num_lines
     with matplotlib.rc_context(style):
