@@ -27,10 +27,26 @@ _MOST_SAMPLES = 10_000_000  # of one drawing: their labels are held in memory
 
 
 def check_draws_images(folder: RunFolder) -> None:
+    """Refuses runs that were made for something else than images.
+
+    Raises:
+        UserError: it is the run of a selection of clients, or of `fedgs debug`.
+    """
+    check_trains_generator(folder)
+    # It has a generator, as every run, but of one release for a comparison: noise.
+    if folder.config.compares_groups:
+        raise UserError(
+            f"{folder.path}: a run of `fedgs debug` compares groups of clients, and "
+            "its generator draws no images that are of use; give the folder of a "
+            "`fedgs train` (`fedgs report` shows what was compared)"
+        )
+
+
+def check_trains_generator(folder: RunFolder) -> None:
     """Refuses the run of a selection of clients, which trains a classifier alone.
 
     Raises:
-        UserError: it draws no images.
+        UserError: it is such a run.
     """
     if folder.config.method in (COHORT_CLASSIFIER, COHORT_COUNTS):
         raise UserError(
@@ -46,7 +62,7 @@ def load_generator(folder: RunFolder) -> nn.Module:
     Privacy: post-processing of DP output.
 
     Raises:
-        UserError: the run has no generator yet, or trains none, or its ledger is
+        UserError: the run has no generator yet, or none for images, or its ledger is
             missing or altered.
     """
     check_draws_images(folder)

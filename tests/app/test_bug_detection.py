@@ -17,7 +17,11 @@ from fedgs.app.commands import train
 from fedgs.app.debug import power, verdict
 from fedgs.app.debug.debug_request import OF_DEBUG
 from fedgs.app.python import debug as debug_from_python
+from fedgs.app.report.page import read_page, render
+from fedgs.app.report.run import read_run
+from fedgs.app.report.settings_tables import train_command
 from fedgs.cohorts.cohort_file import BY_THE_USER, Cohort, selection_costs, write_cohort
+from fedgs.config.method_settings import settings_with
 from fedgs.config.recipes import group_means
 from fedgs.config.run_config import ResolvedConfig
 from fedgs.data import sources
@@ -278,6 +282,54 @@ def test_data_are_read_once_and_their_bug_is_planted_once(
     ((folder, data, *_),) = trained
     again = load_data(folder.config)
     assert (data.images == again.images).all()
+
+
+@pytest.mark.parametrize("asked", ["files", "values", "each", "node"])
+def test_the_reports_command_makes_the_same_comparison(
+    debug, fedgs, data, files, own_cohorts, tmp_path, monkeypatch, asked
+):
+    """It is followed to the letter, with the same files in the working directory."""
+    settings: dict[str, object] = {
+        "files": {**files, "bug": "flip", "fraction": 0.4},
+        "values": own_cohorts,
+        "each": {**EACH, "bug": "flip"},
+        "node": {"suspicious": "1", "clients_per_node": 24},
+    }[asked]
+    printed(debug(**settings))
+    facts = read_run(tmp_path / "out")
+    words = shlex.split(train_command(facts), comments=True)
+    assert words[:2] == ["fedgs", "debug"]
+    again = tmp_path / "again"
+    again.mkdir()
+    shutil.copy(data.removeprefix("npz:"), again / "FILE")
+    for name in ("healthy", "suspicious"):
+        shutil.copy(files[name], again / f"{name}.txt")
+    shutil.copy(own_cohorts["cohorts"], again / "cohorts.csv")
+    monkeypatch.chdir(again)
+    printed(fedgs(*words[1:]))
+    made = RunFolder.open("out").config.to_flat()
+    expected = facts.config.to_flat()
+    for name in ("data", *settings_with("path"), "output"):
+        assert bool(made.pop(name, None)) == bool(expected.pop(name, None)), name
+    assert made == expected
+    for name in ("cohort.txt", "private/cohorts.csv"):
+        path = tmp_path / "out" / name
+        if path.exists():
+            assert (again / "out" / name).read_text() == path.read_text()
+
+
+def test_a_comparison_is_shown_by_its_mean_pictures_alone(fedgs, done):
+    """A grid of its generator would be of noise, and nobody gets images of it."""
+    page = render(read_page([done]))
+    assert "Mean picture of each class" in page
+    assert "After round 1" not in page
+    words = "a run of `fedgs debug` compares groups of clients"
+    elsewhere = done.parent / "elsewhere"
+    for command in ("sample", "publish"):
+        refused(fedgs(command, done, "-n", 5, "-o", elsewhere), words)
+    own = ("--data", "digits", "--test-fraction", 0.1)
+    refused(fedgs("evaluate", done, *own, "--metrics", "cnn"), words)
+    assert not elsewhere.exists()
 
 
 def test_a_private_selection_is_in_the_epsilon_once(debug, tmp_path):

@@ -198,7 +198,9 @@ def test_a_real_comparison_of_nodes_is_shown(tmp_path):
         assert f"run: {found['suspicious']} against all others" in page
     (planted,) = {content["planted"]["where"]}
     assert f"This was a test: invert was planted in {planted}." in page
-    assert "without the bug that was planted" in page
+    words = ("fedgs debug", "--bug flip", "--fraction 0.5", "--each")
+    assert " ".join(f"<span>{word}</span>" for word in words) in page
+    assert "After round 1, one column per class" not in page  # a grid of noise
     assert page == fresh_page_of(tmp_path / "run")
     assert str(tmp_path) not in page
 

@@ -34,6 +34,7 @@ from fedgs.round.run import new_event
 from fedgs.runs.epsilons import by_round
 from report_folders import make_run
 from tiny import (
+    BY_NODE,
     FULL_PARTICIPATION,
     MOMENTS,
     NUM_CLASSES,
@@ -190,6 +191,23 @@ def test_the_command_of_a_deployed_run_is_one_for_a_deployment(facts, fedgs):
     assert error.startswith("Error: client is unset"), error
     shown = shown_settings(facts)
     assert (shown["data"], shown["test_fraction"]) == (OF_CLIENTS, OF_CLIENTS)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"suspicious": "ward-2"}, {"healthy": "v1", "suspicious": "v2"}],
+)
+def test_the_command_of_a_deployed_comparison_is_one_for_a_deployment(
+    facts, fedgs, asked
+):
+    nodes = {"engine": "flower", "nodes": "ward-1,ward-2,ward-3"}
+    config = tiny_config(**BY_NODE | nodes | asked)
+    facts = dataclasses.replace(facts, config=config)
+    command = train_command(facts)
+    assert command.startswith("fedgs deploy debug --server HOST:PORT --")
+    words = shlex.split(command.replace("HOST:PORT", "localhost:1"), comments=True)
+    _, _, error = fedgs(*words[1:])
+    assert error.startswith("Error: client is unset"), error
 
 
 def test_settings_are_shown_as_set_reads_them(tmp_path):

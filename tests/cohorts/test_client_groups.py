@@ -245,18 +245,18 @@ def test_a_run_folder_keeps_its_own_file_of_cohorts_where_nobody_else_reads_it(
 
 
 @pytest.mark.parametrize("mode", ["nodes", "cohorts"])
-def test_what_is_published_says_of_no_client_where_it_is_and_draws_samples(
-    tmp_path, mode
-):
+def test_a_comparison_draws_no_images_and_none_are_published(tmp_path, mode):
+    """Its generator is of one release, and draws noise."""
     config, data = made(mode, tmp_path, noise_seed=None, engine="local")
     folder = finished(config, data)
     out = tmp_path / "published"
-    publish(folder, out, privacy_label(folder.path), count=3)
-    assert not [*out.rglob("*cohorts*")]
-    settings = (out / "config.json").read_text()
-    assert "v1" not in settings
-    assert "p00" not in settings
-    assert len(draw_samples(RunFolder.open(out), 3).images) == 3
+    label = privacy_label(folder.path)
+    words = "compares groups of clients, .* give the folder of a `fedgs train`"
+    assert_refused(words, publish, folder, out, label, count=3)
+    assert_refused(words, draw_samples, folder, 3)
+    assert not out.exists()
+    (file,) = sorted((folder.path / "samples").glob("*.png"))
+    assert file.name == "round-0000001.png"
 
 
 def test_a_file_that_says_who_is_in_which_group_says_how_small_the_smallest_is():

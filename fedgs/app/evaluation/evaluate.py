@@ -26,6 +26,7 @@ from fedgs.evaluation import downstream, images, inception, quality
 from fedgs.evaluation.images import LabelledImages, RealImages
 from fedgs.files import without_nan
 from fedgs.runs.run_folder import RunFolder
+from fedgs.runs.sample import check_draws_images
 
 NEEDED = {  # package: the metrics that need it
     "torchmetrics": {"images"},
@@ -182,6 +183,7 @@ def _load(
         _check_shape(request, config)
     elif _is_run(request):
         folder = RunFolder.open(path)
+        check_draws_images(folder)
         config = reading_of(folder.config, request.data)
         _check_shape(request, config)
         _check_held_out(request, folder.config)

@@ -23,7 +23,7 @@ from fedgs.runs import epsilons
 from fedgs.runs.epsilons import spread
 from fedgs.runs.other_runs import OtherRun, open_other
 from fedgs.runs.run_folder import RunFolder, versions_of
-from fedgs.runs.sample import check_draws_images
+from fedgs.runs.sample import check_trains_generator
 
 MOST_GRIDS = 5
 GRID_PADDING = 2  # pixels around each image, of fedgs.runs.sample_files.save_images
@@ -133,7 +133,7 @@ def read_run(path: Path) -> RunFacts:
             selection, which has none.
     """
     folder = RunFolder.open(path)
-    check_draws_images(folder)
+    check_trains_generator(folder)
     # A baseline has no ledger of rounds: it accounts for its steps itself.
     if folder.is_baseline:
         baseline = open_other(folder.path)

@@ -100,11 +100,16 @@ def _card_of_run(facts: RunFacts) -> Card:
         texts.append(f"{to_outsiders(label).capitalize()}.")
         about = _guaranteed(facts)
     about |= _trained(facts)
-    picture = picture_of(facts, facts.grids[-1], "After")
+    pictures: list[Picture] = []
+    # What a comparison is about are its mean pictures, which stand above: its generator
+    # draws noise.
+    is_shown_above = facts.config.compares_groups and facts.diagnosis is not None
+    if not is_shown_above:
+        pictures.append(picture_of(facts, facts.grids[-1], "After"))
     return Card(
         facts.name,
         answer,
-        pictures=[picture],
+        pictures=pictures,
         texts=texts,
         facts=about,
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedgs.app.debug.debug_request import BUGS, OF_DEBUG
 from fedgs.app.flags import MOST_USED
 from fedgs.app.report.run import RunFacts
 from fedgs.app.tables import Table
@@ -156,6 +157,9 @@ def _changed(facts: RunFacts) -> dict[str, Any]:
 
 def _recipe_name(config: ResolvedConfig) -> str:
     """Returns the recipe that a run's command starts from."""
+    # `fedgs debug` starts from no other.
+    if config.compares_groups:
+        return config.method
     if config.recipe:
         return config.recipe
     # A program may have made the settings itself.
@@ -177,6 +181,9 @@ def train_command(facts: RunFacts) -> str:
     if facts.baseline is not None:
         words = [*facts.baseline.command()]
         with_flags = known
+    elif config.compares_groups:
+        words = _words_of_debug(config, changed)
+        with_flags |= {*OF_DEBUG}
     elif config.nodes is None:
         words = ["fedgs", "train", "--recipe", _recipe_name(config)]
         if not {"test_fraction", "test_owners"} & changed.keys():
@@ -184,6 +191,7 @@ def train_command(facts: RunFacts) -> str:
     else:
         words = ["fedgs", "deploy", "submit", "--server", "HOST:PORT"]
         words += ["--recipe", _recipe_name(config)]
+    if config.nodes is not None:
         # What the clients' keys and their own commands decide.
         for name in ("nodes", "engine", *settings_with("of_client")):
             changed.pop(name, None)
@@ -202,11 +210,46 @@ def train_command(facts: RunFacts) -> str:
     if own:
         lines = ", ".join(own)
         command += f"  # in a TOML file: [{config.method!r}] {lines}"
-    if config.corruption != "none":
+    if config.corruption != "none" and "--bug" not in words:
         command += f"  # without the bug that was planted, {config.corruption}"
     if config.nodes is not None:
         command += "  # with --ca, and with a --client for each node"
+    elif config.compares_groups and config.cohort is not None:
+        command += "  # with your own two files of client names"
     return command
+
+
+def _words_of_debug(config: ResolvedConfig, changed: dict[str, Any]) -> list[str]:
+    """Returns the command of a comparison of groups: who is compared, and the bug.
+
+    Args:
+        config: the run's settings.
+        changed: those that the command will give. Those that `fedgs debug` decides by
+            itself are taken out.
+    """
+    own: Any = config.at_phase(0)
+    healthy = changed.pop("healthy", None)
+    suspicious = changed.pop("suspicious", None)
+    if config.nodes is not None:
+        words = ["fedgs", "deploy", "debug", "--server", "HOST:PORT"]
+    else:
+        words = ["fedgs", "debug"]
+        if config.corruption != "none":
+            (bug,) = (name for name in BUGS if BUGS[name] == config.corruption)
+            fraction = str(config.corruption_fraction)
+            words += ["--bug", bug, "--fraction", fraction]
+    if suspicious is None:
+        return [*words, "--each"]
+    if config.cohort is not None and config.nodes is None:
+        # Two files of names, whose clients the command has dealt to groups of one size.
+        for name in ("cohort", "cohorts", "num_clients"):
+            changed.pop(name, None)
+        changed["clients_per_group"] = config.num_clients // (2 * own.groups)
+        healthy = "healthy.txt"
+        suspicious = "suspicious.txt"
+    if healthy is not None:
+        words += ["--healthy", healthy]
+    return [*words, "--suspicious", suspicious]
 
 
 def _assignment(name: str, value: Any) -> str:
