@@ -25,6 +25,7 @@ from fedgs.app.commands import train as running
 from fedgs.app.flags import MOST_USED
 from fedgs.config.method_settings import settings_of
 from fedgs.config.recipes import FITTED, configure, recipe
+from fedgs.config.run_config import RunConfig
 from fedgs.files import write_json
 from fedgs.privacy.gaussian import epsilon_from_mu
 from fedgs.privacy.ledger import Ledger
@@ -392,6 +393,17 @@ def test_the_plan_of_the_default_is_fitted_as_its_run_is(
     if not more:
         said = {f"{text}, of which {num_rounds} release embeddings" for text in said}
     assert said <= {*rows[0]["conditions"]}
+
+
+def test_the_demo_is_the_run_that_its_help_says_it_is(fedgs, monkeypatch):
+    made: list[RunConfig] = []
+    monkeypatch.setattr(running, "train", lambda config, *others: made.append(config))
+    assert fedgs("demo", "--output", "runs/demo")[0] == 0
+    twin = ("--recipe", "demo", "--engine", "flower", "--output", "runs/demo")
+    assert fedgs("train", *twin)[0] == 0
+    demo, same = made
+    assert demo == same
+    assert demo.test_fraction > 0
 
 
 OTHER_PLATFORM = {"noise_std": 4.8e-5, "clip_bound": 1, "num_rounds": 100}
