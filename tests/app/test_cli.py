@@ -393,6 +393,10 @@ def test_the_plan_of_the_default_is_fitted_as_its_run_is(
     if not more:
         said = {f"{text}, of which {num_rounds} release embeddings" for text in said}
     assert said <= {*rows[0]["conditions"]}
+    shown = printed(fedgs("privacy", "plan", *given, *more))
+    # Sums alone: not what the server of such a run sees.
+    assert len(re.findall(r"secagg\W.*\bhypothetical\b.*\ba\b", shown)) == 2
+    assert not re.search(r"(release|server)\W.*\bhypothetical\b.*\ba\b", shown)
 
 
 def test_the_demo_is_the_run_that_its_help_says_it_is(fedgs, monkeypatch):
