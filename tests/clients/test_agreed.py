@@ -238,7 +238,7 @@ def test_an_older_deployed_run_with_amplification_gets_none():
     run = Run(config, (new_event(config, 1, (0,), 1),))
     found = statements_of_runs([run], 1e-5)
     assert not any(row.theorem.startswith("amplification") for row in found)
-    assert any("refused: in a deployment" in text for text in found[0].conditions)
+    assert any("sampling: in a deployment" in text for text in found[0].conditions)
 
 
 # ------------------------------------------------------------------ without limits

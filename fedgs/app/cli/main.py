@@ -39,7 +39,6 @@ from fedgs.app.flags import (
 )
 from fedgs.app.tables import folded
 from fedgs.cohorts.selection_settings import Selection
-from fedgs.config.method_settings import settings_of
 from fedgs.config.plugins import GROUP_MEANS
 from fedgs.config.recipes import (
     DEFAULT,
@@ -73,9 +72,6 @@ app.add_typer(deploy_flags.app, name="deploy")
 OF_TRAIN = defaults_of(DEFAULT) | {"test_fraction": HELD_OUT}
 # How images are read follows from the run, or from what is evaluated.
 OF_EVALUATION = dict.fromkeys((*READING, *SHAPE))
-# How a source is read that is given as an argument.
-OF_SOURCE = tuple(spec.name for spec in settings_of("Data") if spec.name != "data")
-INSPECTED = (*OF_SOURCE, "num_clients", "seed")
 # Of a selection of clients, beside how its data are read.
 SELECTING = ("output", "engine", "seed", "num_clients", "num_workers")
 FORMAT_WARNING = warnings.formatwarning  # Python's own, before `main` replaces it
@@ -312,7 +308,7 @@ def report(
 
 
 @data_app.command("inspect")
-@settings_flags(*INSPECTED, has_set=True)
+@settings_flags("Data", "num_clients", "seed", has_set=True)
 def inspect_data(
     source: Annotated[
         str,
@@ -331,7 +327,7 @@ def inspect_data(
 
     Example: fedgs data inspect npz:mine.npz
     """
-    # `--set` may give it all the same.
+    # --data is among the flags of reading, but here the argument is the source.
     reject(
         {"data": settings.pop("data", None)}, "SOURCE names the data already; leave out"
     )
