@@ -103,8 +103,7 @@ def privacy_label(path: Path, typed: str = "") -> dict[str, Any]:
         epsilon = first.epsilon
         guarantee = [LABEL_HOLDS, *_caveats(first)]
         if not folder.is_finished:
-            is_released = folder.last_round >= config.num_rounds
-            guarantee.append(ALL_RELEASED if is_released else UNFINISHED)
+            guarantee.append(_of_unfinished(folder))
     side = config.image_size
     public = [
         f"{config.num_clients} clients, {config.num_classes} classes",
@@ -154,6 +153,13 @@ def _claims(
     if config.node_names:
         trust = _TRUST_IN_NODES
     return list(best.values()), events, method, trust
+
+
+def _of_unfinished(folder: RunFolder) -> str:
+    """Returns whether a run that is not finished will release more, in words."""
+    if folder.last_round >= folder.config.num_rounds:
+        return ALL_RELEASED
+    return UNFINISHED
 
 
 def _releases(events: Sequence[Mapping[str, Any]]) -> list[str]:

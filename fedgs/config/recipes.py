@@ -224,14 +224,14 @@ def is_fitted(config: RunConfig) -> bool:
     return config.recipe == DEFAULT and isinstance(config, MomentSettings)
 
 
-def moments_for(config: RunConfig, keeps_phases: bool = False) -> dict[str, Any]:
+def moments_for(config: RunConfig, chosen: Collection[str] = ()) -> dict[str, Any]:
     """Returns the settings of the moments, and features or not, that a budget pays for.
 
     Privacy: public. It depends on clients, nodes and noise, and on no image.
 
     Args:
         config: resolved, so with noise.
-        keeps_phases: whether somebody has chosen the phases.
+        chosen: names of settings that stay, because somebody has chosen them.
 
     Raises:
         UserError: the budget pays for no features, and somebody chose their network.
@@ -246,6 +246,7 @@ def moments_for(config: RunConfig, keeps_phases: bool = False) -> dict[str, Any]
     found: dict[str, Any] = {}
     if axes:
         found["latent_dim"] = axes
+    keeps_phases = "phases" in chosen
     last = [phase for phase in config.phases if phase.method in OF_TRUNKS]
     if last and signal < LEAST_FOR_FEATURES and not keeps_phases:
         refuse_features(config)
@@ -257,23 +258,7 @@ def moments_for(config: RunConfig, keeps_phases: bool = False) -> dict[str, Any]
         phases = (*moments_parts().phases, *last)
         found |= {"num_rounds": len(phases), "phases": phases}
     # As many coordinates with every number of channels.
-    size = max(2, round(side / (config.image_channels or 1) ** 0.5))
-    return found | {"moment_size": size}
-
-
-def fitted(config: RunConfig, chosen: Collection[str]) -> dict[str, Any]:
-    """Returns the settings of `moments_for` that nobody has chosen.
-
-    Privacy: public.
-
-    Args:
-        config: as of `moments_for`.
-        chosen: names of settings that stay.
-
-    Raises:
-        UserError: as of `moments_for`.
-    """
-    found = moments_for(config, keeps_phases="phases" in chosen)
+    found["moment_size"] = max(2, round(side / (config.image_channels or 1) ** 0.5))
     return {name: value for name, value in found.items() if name not in chosen}
 
 

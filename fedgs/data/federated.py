@@ -58,8 +58,8 @@ class FederatedImages:
             such owners are cut into shards; "" where the data name none.
         test_owners: names of the owners of whom no client has an image; a cohort may
             name them.
-        test_owner_records: the records of these owners, 1-D int64; None where no owner
-            is held out whole, empty where the share of them comes to none.
+        holds_out_owners: whether owners are held out whole, although the share of them
+            may come to none.
         held_out_records: all records that are held out of training, whoever has them,
             1-D int64, which may be none; None where the settings hold out nothing.
 
@@ -84,7 +84,7 @@ class FederatedImages:
     client_cohorts: tuple[CohortOfClient | None, ...] = ()
     owners: str = ""
     test_owners: tuple[str, ...] = ()
-    test_owner_records: NDArray[np.int64] | None = None
+    holds_out_owners: bool = False
     held_out_records: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
@@ -95,9 +95,7 @@ class FederatedImages:
             raise ValueError("there must be at least one client")
         # A held-out image that is in training as well would make a score worthless.
         held_out = self.client_test_records
-        if self.test_owner_records is not None:
-            held_out = (*held_out, self.test_owner_records)
-        if self.held_out_records is not None:  # those of the two above among them
+        if self.held_out_records is not None:  # those of clients among them
             held_out = (self.held_out_records,)
         owned = np.concatenate(self.client_records + held_out)
         is_there = (owned >= 0) & (owned < count)

@@ -100,12 +100,9 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
         client_records=all_of_clients,
         names=split.names,
     )
-    of_all = None
+    held_out_records = None
     if config.test_owners or config.test_fraction:
-        of_all = _kept(records, held)
-    of_test_owners = None
-    if config.test_owners:
-        of_test_owners = of_all
+        held_out_records = _kept(records, held)
     return FederatedImages(
         images=images,
         labels=labels,
@@ -116,8 +113,8 @@ def split_records(config: RunConfig, records: Records) -> FederatedImages:
         client_test_records=tuple(tests),
         owners=_what_became_of_owners(records, is_by_client),
         test_owners=split.test_owners,
-        test_owner_records=of_test_owners,
-        held_out_records=of_all,
+        holds_out_owners=bool(config.test_owners),
+        held_out_records=held_out_records,
     )
 
 

@@ -22,7 +22,7 @@ from fedgs.config.amplification_rules import PUBLIC_SELECTION
 from fedgs.config.checks import model_problems
 from fedgs.config.fields import refuse
 from fedgs.config.method_settings import settings_with
-from fedgs.config.recipes import HELD_OUT, OWNERS_HELD_OUT, fitted
+from fedgs.config.recipes import HELD_OUT, OWNERS_HELD_OUT, moments_for
 from fedgs.config.rounds import rounds_alike
 from fedgs.config.run_config import ResolvedConfig, RunConfig
 from fedgs.config.settings import GIVEN
@@ -275,7 +275,7 @@ def fitted_to_data(
     resolved, data = resolve(config, load=load)
     # Over the settings as they were given, not the resolved ones: these have noise for
     # the phases of before, and the noise is calibrated anew for the fitted ones.
-    return dataclasses.replace(config, **fitted(resolved, given)), data
+    return dataclasses.replace(config, **moments_for(resolved, given)), data
 
 
 def with_held_out(config: RunConfig, given: Collection[str]) -> RunConfig:
@@ -338,7 +338,7 @@ def _with_test_owners(config: RunConfig, data: FederatedImages) -> RunConfig:
     """Returns the settings with the shares that were held out of the data."""
     if config.test_owners is not None:
         return config
-    if data.test_owner_records is None:
+    if not data.holds_out_owners:
         return dataclasses.replace(config, test_owners=0.0)
     return dataclasses.replace(config, test_owners=OWNERS_HELD_OUT, test_fraction=0.0)
 

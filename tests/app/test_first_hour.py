@@ -260,7 +260,7 @@ def test_what_cannot_be_evaluated_is_said_before_an_epsilon_is_spent():
     data = SimpleNamespace(
         labels=np.arange(4) % 2,
         client_records=(np.array([0, 1]), np.array([2, 3])),
-        test_owner_records=None,
+        holds_out_owners=False,
     )
     for share, held_out, said in (
         (0.0, None, "give --test-owners or"),

@@ -19,8 +19,8 @@ from fedgs.config.plugins import COHORT_CLASSIFIER, COHORT_COUNTS
 from fedgs.config.recipes import (
     configure,
     described,
-    fitted,
     is_fitted,
+    moments_for,
     settings_in,
 )
 from fedgs.config.run_config import ResolvedConfig, RunConfig
@@ -167,7 +167,7 @@ def _fitted(config: RunConfig, chosen: Mapping[str, Any]) -> RunConfig:
         config: the configuration of the recipe.
         chosen: settings that stay.
     """
-    own = fitted(_resolved(config), chosen)
+    own = moments_for(_resolved(config), chosen)
     return dataclasses.replace(config, **own).validate()
 
 

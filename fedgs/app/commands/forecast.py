@@ -97,8 +97,8 @@ def evaluation_note(config: ResolvedConfig, data: FederatedImages) -> str:
     """Returns what a run can be evaluated on, or what to do so that it can."""
     if problem := _why_without_scores(config, data):
         return f"Evaluation will not be possible, because {problem}. {OUTSIDE}"
-    if data.test_owner_records is not None:
-        return _note_on_owners(data, len(data.test_owner_records))
+    if data.holds_out_owners and data.held_out_records is not None:
+        return _note_on_owners(data, len(data.held_out_records))
     if not config.test_fraction and has_test_split(config):
         return "The run can be evaluated on the data's own test images."
     if not config.test_fraction:

@@ -14,7 +14,7 @@ from fedgs.app.commands.terminal import say
 from fedgs.app.tables import Table
 from fedgs.cohorts.cohort_file import selection_costs
 from fedgs.config.fields import LARGEST_NOISE, SMALLEST_NOISE
-from fedgs.config.recipes import configure, fitted, is_fitted, settings_in
+from fedgs.config.recipes import configure, is_fitted, moments_for, settings_in
 from fedgs.config.rounds import MOST_ROUNDS
 from fedgs.config.run_config import RunConfig
 from fedgs.errors import UserError, reject
@@ -130,7 +130,8 @@ def _fitted(
     if noise is None:
         noise = _noise_for_target(config, plan, colluding)
     known = dataclasses.replace(config, noise_multiplier=noise)
-    return dataclasses.replace(config, **fitted(known, chosen)).validate()
+    own = moments_for(known, chosen)
+    return dataclasses.replace(config, **own).validate()
 
 
 def _calibrated(config: RunConfig, plan: Plan, colluding: int) -> float:

@@ -235,7 +235,9 @@ def _words_of_debug(config: ResolvedConfig, changed: dict[str, Any]) -> list[str
     else:
         words = ["fedgs", "debug"]
         if config.corruption != "none":
-            (bug,) = (name for name in BUGS if BUGS[name] == config.corruption)
+            # Each corruption has one name here.
+            names = {corruption: bug for bug, corruption in BUGS.items()}
+            bug = names[config.corruption]
             fraction = str(config.corruption_fraction)
             words += ["--bug", bug, "--fraction", fraction]
     if suspicious is None:

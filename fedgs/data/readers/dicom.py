@@ -34,9 +34,10 @@ INVERTED = "MONOCHROME1"  # its lowest value is white
 # pydicom makes RGB of what JPEG stores.
 COLOURED = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 WINDOW = ("WindowCenter", "WindowWidth")
+ABOVE_ZERO = math.ulp(0.0)  # the smallest number above 0
 # The smallest width of a window, by the function of the display. By the first one, a
 # width of 1 is a step.
-LEAST_WIDTH = {"LINEAR": 1.0, "LINEAR_EXACT": 5e-324, "SIGMOID": 5e-324}
+LEAST_WIDTH = {"LINEAR": 1.0, "LINEAR_EXACT": ABOVE_ZERO, "SIGMOID": ABOVE_ZERO}
 UNPACK = "unpack the file with `gdcmconv --raw IN OUT`"
 INSTALL_CODEC = "install its codec with `pip install 'pylibjpeg[all]'`"
 # Without them nothing says what the bytes of the pixels mean.
